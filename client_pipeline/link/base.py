@@ -1,0 +1,55 @@
+"""What a control unit needs of the decoder, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from client_pipeline.runtime.micro_batches import StepId
+
+
+class LinkError(RuntimeError):
+    """The decoder refused, closed or was too late; the message says who and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """The decoder's answer to one micro-batch."""
+
+    micro_batch: int
+    tensor: Tensor
+    """Gradient of loss_sum / W_n with respect to the activations, [B, T, D]."""
+    loss_sum: float
+    norm_sq: float | None = None
+    """Squared norm of the decoder's gradient g_n; on the last micro-batch of a step only."""
+
+
+class DecoderLink(Protocol):
+    """One local step: ``begin_step``, m times ``send``, m times ``receive`` in the same order, ``end_step``.
+
+    ``send`` and ``receive`` are called from two threads. No call waits without a bound: each raises
+    :class:`LinkError` at the link's timeout.
+    """
+
+    def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
+        """Announce a step with the batch's total weight W_n."""
+        ...
+
+    def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
+        """Hand over the activations of one micro-batch."""
+        ...
+
+    def receive(self) -> Gradient:
+        """Wait for the gradient of the next micro-batch."""
+        ...
+
+    def end_step(self, scale: float) -> None:
+        """Close the step with the clipping factor c; the decoder steps when all clusters have closed it."""
+        ...
+
+    def close(self) -> None:
+        """End the round in good order."""
+        ...

@@ -1,0 +1,141 @@
+"""The three parts of a split Transformer.
+
+Shape legend, here and in the adapters: B examples of a micro-batch, T source positions, U target
+positions, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from client_pipeline.partition.spec import ModelSpec
+
+IGNORED_LABEL = -100
+"""Label of a position that has no loss (padding, sub-words that carry no tag)."""
+
+Batch = dict[str, Tensor]
+"""``input_ids`` [B, T] int64, ``attention_mask`` [B, T] bool (True: a real token), ``labels`` [B] or
+[B, U] int64 with :data:`IGNORED_LABEL` where there is no loss, and what else the embedding takes."""
+
+MaskForm = Tensor | None
+"""The form of the padding mask that a family's blocks take; None where nothing is masked."""
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """A model cut where CollaPipe cuts it.
+
+    Parameters are named ``embedding.*``, ``blocks.<i>.*`` and ``head.*``; each appears once, tied ones too.
+    """
+
+    spec: ModelSpec
+    embedding: nn.Module
+    """On the control unit: ``embedding(batch) -> x_BTD``."""
+    blocks: nn.ModuleList
+    """The L TEBs: ``block(x_BTD, mask_form) -> x_BTD``."""
+    head: nn.Module
+    """On the server: ``head(x_BTD, mask_BT, targets) -> sum of the losses`` (a scalar)."""
+    mask_form: Callable[[Tensor, torch.dtype], MaskForm]
+    """Builds what the blocks take from the mask [B, T] that travels."""
+    reference: nn.Module | None = None
+    """The library's own model over the same parameters, where there is one."""
+
+    def named_parameters(self, head: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every trainable floating-point parameter under its global name, tied ones once."""
+        seen: set[int] = set()
+        parts = [("embedding", self.embedding), ("blocks", self.blocks)]
+        for prefix, part in [*parts, ("head", self.head)] if head else parts:
+            for name, parameter in part.named_parameters(prefix=prefix):
+                if id(parameter) not in seen and parameter.requires_grad:
+                    seen.add(id(parameter))
+                    yield name, parameter
+
+    def weights(self, head: bool = True) -> dict[str, Tensor]:
+        """Detached copies of the parameters by global name."""
+        return {name: p.detach().clone() for name, p in self.named_parameters(head)}
+
+    def load(self, weights: Mapping[str, Tensor], head: bool = True) -> None:
+        """Copy ``weights`` in place; see :func:`load_parameters`."""
+        load_parameters(dict(self.named_parameters(head)), weights, "model")
+
+    def encode(self, batch: Batch) -> Tensor:
+        """Run embedding and TEBs in one process, [B, T, D]."""
+        x_BTD = self.embedding(batch)
+        mask = self.mask_form(batch["attention_mask"], x_BTD.dtype)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, mask)
+        return x_BTD
+
+    def loss_sum(self, batch: Batch) -> Tensor:
+        """Sum of the losses over the batch's targets; divide by :func:`target_weight` for the mean."""
+        return self.head(self.encode(batch), batch["attention_mask"], targets(batch))
+
+
+def targets(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the server needs of a batch to compute the loss."""
+    return {"labels": batch["labels"]}
+
+
+def target_weight(target: Mapping[str, Tensor]) -> int:
+    """Number of positions (or samples) that carry a loss: the weight of a micro-batch."""
+    return int((target["labels"] != IGNORED_LABEL).sum())
+
+
+def load_parameters(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor], owner: str) -> None:
+    """Copy ``weights`` into ``parameters``, cast to the receiver's dtype.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is missing, unknown or of another shape; the message names it.
+    """
+    missing = sorted(parameters.keys() - weights.keys())
+    unknown = sorted(weights.keys() - parameters.keys())
+    if missing or unknown:
+        raise ValueError(
+            f"weights of the {owner} do not fit: missing {missing[:3]}, unknown {unknown[:3]} "
+            f"({len(missing)} missing, {len(unknown)} unknown); load weights of the same architecture"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            value = weights[name]
+            if value.shape != parameter.shape:
+                raise ValueError(
+                    f"weights of the {owner}: {name} has shape {list(value.shape)}, expected "
+                    f"{list(parameter.shape)}; load weights of the same architecture"
+                )
+            parameter.copy_(value)
+
+
+def block_weights(weights: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    """Slice one TEB's tensors out of global weights, under its own names."""
+    prefix = f"blocks.{index}."
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def part_weights(weights: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """Slice the tensors of ``embedding`` or ``head`` out of global weights, under the part's own names."""
+    prefix = f"{part}."
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def join_weights(
+    embedding: Mapping[str, Tensor],
+    blocks: Mapping[int, Mapping[str, Tensor]],
+    head: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Join slices into global weights: the inverse of :func:`block_weights` and :func:`part_weights`."""
+    joined = {f"embedding.{name}": value for name, value in embedding.items()}
+    for index in sorted(blocks):
+        joined.update({f"blocks.{index}.{name}": value for name, value in blocks[index].items()})
+    joined.update({f"head.{name}": value for name, value in (head or {}).items()})
+    return joined
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters of one part under the part's own names, tied ones once."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}

@@ -1,0 +1,92 @@
+"""Training the decoder or head on activations: on the server for all clusters, or on a CU for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from client_pipeline.runtime.micro_batches import StepId
+from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """One cluster's share of a decoder step, Eq. (7)."""
+
+    cluster: int
+    weight: float
+    """W_n: target tokens or samples of the cluster's batch."""
+    scale: float = 1.0
+    """c of the cluster's gradient clipping."""
+
+
+class HeadTrainer:
+    """Computes activation gradients and collects each cluster's decoder gradient g_n = grad(loss_sum) / W_n.
+
+    Not thread-safe: callers hold one lock around it (dropout seeds torch's default generator).
+    """
+
+    def __init__(self, head: nn.Module, optimizer: OptimizerConfig, unit: int) -> None:
+        self.head = head.train()
+        self.unit = unit
+        """Index after the last TEB: the head's place in the dropout seeds."""
+        self.parameters = {name: p for name, p in head.named_parameters() if p.requires_grad}
+        self.optimizer = PartOptimizer(self.parameters, optimizer)
+        self._collected: dict[int, list[Tensor]] = {}
+
+    def gradient(
+        self,
+        step: StepId,
+        micro_batch: int,
+        hidden_BTD: Tensor,
+        mask_BT: Tensor,
+        targets: Mapping[str, Tensor],
+        total_weight: float,
+    ) -> tuple[Tensor, float]:
+        """Forward and backward of one micro-batch.
+
+        Returns
+        -------
+        Gradient of loss_sum / W_n with respect to the activations [B, T, D], and loss_sum.
+        """
+        hidden = hidden_BTD.detach().requires_grad_()
+        step.seed_dropout(self.unit, micro_batch)
+        loss_sum = self.head(hidden, mask_BT, dict(targets))
+        parameters = list(self.parameters.values())
+        grads = torch.autograd.grad(loss_sum / total_weight, [hidden, *parameters], allow_unused=True)
+        mine = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads[1:], strict=True)]
+        if step.cluster in self._collected:
+            torch._foreach_add_(self._collected[step.cluster], mine)
+        else:
+            self._collected[step.cluster] = mine
+        activation_gradient = torch.zeros_like(hidden) if grads[0] is None else grads[0]
+        return activation_gradient, float(loss_sum.detach())
+
+    def gradient_norm_sq(self, cluster: int) -> float:
+        """Squared norm of what was collected of one cluster."""
+        grads = self._collected.get(cluster, [])
+        return float(torch.stack([g.norm() for g in grads]).square().sum()) if grads else 0.0
+
+    def discard(self, cluster: int) -> None:
+        """Forget what was collected of one cluster (its step did not complete)."""
+        self._collected.pop(cluster, None)
+
+    def apply(self, contributions: Iterable[Contribution], step: int) -> None:
+        """Take one optimizer step with sum(W_n c_n g_n) / sum(W_n), Eq. (7), summed in cluster order.
+
+        The fixed order makes runs repeat bit for bit, whoever came first.
+        """
+        ordered = sorted(contributions, key=lambda c: c.cluster)
+        total = sum(c.weight for c in ordered)
+        if total <= 0:
+            raise ValueError("a decoder step needs at least one contribution with a positive weight")
+        for parameter in self.parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        grads = [p.grad for p in self.parameters.values()]
+        for c in ordered:
+            if c.cluster in self._collected:
+                torch._foreach_add_(grads, self._collected.pop(c.cluster), alpha=c.weight * c.scale / total)
+        self.optimizer.apply(step)

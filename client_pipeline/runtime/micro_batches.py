@@ -1,0 +1,62 @@
+"""Cutting a batch into micro-batches, and the seeds that make dropout independent of who computes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+EMBEDDING_UNIT = -1
+"""Stands for the embedding where a TEB's index is asked for; the head is unit L."""
+
+
+def micro_batch_sizes(batch_size: int, num_micro_batches: int) -> list[int]:
+    """Sizes of m micro-batches of b examples: as equal as possible, larger ones first.
+
+    >>> micro_batch_sizes(7, 3)
+    [3, 2, 2]
+
+    Raises
+    ------
+    ValueError
+        If m < 1 or m > b.
+    """
+    if not 1 <= num_micro_batches <= batch_size:
+        raise ValueError(
+            f"m = {num_micro_batches} micro-batches do not fit a batch of b = {batch_size} examples; "
+            f"expected 1 <= m <= {batch_size}: change the plan's m or batch-size"
+        )
+    size, larger = divmod(batch_size, num_micro_batches)
+    return [size + 1] * larger + [size] * (num_micro_batches - larger)
+
+
+def split_batch(batch: Mapping[str, Tensor], num_micro_batches: int) -> list[dict[str, Tensor]]:
+    """Cut every tensor of a batch along its first dimension."""
+    sizes = micro_batch_sizes(len(batch["input_ids"]), num_micro_batches)
+    pieces = {name: tensor.split(sizes) for name, tensor in batch.items()}
+    return [{name: pieces[name][i] for name in batch} for i in range(num_micro_batches)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepId:
+    """Names one local step of one cluster; dropout seeds derive from it."""
+
+    seed: int
+    """Seed of the run."""
+    round: int
+    """From 1."""
+    step: int
+    """Local step within the round, from 1."""
+    cluster: int
+
+    def dropout_seed(self, unit: int, micro_batch: int) -> int:
+        """Seed for one unit (embedding, TEB or head) and micro-batch, 63 bit."""
+        text = f"{self.seed}/{self.round}/{self.step}/{self.cluster}/{unit}/{micro_batch}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+    def seed_dropout(self, unit: int, micro_batch: int) -> None:
+        """Seed torch's default generator for one unit and micro-batch."""
+        torch.manual_seed(self.dropout_seed(unit, micro_batch))

@@ -1,0 +1,134 @@
+"""Optimizers whose state stays with its TEB, embedding or decoder, and learning-rate schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SCHEDULES = ("constant", "linear", "cosine", "inverse-sqrt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How every part of the model takes its step. Equal on all clusters and on the server."""
+
+    name: str = "adamw"
+    """``sgd`` or ``adamw``."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    momentum: float = 0.0
+    """SGD only."""
+    weight_decay: float = 0.0
+    """Decoupled for AdamW; matrices only, never biases or norms."""
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-9
+    schedule: str = "constant"
+    """After the warm-up: one of :data:`SCHEDULES`."""
+    warmup_steps: int = 0
+    """Steps of linear growth from 0."""
+    total_steps: int = 0
+    """Steps of the run; ``linear`` and ``cosine`` end there."""
+    clip_norm: float = 0.0
+    """Largest norm of the whole model's gradient; 0: no clipping."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot train."""
+        if self.name not in ("sgd", "adamw"):
+            raise ValueError(f"optimizer.name: expected sgd or adamw, found {self.name!r}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"optimizer.schedule: expected one of {', '.join(SCHEDULES)}, found {self.schedule!r}")
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise ValueError(f"optimizer.lr: expected a number above 0, found {self.lr}")
+        for name in ("momentum", "weight_decay", "warmup_steps", "clip_norm"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(
+                    f"optimizer.{name.replace('_', '-')}: expected at least 0, found {getattr(self, name)}"
+                )
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimizer.{name}: expected a number in [0, 1), found {getattr(self, name)}")
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of global step ``step``, counted from 1: (round - 1) * local-steps + local step."""
+        if step <= self.warmup_steps:
+            return self.lr * step / self.warmup_steps
+        if self.schedule == "inverse-sqrt":
+            return self.lr * math.sqrt(max(self.warmup_steps, 1) / step)
+        left = max(self.total_steps - self.warmup_steps, 1)
+        done = min((step - self.warmup_steps) / left, 1.0)
+        if self.schedule == "linear":
+            return self.lr * (1 - done)
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * done))
+        return self.lr
+
+
+class PartOptimizer:
+    """The optimizer of one part (a TEB, the embedding, the decoder)."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
+        self.parameters = dict(parameters)
+        self.config = config
+        decay = [p for p in self.parameters.values() if p.ndim > 1]
+        plain = [p for p in self.parameters.values() if p.ndim <= 1]
+        groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        groups = [group for group in groups if group["params"]]
+        self._optimizer: torch.optim.Optimizer | None
+        if not groups:
+            self._optimizer = None
+        elif config.name == "sgd":
+            self._optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+        else:
+            self._optimizer = torch.optim.AdamW(
+                groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps
+            )
+
+    def gradient_norm_sq(self) -> float:
+        """Squared norm of the gradients that wait to be applied."""
+        norms = [p.grad.norm() for p in self.parameters.values() if p.grad is not None]
+        return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+    def apply(self, step: int, scale: float = 1.0) -> None:
+        """Take the step with the waiting gradients times ``scale``, then forget them."""
+        if self._optimizer is None:
+            return
+        if scale != 1.0:
+            for parameter in self.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.config.learning_rate(step)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def discard(self) -> None:
+        """Forget waiting gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def state(self) -> dict[str, Any]:
+        """State that moves with the part."""
+        return self._optimizer.state_dict() if self._optimizer is not None else {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a moved part's state."""
+        if self._optimizer is not None and state:
+            self._optimizer.load_state_dict(state)
+
+
+def clip_scale(clip_norm: float, norm_sq: float) -> float:
+    """C = min(1, clip / norm); 1 without clipping."""
+    if clip_norm <= 0:
+        return 1.0
+    return min(1.0, clip_norm / max(math.sqrt(norm_sq), 1e-12))
+
+
+def gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Copies of the waiting gradients; zeros where a parameter has none."""
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for name, p in parameters.items()}

@@ -1,0 +1,1 @@
+"""Devices and networks: scenario files, read in natural units and held in SI."""

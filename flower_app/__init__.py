@@ -1,0 +1,1 @@
+"""Composition: configuration, Flower client and server apps, tasks, command line."""

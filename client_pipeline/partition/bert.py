@@ -73,6 +73,11 @@ def num_blocks(spec: ModelSpec) -> int:
     return int(_config(spec).num_hidden_layers)
 
 
+def width(spec: ModelSpec) -> int:
+    """D."""
+    return int(_config(spec).hidden_size)
+
+
 def build_embedding(spec: ModelSpec) -> nn.Module:
     """Build the embeddings with fresh weights."""
     from transformers.models.bert.modeling_bert import BertEmbeddings

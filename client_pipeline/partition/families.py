@@ -18,7 +18,7 @@ _MODULES = {
 
 
 class Adapter(Protocol):
-    """What a family's module provides. A new family is one module with these five functions."""
+    """What a family's module provides. A new family is one module with these functions."""
 
     def build_parts(self, spec: ModelSpec) -> ModelParts:
         """Build the whole model with fresh weights, drawn from torch's global generator."""
@@ -42,6 +42,10 @@ class Adapter(Protocol):
 
     def num_blocks(self, spec: ModelSpec) -> int:
         """Return L, the number of TEBs."""
+        ...
+
+    def width(self, spec: ModelSpec) -> int:
+        """Return D, the model width."""
         ...
 
 

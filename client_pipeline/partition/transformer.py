@@ -268,6 +268,11 @@ def num_blocks(spec: ModelSpec) -> int:
     return _config(spec).encoder_layers
 
 
+def width(spec: ModelSpec) -> int:
+    """D."""
+    return _config(spec).width
+
+
 def build_embedding(spec: ModelSpec) -> nn.Module:
     """Build the source embedding."""
     return SourceEmbedding(_config(spec))

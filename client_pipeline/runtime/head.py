@@ -26,7 +26,7 @@ class Contribution:
 class HeadTrainer:
     """Computes activation gradients and collects each cluster's decoder gradient g_n = grad(loss_sum) / W_n.
 
-    Not thread-safe: callers hold one lock around it (dropout seeds torch's default generator).
+    Not thread-safe: callers hold one lock around it.
     """
 
     def __init__(self, head: nn.Module, optimizer: OptimizerConfig, unit: int) -> None:
@@ -53,8 +53,8 @@ class HeadTrainer:
         Gradient of loss_sum / W_n with respect to the activations [B, T, D], and loss_sum.
         """
         hidden = hidden_BTD.detach().requires_grad_()
-        step.seed_dropout(self.unit, micro_batch)
-        loss_sum = self.head(hidden, mask_BT, dict(targets))
+        with step.dropout(self.unit, micro_batch):
+            loss_sum = self.head(hidden, mask_BT, dict(targets))
         parameters = list(self.parameters.values())
         grads = torch.autograd.grad(loss_sum / total_weight, [hidden, *parameters], allow_unused=True)
         mine = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads[1:], strict=True)]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+_GENERATOR_LOCK = threading.Lock()
 
 EMBEDDING_UNIT = -1
 """Stands for the embedding where a TEB's index is asked for; the head is unit L."""
@@ -57,6 +61,12 @@ class StepId:
         text = f"{self.seed}/{self.round}/{self.step}/{self.cluster}/{unit}/{micro_batch}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
-    def seed_dropout(self, unit: int, micro_batch: int) -> None:
-        """Seed torch's default generator for one unit and micro-batch."""
-        torch.manual_seed(self.dropout_seed(unit, micro_batch))
+    @contextmanager
+    def dropout(self, unit: int, micro_batch: int) -> Iterator[None]:
+        """Run one unit's forward pass of one micro-batch with torch's default generator seeded for it.
+
+        The generator belongs to the process, so units that run in several threads take turns here.
+        """
+        with _GENERATOR_LOCK:
+            torch.default_generator.manual_seed(self.dropout_seed(unit, micro_batch))
+            yield

@@ -1,0 +1,220 @@
+"""Frames of the decoder stream: one safetensors blob each, tensors beside a small JSON header.
+
+A frame describes its own dtypes and shapes, so the sequence length may change from batch to batch. Nothing in
+it is ever unpickled, and whatever is malformed is refused with a reason.
+
+Up, from a CU::
+
+    hello        version, token, round, cluster
+    micro_batch  round, step, micro_batch, num_micro_batches, weight, seed,   hidden [B,T,D], mask [B,T],
+                 total_weight (first of a step)                               target.<name> [B,...]
+    step_end     round, step, scale
+    bye
+
+Down, from the decoder::
+
+    welcome      version, decoder_sync
+    gradient     round, step, micro_batch, loss_sum, norm_sq (last of a step)   gradient [B,T,D]
+    step_applied round, step
+    goodbye
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from safetensors import SafetensorError, deserialize
+from safetensors.torch import save
+from torch import Tensor
+
+PROTOCOL_VERSION = 1
+DEFAULT_MAX_BYTES = 64 * 2**20
+MAX_HEADER_BYTES = 64 * 2**10
+TARGET_PREFIX = "target."
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_MAX_DIMENSIONS = 8
+_LARGEST_INT = 2**63 - 1
+
+# Header fields of each kind: type and smallest value; a trailing "?" marks what may be left out.
+_FIELDS: dict[str, dict[str, tuple[type, float | None]]] = {
+    "hello": {"version": (int, 0), "token": (str, None), "round": (int, 1), "cluster": (int, 0)},
+    "micro_batch": {
+        "round": (int, 1),
+        "step": (int, 1),
+        "micro_batch": (int, 0),
+        "num_micro_batches": (int, 1),
+        "weight": (float, 0),
+        "seed": (int, None),
+        "total_weight?": (float, 0),
+    },
+    "step_end": {"round": (int, 1), "step": (int, 1), "scale": (float, 0)},
+    "bye": {},
+    "welcome": {"version": (int, 0), "decoder_sync": (str, None)},
+    "gradient": {
+        "round": (int, 1),
+        "step": (int, 1),
+        "micro_batch": (int, 0),
+        "loss_sum": (float, None),
+        "norm_sq?": (float, 0),
+    },
+    "step_applied": {"round": (int, 1), "step": (int, 1)},
+    "goodbye": {},
+}
+_TENSORS = {"micro_batch": ("hidden", "mask"), "gradient": ("gradient",)}
+
+
+class FrameError(ValueError):
+    """A frame is malformed or too large; the message says what was expected and found."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message of the stream."""
+
+    header: dict[str, Any]
+    """``kind`` and the fields of that kind."""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """One of the kinds in the module's table."""
+        return str(self.header["kind"])
+
+    @property
+    def targets(self) -> dict[str, Tensor]:
+        """The tensors named ``target.<name>``, by ``<name>``."""
+        return {k.removeprefix(TARGET_PREFIX): v for k, v in self.tensors.items() if k.startswith(TARGET_PREFIX)}
+
+
+def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> bytes:
+    """Write one frame.
+
+    Raises
+    ------
+    FrameError
+        If the header lacks a field of its kind, has one too many or a value out of range.
+    """
+    tensors = tensors or {}
+    _check_header(header, tensors)
+    # safetensors refuses tensors that share memory, which here is no mistake: each travels by itself.
+    seen: set[int] = set()
+    own = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        own[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
+        seen.add(tensor.untyped_storage().data_ptr())
+    return save(own, metadata={"header": json.dumps(dict(header), allow_nan=False)})
+
+
+def decode(data: bytes | bytearray | memoryview, max_bytes: int = DEFAULT_MAX_BYTES) -> Frame:
+    """Read and check one frame.
+
+    Parameters
+    ----------
+    data : what came over the network
+    max_bytes : largest frame that is accepted [byte]
+
+    Raises
+    ------
+    FrameError
+        If it is too large, no safetensors blob, or its header or tensors are not those of its kind.
+    """
+    if len(data) > max_bytes:
+        raise FrameError(
+            f"a frame has {len(data)} bytes, at most {max_bytes} are accepted; "
+            "raise decoder.max-frame-bytes or use smaller micro-batches"
+        )
+    data = bytes(data)
+    header = _read_header(data)
+    try:
+        tensors = {name: _tensor(name, view) for name, view in deserialize(data)}
+    except SafetensorError as error:
+        raise FrameError(f"a frame is no safetensors blob: {error}") from None
+    _check_header(header, tensors)
+    return Frame(header, tensors)
+
+
+def _read_header(data: bytes) -> dict[str, Any]:
+    """Return the JSON header, which travels as text in the blob's ``__metadata__``."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > len(data) - 8:
+        raise FrameError(f"a frame of {len(data)} bytes is cut short")
+    if size > MAX_HEADER_BYTES:
+        raise FrameError(f"a frame's header has {size} bytes, at most {MAX_HEADER_BYTES} are accepted")
+    try:
+        header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["header"], parse_constant=_refuse_constant)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise FrameError("a frame has no readable JSON header in its safetensors metadata") from None
+    if not isinstance(header, dict):
+        raise FrameError(f"a frame's header: expected a JSON object, found {type(header).__name__}")
+    return header
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+def _tensor(name: str, view: dict[str, Any]) -> Tensor:
+    dtype = _DTYPES.get(view["dtype"])
+    shape = view["shape"]
+    if dtype is None or len(shape) > _MAX_DIMENSIONS:
+        raise FrameError(
+            f"tensor {name!r}: expected one of {', '.join(_DTYPES)} with at most {_MAX_DIMENSIONS} dimensions, "
+            f"found {view['dtype']} with {len(shape)}"
+        )
+    try:
+        if not view["data"]:  # frombuffer takes no empty buffer
+            return torch.empty(shape, dtype=dtype)
+        if dtype is torch.bool and torch.frombuffer(view["data"], dtype=torch.uint8).max() > 1:
+            raise FrameError(f"tensor {name!r}: a bool must be 0 or 1")  # torch's behaviour is undefined for others
+        return torch.frombuffer(view["data"], dtype=dtype).reshape(shape)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise FrameError(f"tensor {name!r} of shape {shape}: {error}") from None
+
+
+def _check_header(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    kind = header.get("kind")
+    if not isinstance(kind, str) or kind not in _FIELDS:
+        raise FrameError(f"kind of a frame: expected one of {', '.join(_FIELDS)}, found {kind!r}")
+    fields = {name.removesuffix("?"): rule for name, rule in _FIELDS[kind].items()}
+    missing = sorted(name for name in _FIELDS[kind] if not name.endswith("?") and name not in header)
+    unknown = sorted(header.keys() - fields.keys() - {"kind"})
+    if missing or unknown:
+        raise FrameError(f"header of a {kind} frame: missing {missing}, unknown {unknown}")
+    for name, (wanted, least) in fields.items():
+        if name in header:
+            _check_value(kind, name, header[name], wanted, least)
+    required = _TENSORS.get(kind, ())
+    has_targets = kind == "micro_batch"
+    names = {name for name in tensors if not (has_targets and name.startswith(TARGET_PREFIX))}
+    if names != set(required) or (has_targets and len(tensors) == len(names)):
+        expected = [*required, *([f"{TARGET_PREFIX}<name>"] if has_targets else [])]
+        raise FrameError(f"tensors of a {kind} frame: expected {expected}, found {sorted(tensors)}")
+
+
+def _check_value(kind: str, name: str, value: Any, wanted: type, least: float | None) -> None:
+    allowed = (int, float) if wanted is float else wanted
+    good = isinstance(value, allowed) and not isinstance(value, bool)
+    if good and isinstance(value, int | float):
+        good = math.isfinite(value) and (least is None or value >= least)
+        good = good and (isinstance(value, float) or abs(value) <= _LARGEST_INT)
+    if not good:
+        bound = "" if least is None else f" of at least {least}"
+        raise FrameError(f"{name} of a {kind} frame: expected a finite {wanted.__name__}{bound}, found {value!r:.40}")

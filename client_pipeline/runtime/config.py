@@ -1,0 +1,40 @@
+"""How the devices of a cluster compute."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+TRANSPORTS = ("gloo", "ray")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """Table ``[runtime]``: the actors of a cluster. Equal on all clusters."""
+
+    threads: int = 1
+    """Torch threads of each device's actor."""
+    server_threads: int = 1
+    """Torch threads of the server's process: the decoder's training and the evaluation."""
+    actor_idle: float = 600.0
+    """An actor without work ends itself after this time [s]."""
+    recompute: bool = False
+    """Compute activations again in the backward pass: less memory, more time."""
+    transport: str = "gloo"
+    """How tensors travel between devices: ``gloo`` point-to-point, or ``ray`` objects where gloo cannot."""
+    timeout: float = 120.0
+    """A step without progress for this time [s] has failed."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        for name in ("threads", "server_threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"runtime.{name.replace('_', '-')}: expected at least 1, found {getattr(self, name)}")
+        for name in ("actor_idle", "timeout"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(
+                    f"runtime.{name.replace('_', '-')}: expected a number of seconds above 0, "
+                    f"found {getattr(self, name)}"
+                )
+        if self.transport not in TRANSPORTS:
+            raise ValueError(f"runtime.transport: expected one of {', '.join(TRANSPORTS)}, found {self.transport!r}")

@@ -1,0 +1,135 @@
+"""The Ray actor that stands for one device: a :class:`Stage`, its place in the cluster's group, and its own end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.stage import Stage, StepOrder, run_actions
+from client_pipeline.runtime.transport import GlooTransport, GroupAddress
+
+MovedBlock = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What a device says of one local step."""
+
+    busy_s: float
+    """Seconds spent computing, waits left out."""
+    norm_sq: float
+    """Squared norm of the gradients of its TEBs."""
+
+
+class Watch:
+    """Ends the process when nobody has called for ``idle_s`` seconds: an actor outlives the message that made it."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._last = time.monotonic()
+        self._idle_s = idle_s
+        self._busy = 0
+        threading.Thread(target=self._run, daemon=True, name="idle-watch").start()
+
+    def __enter__(self) -> Watch:
+        self._busy += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._busy -= 1
+        self._last = time.monotonic()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(min(self._idle_s / 4, 5.0))
+            if not self._busy and time.monotonic() - self._last > self._idle_s:
+                os._exit(0)
+
+
+class Device:
+    """Methods that the control unit calls on one device; each answers before the next begins."""
+
+    def __init__(self, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig) -> None:
+        torch.set_num_threads(runtime.threads)
+        self.stage = Stage(spec, optimizer, recompute=runtime.recompute)
+        self.transport: GlooTransport | None = None
+        self.watch = Watch(runtime.actor_idle)
+
+    def status(self) -> dict[str, Any]:
+        """Process id, and which TEBs are here."""
+        with self.watch:
+            return {"pid": os.getpid(), "blocks": list(self.stage.blocks)}
+
+    def place(self, blocks: list[int], *moved: MovedBlock | None) -> None:
+        """Build TEBs here; ``moved`` brings the weights and optimizer state that each had elsewhere."""
+        with self.watch:
+            for index, brought in zip(blocks, moved, strict=True):
+                self.stage.place(index, *(brought or ()))
+
+    def take(self, index: int) -> MovedBlock:
+        """Give a TEB away."""
+        with self.watch:
+            return self.stage.take(index)
+
+    def load(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Take the round's weights of the TEBs here."""
+        with self.watch:
+            self.stage.load(weights)
+
+    def weights(self) -> dict[int, dict[str, Tensor]]:
+        """Give the trained weights of the TEBs here."""
+        with self.watch:
+            return self.stage.weights()
+
+    def gradients(self) -> dict[int, dict[str, Tensor]]:
+        """Give the gradients that wait to be applied."""
+        with self.watch:
+            return self.stage.gradients()
+
+    def connect(self, address: GroupAddress, rank: int) -> None:
+        """Join a generation of the cluster's group."""
+        with self.watch:
+            self.disconnect()
+            self.transport = GlooTransport(address, rank)
+
+    def disconnect(self) -> None:
+        """Leave the group."""
+        if self.transport is not None:
+            self.transport.close()
+            self.transport = None
+
+    def run(self, order: StepOrder, apply_step: int | None) -> StepReport:
+        """Run the action list of one local step, and take optimizer step ``apply_step`` if it is given."""
+        with self.watch:
+            if self.transport is None:
+                raise RuntimeError("the device is in no group; connect it first")
+            try:
+                busy_s = run_actions(self.stage, self.transport, order)
+            except BaseException:
+                # Neighbours must not wait for the group's timeout.
+                self.stage.discard()
+                self.disconnect()
+                raise
+            norm_sq = self.stage.gradient_norm_sq() if apply_step is None else 0.0
+            if apply_step is not None:
+                self.stage.apply(apply_step, 1.0)
+            return StepReport(busy_s=busy_s, norm_sq=norm_sq)
+
+    def apply(self, step: int, scale: float) -> None:
+        """Take optimizer step ``step`` with the gradients times ``scale``."""
+        with self.watch:
+            self.stage.apply(step, scale)
+
+    def discard(self) -> None:
+        """Forget a step that did not complete."""
+        with self.watch:
+            self.stage.discard()

@@ -1,0 +1,307 @@
+"""The control unit's end of the pipeline: who holds which TEB, and one local step over all devices.
+
+One step, with the control unit as rank 0 of a ring (F: activations, B: gradients)::
+
+    batch -> embedding -F-> device -F-> device -F-> control unit -> decoder
+             embedding <-B- device <-B- device <-B- control unit <- decoder
+
+Three threads follow the three arrows that touch the control unit; the devices follow their action lists.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor, nn
+
+from client_pipeline.link.base import DecoderLink, LinkError
+from client_pipeline.partition.families import adapter
+from client_pipeline.partition.parts import Batch, target_weight, targets
+from client_pipeline.partition.plan import ClusterPlan, Segment
+from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.device import Device, StepReport
+from client_pipeline.runtime.micro_batches import EMBEDDING_UNIT, StepId, split_batch
+from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.stage import StepOrder
+from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, TransportError, open_store
+
+NAMESPACE = "collapipe"
+"""Ray namespace of all actors: a named actor is found by any process of the cluster."""
+
+WATCH_INTERVAL_S = 0.2
+"""How often a running step looks for a dead device."""
+
+
+class PipelineError(RuntimeError):
+    """A local step did not complete; the message names the device and the cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """Result of one local step of a cluster."""
+
+    loss_sum: float
+    weight: int
+    """W_n: targets that carry a loss."""
+    devices: dict[int, StepReport]
+    """By device index."""
+    decoder_norm_sq: float | None
+    """Squared norm of the decoder's gradient, as the decoder said it."""
+
+
+class Pipeline:
+    """The devices of one cluster."""
+
+    def __init__(
+        self, *, name: str, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig, host: str = "127.0.0.1"
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.optimizer = optimizer
+        self.runtime = runtime
+        self.host = host
+        self.width = adapter(spec.family).width(spec)
+        self.segments: list[Segment] = []
+        self.schedule = "gpipe"
+        self.num_micro_batches = 1
+        self.moved_blocks = 0
+        """TEBs that changed owner since the pipeline began, first placements left out."""
+        self._devices: dict[int, Any] = {}
+        self._owner: dict[int, int] = {}
+        self._transport: GlooTransport | None = None
+        self._ring: tuple[int, ...] = ()
+        self._generation = 0
+        self._store = open_store(host, runtime.timeout)
+        self._threads = concurrent.futures.ThreadPoolExecutor(3, thread_name_prefix="pipeline")
+
+    # The plan.
+
+    def apply_plan(self, plan: ClusterPlan) -> None:
+        """Start the devices that the plan needs and move the TEBs that change owner, with their optimizer state."""
+        segments = plan.segments()
+        wanted = {index: segment.device for segment in segments for index in segment.blocks}
+        ring = tuple(segment.device for segment in segments)
+        for device in ring:
+            if device not in self._devices:
+                self._devices[device] = self._start(device)
+        arriving: dict[int, list[tuple[int, Any]]] = {}
+        for index, device in sorted(wanted.items()):
+            owner = self._owner.get(index)
+            if owner != device:
+                # The object goes from device to device; the control unit holds a reference only.
+                moved = None if owner is None else self._devices[owner].take.remote(index)
+                self.moved_blocks += owner is not None
+                arriving.setdefault(device, []).append((index, moved))
+        placed = [
+            self._devices[device].place.remote([index for index, _ in blocks], *(moved for _, moved in blocks))
+            for device, blocks in arriving.items()
+        ]
+        self._wait(placed, "placing TEBs")
+        self._owner = wanted
+        self.segments, self.schedule, self.num_micro_batches = segments, plan.schedule, plan.m
+        if ring != self._ring or self._transport is None:
+            self._connect(ring)
+
+    def _start(self, device: int) -> Any:
+        actor = ray.remote(Device).options(
+            name=f"{self.name}/device-{device}",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+        )
+        return actor.remote(self.spec, self.optimizer, self.runtime)
+
+    def _connect(self, ring: tuple[int, ...]) -> None:
+        self.disconnect()
+        self._generation += 1
+        address = GroupAddress(
+            host=self.host,
+            port=self._store.port,
+            generation=self._generation,
+            size=len(ring) + 1,
+            timeout_s=self.runtime.timeout,
+        )
+        joined = [self._devices[device].connect.remote(address, rank + 1) for rank, device in enumerate(ring)]
+        self._transport = GlooTransport(address, 0, self._store)
+        self._wait(joined, "joining the cluster's group")
+        self._ring = ring
+
+    def disconnect(self) -> None:
+        """Leave the group; the next plan builds another."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    def _wait(self, references: Sequence[Any], what: str) -> list[Any]:
+        try:
+            return list(ray.get(list(references), timeout=self.runtime.timeout))
+        except ray.exceptions.GetTimeoutError as error:
+            raise PipelineError(f"{self.name}: {what}: no answer within {self.runtime.timeout:g} s") from error
+        except ray.exceptions.RayActorError as error:
+            raise PipelineError(f"{self.name}: {what}: a device process ended: {error}") from error
+
+    def _on_devices(self, call: Callable[[Any, int], Any], what: str) -> dict[int, Any]:
+        """Call every scheduled device at once; answers by device index."""
+        ring = [segment.device for segment in self.segments]
+        return dict(zip(ring, self._wait([call(self._devices[d], d) for d in ring], what), strict=True))
+
+    # Weights.
+
+    def load(self, blocks: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Give each device the round's weights of its TEBs."""
+        of_device = {s.device: {i: blocks[i] for i in s.blocks} for s in self.segments}
+        self._on_devices(lambda actor, device: actor.load.remote(of_device[device]), "loading weights")
+
+    def weights(self) -> dict[int, dict[str, Tensor]]:
+        """Collect the weights of all TEBs."""
+        return _joined(self._on_devices(lambda actor, _: actor.weights.remote(), "collecting weights"))
+
+    def gradients(self) -> dict[int, dict[str, Tensor]]:
+        """Collect the gradients that wait to be applied (for ``collapipe verify``)."""
+        return _joined(self._on_devices(lambda actor, _: actor.gradients.remote(), "collecting gradients"))
+
+    def status(self) -> dict[int, dict[str, Any]]:
+        """What each scheduled device says of itself."""
+        return self._on_devices(lambda actor, _: actor.status.remote(), "asking for status")
+
+    def apply(self, step: int, scale: float) -> None:
+        """All devices take optimizer step ``step`` with their gradients times ``scale``."""
+        self._on_devices(lambda actor, _: actor.apply.remote(step, scale), "taking the optimizer step")
+
+    # One local step.
+
+    def run_step(
+        self, step: StepId, batch: Batch, embedding: nn.Module, link: DecoderLink, apply_step: int | None = None
+    ) -> StepOutcome:
+        """Forward and backward of one batch; the embedding's gradients are left waiting.
+
+        Parameters
+        ----------
+        step : names the step; dropout seeds derive from it
+        batch : the cluster's batch, b examples
+        embedding : the control unit's part
+        link : the decoder; the caller ends the step on it
+        apply_step : optimizer step that the devices take as soon as they are done; None leaves their
+            gradients waiting for :meth:`apply`
+
+        Raises
+        ------
+        PipelineError
+            If a device died, froze or failed.
+        LinkError
+            If the decoder refused or was too late.
+        """
+        transport = self._transport
+        if transport is None:
+            raise PipelineError(f"{self.name}: no plan is applied")
+        pieces = split_batch(batch, self.num_micro_batches)
+        weight = target_weight(targets(batch))
+        link.begin_step(step, len(pieces), weight)
+        order = StepOrder(
+            step=step,
+            schedule=self.schedule,
+            sizes=[len(piece["input_ids"]) for piece in pieces],
+            mask_BT=batch["attention_mask"],
+            width=self.width,
+        )
+        ring = [segment.device for segment in self.segments]
+        reports = [self._devices[device].run.remote(order, apply_step) for device in ring]
+        last = len(ring)
+        embedded: list[Tensor] = []
+        shapes = [(size, order.mask_BT.shape[1], self.width) for size in order.sizes]
+
+        def forward() -> None:
+            for i, piece in enumerate(pieces):
+                with step.dropout(EMBEDDING_UNIT, i):
+                    embedded.append(embedding(piece))
+                transport.send(embedded[i], 1, FORWARD, i)
+            outputs = [transport.receive(shape, torch.float32, last, FORWARD, i) for i, shape in enumerate(shapes)]
+            for i, piece in enumerate(pieces):
+                link.send(i, outputs[i].wait(), piece["attention_mask"], targets(piece))
+
+        def answer() -> tuple[float, float | None]:
+            loss_sum, norm_sq = 0.0, None
+            for i in range(len(pieces)):
+                gradient = link.receive()
+                loss_sum += gradient.loss_sum
+                norm_sq = gradient.norm_sq
+                transport.send(gradient.tensor, last, BACKWARD, i)
+            return loss_sum, norm_sq
+
+        def backward() -> None:
+            received = [transport.receive(shape, torch.float32, 1, BACKWARD, i) for i, shape in enumerate(shapes)]
+            for i, receive in enumerate(received):
+                gradient = receive.wait()
+                # Only now is embedded[i] sure to be there: its gradient cannot arrive before it left.
+                embedded[i].backward(gradient)
+
+        futures = [self._threads.submit(task) for task in (forward, answer, backward)]
+        try:
+            self._watch(futures, dict(zip(ring, reports, strict=True)))
+            answers = dict(zip(ring, self._wait(reports, "ending the step"), strict=True))
+            transport.flush()
+        except BaseException:
+            self._abandon(futures)
+            raise
+        loss_sum, norm_sq = futures[1].result()
+        return StepOutcome(loss_sum=loss_sum, weight=weight, devices=answers, decoder_norm_sq=norm_sq)
+
+    def _watch(self, futures: list[Any], reports: dict[int, Any]) -> None:
+        """Wait for the three threads, and look for a device that ended in the meantime."""
+        pending = set(futures)
+        while pending:
+            done, pending = concurrent.futures.wait(
+                pending, timeout=WATCH_INTERVAL_S, return_when=concurrent.futures.FIRST_EXCEPTION
+            )
+            failed = next((f.exception() for f in done if f.exception()), None)
+            if isinstance(failed, LinkError):
+                raise failed
+            if failed is not None or pending:
+                self._raise_device_failure(reports, wait_s=2.0 if failed is not None else 0.0)
+            if failed is not None:
+                raise PipelineError(f"{self.name}: {failed}") from failed
+
+    def _raise_device_failure(self, reports: dict[int, Any], wait_s: float) -> None:
+        """Raise for the device that failed first, if one did: one that ended rather than one that lost a neighbour."""
+        ready, _ = ray.wait(list(reports.values()), num_returns=len(reports), timeout=wait_s)
+        failures: list[tuple[int, int, BaseException]] = []
+        for device, reference in reports.items():
+            if reference in ready:
+                try:
+                    ray.get(reference)
+                except ray.exceptions.RayActorError as error:
+                    failures.append((0, device, error))
+                except ray.exceptions.RayTaskError as error:
+                    lost_neighbour = isinstance(error.cause, TransportError)
+                    failures.append((2 if lost_neighbour else 1, device, error.cause or error))
+        if failures:
+            _, device, error = min(failures, key=lambda f: f[:2])
+            what = "its process ended" if isinstance(error, ray.exceptions.RayActorError) else "it failed"
+            raise PipelineError(f"{self.name}: device {device}: {what}: {error}") from error
+
+    def _abandon(self, futures: list[Any]) -> None:
+        """Free everything that waits for a step that will not complete."""
+        self.disconnect()
+        for device in self._ring:
+            self._devices[device].discard.remote()
+        self._ring = ()
+
+    def close(self) -> None:
+        """End the devices of this cluster."""
+        self.disconnect()
+        for actor in self._devices.values():
+            ray.kill(actor)
+        self._devices.clear()
+        self._owner.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _joined(by_device: Mapping[int, Mapping[int, dict[str, Tensor]]]) -> dict[int, dict[str, Tensor]]:
+    return {index: values for blocks in by_device.values() for index, values in sorted(blocks.items())}

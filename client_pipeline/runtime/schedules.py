@@ -1,0 +1,111 @@
+"""Pipeline schedules as data: what each stage does, in which order.
+
+GPipe with three stages and three micro-batches, one column per time unit, as ``timetable`` draws it::
+
+    stage 0 | F0 F1 F2 .. .. .. .. B0 B1 B2
+    stage 1 | .. F0 F1 F2 .. .. B0 B1 B2 ..
+    stage 2 | .. .. F0 F1 F2 B0 B1 B2 .. ..
+
+Backward passes run in the order of the forward passes: the decoder returns the gradient of micro-batch 0 first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Action(NamedTuple):
+    """One forward (``F``) or backward (``B``) pass of one micro-batch."""
+
+    kind: str
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.micro_batch}"
+
+
+SCHEDULES = ("gpipe", "1f1b")
+
+
+def actions(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -> list[Action]:
+    """List the actions of one stage in order.
+
+    ``gpipe`` runs all forward passes, then all backward passes. ``1f1b`` fills the pipeline with
+    S - stage - 1 forward passes and then alternates, so stage s never holds more than S - s activations.
+
+    Raises
+    ------
+    ValueError
+        For an unknown schedule or a stage outside the pipeline.
+    """
+    check_schedule(schedule)
+    if not 0 <= stage < num_stages:
+        raise ValueError(f"stage {stage} is outside a pipeline of {num_stages} stages; expected 0 to {num_stages - 1}")
+    if num_micro_batches < 1:
+        raise ValueError(f"m = {num_micro_batches} micro-batches: expected at least 1")
+    forward = [Action("F", i) for i in range(num_micro_batches)]
+    backward = [Action("B", i) for i in range(num_micro_batches)]
+    if schedule == "gpipe":
+        return forward + backward
+    warmup = min(num_stages - stage - 1, num_micro_batches)
+    steady = [a for pair in zip(forward[warmup:], backward, strict=False) for a in pair]
+    return forward[:warmup] + steady + backward[num_micro_batches - warmup :]
+
+
+def check_schedule(schedule: str) -> None:
+    """Refuse an unknown schedule.
+
+    Raises
+    ------
+    ValueError
+        Naming the known ones.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, found {schedule!r}")
+
+
+def unit_timetable(schedule: str, num_stages: int, num_micro_batches: int) -> list[list[Action | None]]:
+    """Run the schedule with every action taking one time unit and links taking none.
+
+    Returns
+    -------
+    One row per stage, one column per time unit; None where the stage waits.
+    """
+    todo = [actions(schedule, s, num_stages, num_micro_batches) for s in range(num_stages)]
+    done: list[set[Action]] = [set() for _ in range(num_stages)]
+    rows: list[list[Action | None]] = [[] for _ in range(num_stages)]
+    while any(todo):
+        ready: list[Action | None] = []
+        for stage in range(num_stages):
+            action = todo[stage][0] if todo[stage] else None
+            if action is not None and not _inputs_ready(action, stage, done):
+                action = None
+            ready.append(action)
+        if not any(ready):
+            raise AssertionError(f"schedule {schedule} dead-locks with S = {num_stages}, m = {num_micro_batches}")
+        for stage, action in enumerate(ready):
+            rows[stage].append(action)
+            if action is not None:
+                todo[stage].pop(0)
+                done[stage].add(action)
+    return rows
+
+
+def _inputs_ready(action: Action, stage: int, done: list[set[Action]]) -> bool:
+    if action.kind == "F":
+        return stage == 0 or action in done[stage - 1]
+    if stage == len(done) - 1:
+        return Action("F", action.micro_batch) in done[stage]
+    return action in done[stage + 1]
+
+
+def timetable(schedule: str, num_stages: int, num_micro_batches: int) -> str:
+    """Draw the schedule as text, a row a stage."""
+    rows = unit_timetable(schedule, num_stages, num_micro_batches)
+    cell = len(f"F{num_micro_batches - 1}")
+    label = len(f"{num_stages - 1}")
+    lines = []
+    for stage, row in enumerate(rows):
+        cells = " ".join((str(action) if action else "." * cell).ljust(cell) for action in row)
+        lines.append(f"stage {stage:<{label}} | {cells}".rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,175 @@
+"""One device's part of the pipeline: its TEBs, their optimizers, and the executor of its action list."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from client_pipeline.partition.families import Adapter, adapter
+from client_pipeline.partition.parts import load_parameters, own_parameters
+from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.micro_batches import StepId
+from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, gradients
+from client_pipeline.runtime.schedules import Action, actions
+from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, Receive
+
+RECEIVE_AHEAD = 3
+"""Receives posted ahead of the action that runs: the link works while the stage computes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOrder:
+    """What a stage must know to run one local step."""
+
+    step: StepId
+    schedule: str
+    sizes: list[int]
+    """Examples of each micro-batch."""
+    mask_BT: Tensor
+    """Padding mask of the whole batch, bool."""
+    width: int
+    """D."""
+
+
+class TrainedBlock(NamedTuple):
+    """A TEB with the optimizer that belongs to it."""
+
+    module: nn.Module
+    parameters: dict[str, nn.Parameter]
+    optimizer: PartOptimizer
+
+
+class Stage:
+    """The TEBs on one device."""
+
+    def __init__(self, spec: ModelSpec, optimizer: OptimizerConfig, recompute: bool = False) -> None:
+        self.spec = spec
+        self.adapter: Adapter = adapter(spec.family)
+        self.optimizer = optimizer
+        self.recompute = recompute
+        self.blocks: dict[int, TrainedBlock] = {}
+        self._inputs: dict[int, Tensor] = {}
+        self._outputs: dict[int, Tensor] = {}
+        self.peak_stored = 0
+        """Most micro-batches whose activations were held at once."""
+
+    # TEBs come and go with the plan.
+
+    def place(
+        self, index: int, weights: Mapping[str, Tensor] | None = None, state: dict[str, Any] | None = None
+    ) -> None:
+        """Build TEB ``index`` here, with the weights and optimizer state it had elsewhere, if any."""
+        module = self.adapter.build_block(self.spec, index).train()
+        parameters = own_parameters(module)
+        if weights is not None:
+            load_parameters(parameters, weights, f"TEB {index}")
+        block = TrainedBlock(module, parameters, PartOptimizer(parameters, self.optimizer))
+        if state:
+            block.optimizer.load_state(state)
+        self.blocks[index] = block
+        self.blocks = dict(sorted(self.blocks.items()))
+
+    def take(self, index: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Give TEB ``index`` away: weights and optimizer state."""
+        block = self.blocks.pop(index)
+        return {name: p.detach() for name, p in block.parameters.items()}, block.optimizer.state()
+
+    def load(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Overwrite the weights of TEBs; their optimizers keep their state."""
+        for index, values in weights.items():
+            load_parameters(self.blocks[index].parameters, values, f"TEB {index}")
+
+    def weights(self) -> dict[int, dict[str, Tensor]]:
+        """Copies of all weights by TEB."""
+        return {i: {n: p.detach().clone() for n, p in block.parameters.items()} for i, block in self.blocks.items()}
+
+    def gradients(self) -> dict[int, dict[str, Tensor]]:
+        """Copies of the waiting gradients by TEB."""
+        return {i: gradients(block.parameters) for i, block in self.blocks.items()}
+
+    # One micro-batch.
+
+    def _compute(self, step: StepId, micro_batch: int, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        mask = self.adapter.mask_form(mask_BT, x_BTD.dtype)
+        for index, block in self.blocks.items():
+            with step.dropout(index, micro_batch):
+                x_BTD = block.module(x_BTD, mask)
+        return x_BTD
+
+    def forward(self, step: StepId, micro_batch: int, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        """Forward pass; keeps what the backward pass needs (the input alone when recomputing)."""
+        x_BTD = x_BTD.requires_grad_()
+        self._inputs[micro_batch] = x_BTD
+        self.peak_stored = max(self.peak_stored, len(self._inputs))
+        if self.recompute:
+            with torch.no_grad():
+                return self._compute(step, micro_batch, x_BTD, mask_BT)
+        y_BTD = self._compute(step, micro_batch, x_BTD, mask_BT)
+        self._outputs[micro_batch] = y_BTD
+        return y_BTD
+
+    def backward(self, step: StepId, micro_batch: int, gradient_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        """Backward pass: accumulates the TEBs' gradients, returns the input's gradient [B, T, D]."""
+        x_BTD = self._inputs.pop(micro_batch)
+        y_BTD = self._compute(step, micro_batch, x_BTD, mask_BT) if self.recompute else self._outputs.pop(micro_batch)
+        torch.autograd.backward(y_BTD, gradient_BTD)
+        assert x_BTD.grad is not None
+        return x_BTD.grad
+
+    # One local step.
+
+    def gradient_norm_sq(self) -> float:
+        """Squared norm of the waiting gradients of all TEBs."""
+        return sum(block.optimizer.gradient_norm_sq() for block in self.blocks.values())
+
+    def apply(self, step: int, scale: float) -> None:
+        """Take the optimizers' step number ``step``."""
+        for block in self.blocks.values():
+            block.optimizer.apply(step, scale)
+
+    def discard(self) -> None:
+        """Drop gradients and activations of a step that will not complete."""
+        self._inputs.clear()
+        self._outputs.clear()
+        for block in self.blocks.values():
+            block.optimizer.discard()
+
+
+def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> float:
+    """Run this stage's action list for one local step; returns its busy seconds.
+
+    Receives are posted a few actions ahead and sends are not waited for, so the links work while the stage
+    computes; there is no barrier between actions.
+    """
+    rank, last = transport.rank, transport.size - 1
+    todo = actions(order.schedule, rank - 1, last, len(order.sizes))
+    masks = order.mask_BT.split(order.sizes)
+    previous, following = rank - 1, (rank + 1) % transport.size
+
+    def post(action: Action) -> Receive:
+        shape = (order.sizes[action.micro_batch], order.mask_BT.shape[1], order.width)
+        peer, direction = (previous, FORWARD) if action.kind == "F" else (following, BACKWARD)
+        return transport.receive(shape, torch.float32, peer, direction, action.micro_batch)
+
+    posted: deque[Receive] = deque(post(action) for action in todo[:RECEIVE_AHEAD])
+    busy = 0.0
+    for position, (kind, micro_batch) in enumerate(todo):
+        received = posted.popleft().wait()
+        start = time.perf_counter()
+        if kind == "F":
+            result = stage.forward(order.step, micro_batch, received, masks[micro_batch])
+            transport.send(result, following, FORWARD, micro_batch)
+        else:
+            result = stage.backward(order.step, micro_batch, received, masks[micro_batch])
+            transport.send(result, previous, BACKWARD, micro_batch)
+        busy += time.perf_counter() - start
+        if position + RECEIVE_AHEAD < len(todo):
+            posted.append(post(todo[position + RECEIVE_AHEAD]))
+    transport.flush()
+    return busy

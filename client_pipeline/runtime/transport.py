@@ -1,0 +1,120 @@
+"""Tensors between the stages of one cluster: point-to-point gloo inside the actors.
+
+Rank 0 is the control unit, rank s + 1 is stage s. A group belongs to one plan: when the stages change, every member
+builds the next generation (tens of milliseconds) and the old one closes. A peer that dies raises at once, one that
+freezes at the timeout.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+FORWARD, BACKWARD = 0, 1
+
+
+class TransportError(RuntimeError):
+    """A neighbour in the pipeline is gone or silent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupAddress:
+    """Where the members of one generation meet."""
+
+    host: str
+    port: int
+    generation: int
+    size: int
+    timeout_s: float
+
+
+@dataclass
+class Receive:
+    """A posted receive."""
+
+    tensor: Tensor
+    work: Any
+    what: str
+
+    def wait(self) -> Tensor:
+        """Wait for the tensor.
+
+        Raises
+        ------
+        TransportError
+            If the peer closed or stayed silent for the group's timeout.
+        """
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            raise TransportError(f"{self.what}: {error}") from error
+        return self.tensor
+
+
+class GlooTransport:
+    """One member of a cluster's group."""
+
+    def __init__(self, address: GroupAddress, rank: int, store: dist.TCPStore | None = None) -> None:
+        timeout = timedelta(seconds=address.timeout_s)
+        if store is None:
+            store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)
+        self.rank = rank
+        self.size = address.size
+        self._store = store
+        self._group: Any = dist.ProcessGroupGloo(
+            dist.PrefixStore(str(address.generation), store), rank, address.size, timeout
+        )
+        # The sender's tensors must live until the peer has read them.
+        self._sent: list[tuple[Tensor, Any]] = []
+        self._lock = threading.Lock()
+
+    def send(self, tensor: Tensor, peer: int, direction: int, micro_batch: int) -> None:
+        """Start sending; returns at once."""
+        tensor = tensor.detach().contiguous()
+        with self._lock:
+            try:
+                work = self._group.send([tensor], peer, 2 * micro_batch + direction)
+            except RuntimeError as error:
+                raise TransportError(f"sending micro-batch {micro_batch} to rank {peer}: {error}") from error
+            self._sent.append((tensor, work))
+
+    def receive(
+        self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, direction: int, micro_batch: int
+    ) -> Receive:
+        """Post a receive; ``wait`` on what it returns."""
+        tensor = torch.empty(shape, dtype=dtype)
+        name = "activations" if direction == FORWARD else "the gradient"
+        what = f"waiting for {name} of micro-batch {micro_batch} from rank {peer}"
+        with self._lock:
+            try:
+                work = self._group.recv([tensor], peer, 2 * micro_batch + direction)
+            except RuntimeError as error:
+                raise TransportError(f"{what}: {error}") from error
+        return Receive(tensor, work, what)
+
+    def flush(self) -> None:
+        """Wait until the peers have read all that was sent."""
+        with self._lock:
+            sent, self._sent = self._sent, []
+        for _, work in sent:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise TransportError(f"sending: {error}") from error
+
+    def close(self) -> None:
+        """Leave the group; neighbours that wait for this member get an error at once."""
+        with self._lock:
+            self._sent.clear()
+            self._group = None
+
+
+def open_store(host: str, timeout_s: float) -> dist.TCPStore:
+    """Host the meeting point of a cluster on a free port of ``host``."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))

@@ -1,0 +1,147 @@
+"""The segmented model on real Ray actors gives the whole model's loss and gradients, tensor by tensor."""
+
+import pytest
+import torch
+from local_head import LocalHead
+
+from client_pipeline.partition import bert, transformer
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.parts import block_weights, join_weights
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.micro_batches import StepId
+from client_pipeline.runtime.optimizer import OptimizerConfig, gradients
+from client_pipeline.runtime.whole import whole_step
+
+SGD = OptimizerConfig(name="sgd", lr=0.1)
+NUM_BLOCKS = 5
+
+CLASSIC = transformer.spec(
+    vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=NUM_BLOCKS, decoder_layers=2, dropout=0.2
+)
+POST_NORM = transformer.spec(
+    vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=NUM_BLOCKS, decoder_layers=1, norm="post"
+)
+
+
+def bert_spec(head):
+    from transformers import BertConfig
+
+    config = BertConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=NUM_BLOCKS, num_attention_heads=2, intermediate_size=32
+    )
+    return bert.spec_from_config(config, head, 4)
+
+
+def make_batch(spec, size=7, length=9, seed=0, padded=True):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 40, (size, length), generator=generator)
+    mask = torch.ones(size, length, dtype=torch.bool)
+    if padded:
+        for row in range(size):
+            mask[row, length - row % 4 :] = False
+    if spec.head == "seq2seq":
+        labels = torch.randint(3, 40, (size, 6), generator=generator)
+        labels[1, 4:] = -100
+    elif spec.head == "token-classification":
+        labels = torch.randint(0, 4, (size, length), generator=generator).masked_fill(~mask, -100)
+    else:
+        labels = torch.randint(0, 4, (size,), generator=generator)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+@pytest.fixture(scope="module")
+def pipelines(local_ray):
+    """One pipeline per specification, kept over plans as in a run."""
+    from client_pipeline.runtime.pipeline import Pipeline
+
+    made = {}
+
+    def get(spec, recompute=False):
+        key = (spec.to_json(), recompute)
+        if key not in made:
+            made[key] = Pipeline(
+                name=f"test-equality-{len(made)}",
+                spec=spec,
+                optimizer=SGD,
+                runtime=RuntimeConfig(timeout=60, recompute=recompute),
+            )
+        return made[key]
+
+    yield get
+    for pipeline in made.values():
+        pipeline.close()
+
+
+def assert_split_equals_whole(pipeline, spec, plan, batch, step):
+    parts = build_parts(spec, seed=1)
+    for part in (parts.embedding, parts.blocks, parts.head):
+        part.train()
+    whole = whole_step(parts, step, batch, plan.m)
+
+    split = build_parts(spec, seed=1)
+    split.embedding.train()
+    weights = split.weights()
+    pipeline.apply_plan(plan)
+    pipeline.load({i: block_weights(weights, i) for i in range(NUM_BLOCKS)})
+    trainer = HeadTrainer(split.head, SGD, unit=NUM_BLOCKS)
+    link = LocalHead(trainer)
+    outcome = pipeline.run_step(step, batch, split.embedding, link)
+
+    embedding = gradients(dict(split.embedding.named_parameters()))
+    head = dict(zip(trainer.parameters, trainer._collected[step.cluster], strict=True))
+    found = join_weights(embedding, pipeline.gradients(), head)
+    for device in pipeline.segments:
+        pipeline._devices[device.device].discard.remote()
+
+    assert outcome.weight == whole.weight
+    assert outcome.loss_sum == pytest.approx(whole.loss_sum, rel=1e-5)
+    torch.testing.assert_close(torch.cat(link.outputs), whole.output_BTD, rtol=1e-5, atol=1e-6)
+    assert found.keys() == whole.gradients.keys()
+    for name, gradient in whole.gradients.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+    assert any(g.abs().max() > 0 for g in found.values())
+
+
+GRID = [
+    # delta, order, m, schedule; 7 examples, so m = 2, 3, 5 are ragged
+    ((5, 0, 0, 0), (0,), 1, "gpipe"),
+    ((2, 0, 3, 0), (2, 0), 3, "gpipe"),
+    ((2, 0, 3, 0), (0, 2), 3, "1f1b"),
+    ((1, 2, 1, 1), (3, 1, 0, 2), 5, "1f1b"),
+    ((1, 2, 1, 1), (0, 1, 2, 3), 7, "gpipe"),
+    ((0, 4, 0, 1), (1, 3), 2, "1f1b"),
+]
+
+
+@pytest.mark.parametrize(("delta", "order", "m", "schedule"), GRID)
+@pytest.mark.parametrize(
+    "spec",
+    [CLASSIC, POST_NORM, bert_spec("sequence-classification"), bert_spec("token-classification")],
+    ids=["classic-pre", "classic-post", "bert-sequence", "bert-token"],
+)
+def test_split_gradients_equal_the_whole_models(pipelines, spec, delta, order, m, schedule):
+    plan = ClusterPlan(delta=delta, order=order, m=m, schedule=schedule)
+    step = StepId(seed=3, round=2, step=1, cluster=1)
+    assert_split_equals_whole(pipelines(spec), spec, plan, make_batch(spec), step)
+
+
+def test_sequence_length_may_change_from_step_to_step(pipelines):
+    plan = ClusterPlan(delta=(2, 3), order=(0, 1), m=2)
+    for i, length in enumerate((9, 4, 12)):
+        batch = make_batch(CLASSIC, size=5, length=length, seed=i, padded=i != 1)
+        assert_split_equals_whole(pipelines(CLASSIC), CLASSIC, plan, batch, StepId(seed=0, round=1, step=i, cluster=0))
+
+
+def test_recomputed_activations_give_the_same_gradients_under_dropout(pipelines):
+    plan = ClusterPlan(delta=(2, 3), order=(0, 1), m=3, schedule="1f1b")
+    step = StepId(seed=5, round=1, step=1, cluster=0)
+    assert_split_equals_whole(pipelines(CLASSIC, recompute=True), CLASSIC, plan, make_batch(CLASSIC), step)
+
+
+def test_dropout_is_really_on_in_these_comparisons():
+    step, other = (StepId(seed=0, round=1, step=s, cluster=0) for s in (1, 2))
+    parts, batch = build_parts(CLASSIC, seed=1), make_batch(CLASSIC)
+    assert whole_step(parts, step, batch, 2).loss_sum != whole_step(parts, other, batch, 2).loss_sum
+    assert whole_step(parts, step, batch, 2).loss_sum == whole_step(parts, step, batch, 2).loss_sum

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -49,6 +49,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_read_blob: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = deserialize
 _MAX_DIMENSIONS = 8
 _LARGEST_INT = 2**63 - 1
 
@@ -144,7 +145,7 @@ def decode(data: bytes | bytearray | memoryview, max_bytes: int = DEFAULT_MAX_BY
     data = bytes(data)
     header = _read_header(data)
     try:
-        tensors = {name: _tensor(name, view) for name, view in deserialize(data)}
+        tensors = {name: _tensor(name, view) for name, view in _read_blob(data)}
     except SafetensorError as error:
         raise FrameError(f"a frame is no safetensors blob: {error}") from None
     _check_header(header, tensors)

@@ -1,0 +1,319 @@
+"""The decoder's gRPC service: tokens, TLS and frames around :class:`~strategies.decoder.DecoderTrainer`."""
+
+from __future__ import annotations
+
+import hmac
+import math
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+
+from client_pipeline.link.base import Gradient
+from client_pipeline.link.frames import DEFAULT_MAX_BYTES, PROTOCOL_VERSION, Frame, FrameError, decode, encode
+from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, is_loopback, read_pem
+from client_pipeline.runtime.micro_batches import StepId
+from strategies.decoder import DecoderTimeout, DecoderTrainer, MicroBatch, Refusal, RoundSummary
+
+_HELLO_BYTES = 16 * 2**10
+_HELLO_TIMEOUT_S = 20.0
+_STOP_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Where the decoder service listens, and how long it waits."""
+
+    bind: str = "127.0.0.1:0"
+    """``host:port``; port 0 takes a free one. A host that other machines can reach needs TLS."""
+    advertise: str = ""
+    """``host`` or ``host:port`` that the CUs are told; empty: the bound address."""
+    join_timeout: float = 60.0
+    """How long the CUs of a round wait for each other's hello [s]."""
+    step_timeout: float = 300.0
+    """How long a CU waits for the others to close a step [s]."""
+    max_frame_bytes: int = DEFAULT_MAX_BYTES
+    """Largest frame that is accepted [byte]."""
+    tls_certificate: str = ""
+    """PEM file of the service's certificate, with its chain."""
+    tls_key: str = ""
+    """PEM file of its private key."""
+    tls_ca: str = ""
+    """PEM file of the CA that signed the certificates of the service and of the CUs: turns on mutual TLS."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be served, or not safely."""
+        host, _ = split_address("decoder.bind", self.bind)
+        for name in ("join_timeout", "step_timeout"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"decoder.{name.replace('_', '-')}: expected seconds above 0, found {value}")
+        if not 2**16 <= self.max_frame_bytes < 2**31:
+            raise ValueError(f"decoder.max-frame-bytes: expected {2**16} to {2**31 - 1}, found {self.max_frame_bytes}")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ValueError("decoder.tls-certificate and decoder.tls-key: expected both or none, found one")
+        if self.tls_ca and not self.tls_certificate:
+            raise ValueError("decoder.tls-ca: mutual TLS also needs decoder.tls-certificate and decoder.tls-key")
+        if not is_loopback(host) and not self.tls_certificate:
+            raise ValueError(
+                f"decoder.bind: {self.bind!r} can be reached from other machines and there is no TLS; "
+                "set decoder.tls-certificate and decoder.tls-key, or bind to 127.0.0.1"
+            )
+        if host in ("0.0.0.0", "[::]") and not self.advertise:
+            raise ValueError(f"decoder.advertise: expected the address that CUs reach {self.bind!r} at, found none")
+        if self.advertise and ":" in self.advertise:
+            split_address("decoder.advertise", self.advertise)
+
+
+def split_address(key: str, address: str) -> tuple[str, int]:
+    """Split ``host:port``; an IPv6 host stands in brackets.
+
+    Raises
+    ------
+    ValueError
+        Naming ``key`` if there is no host or no port.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise ValueError(f"{key}: expected host:port, such as 127.0.0.1:0, found {address!r}")
+    return host, int(port)
+
+
+class DecoderService:
+    """Serves one decoder over gRPC for as long as the run lasts.
+
+    Parameters
+    ----------
+    config : addresses and certificates; certificate files are read here
+    trainer : what the frames are handed to
+    num_clusters : most clusters of a round; every stream takes a thread
+
+    Raises
+    ------
+    ValueError
+        If a certificate file cannot be read.
+    """
+
+    def __init__(self, config: DecoderConfig, trainer: DecoderTrainer, num_clusters: int) -> None:
+        self.config = config
+        self.trainer = trainer
+        self._num_streams = 2 * num_clusters + 2
+        self._certificate = read_pem(config.tls_certificate, "decoder.tls-certificate")
+        self._key = read_pem(config.tls_key, "decoder.tls-key")
+        self._ca = read_pem(config.tls_ca, "decoder.tls-ca")
+        self._server: grpc.Server | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._address = ""
+        self._lock = threading.Lock()
+        self._tokens: dict[int, str] = {}
+        self._round = 0
+        self._used: set[int] = set()
+        self._streams: dict[grpc.ServicerContext, int] = {}
+
+    def start(self) -> str:
+        """Listen; returns the bound ``host:port``.
+
+        Raises
+        ------
+        ValueError
+            If the port is in use or the host is not of this machine.
+        """
+        options = [
+            *channel_options(self.config.max_frame_bytes),
+            # Without this two services on one port would both start, and share its streams.
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ]
+        threads = ThreadPoolExecutor(self._num_streams, thread_name_prefix="decoder")
+        server = grpc.server(threads, options=options, maximum_concurrent_rpcs=self._num_streams)
+        exchange = grpc.stream_stream_rpc_method_handler(self._serve, None, None)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: exchange}),))
+        host, port = split_address("decoder.bind", self.config.bind)
+        try:
+            bound = self._add_port(server)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise ValueError(
+                f"decoder.bind: cannot listen on {self.config.bind}: the port is in use or the host is not of this "
+                "machine; choose another, or port 0 for a free one"
+            )
+        server.start()
+        self._server, self._threads = server, threads
+        self._address = f"{host}:{bound}"
+        return self._address
+
+    @property
+    def advertised(self) -> str:
+        """``host:port`` that CUs are told."""
+        port = self._address.rpartition(":")[2]
+        host, colon, own_port = (self.config.advertise or self._address).rpartition(":")
+        if not colon:
+            return f"{own_port}:{port}"
+        return f"{host}:{port if own_port == '0' else own_port}"
+
+    def open_round(self, round_: int, clusters: Iterable[int], local_steps: int) -> dict[int, DecoderAddress]:
+        """Open a round; returns what each selected CU has to be told. Streams of older rounds are broken off."""
+        clusters = list(clusters)
+        self.trainer.open_round(round_, clusters, local_steps)
+        with self._lock:
+            self._round = round_
+            self._used = set()
+            self._tokens = {cluster: secrets.token_urlsafe(32) for cluster in clusters}
+            tokens = dict(self._tokens)
+            old = list(self._streams)
+        for context in old:
+            context.cancel()
+        root = self._ca or self._certificate or b""
+        return {
+            cluster: DecoderAddress(
+                target=self.advertised,
+                token=token,
+                round=round_,
+                cluster=cluster,
+                join_timeout_s=float(self.trainer.join_timeout_s),
+                step_timeout_s=float(self.trainer.step_timeout_s),
+                max_frame_bytes=self.config.max_frame_bytes,
+                tls=self._certificate is not None,
+                root_certificate=root.decode(),
+            )
+            for cluster, token in tokens.items()
+        }
+
+    def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
+        """Close the round; its tokens are worth nothing from now on. See :meth:`DecoderTrainer.finish_round`."""
+        with self._lock:
+            self._tokens = {}
+        return self.trainer.finish_round(weights)
+
+    def stop(self) -> None:
+        """Break off all streams and stop listening."""
+        if self._server is not None:
+            self._server.stop(grace=0).wait(_STOP_S)
+            self._server = None
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+            self._threads = None
+
+    def _add_port(self, server: grpc.Server) -> int:
+        if self._certificate is None:
+            return int(server.add_insecure_port(self.config.bind))
+        credentials = grpc.ssl_server_credentials(
+            [(self._key, self._certificate)], root_certificates=self._ca, require_client_auth=self._ca is not None
+        )
+        return int(server.add_secure_port(self.config.bind, credentials))
+
+    def _serve(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Answer one stream. An error of the CU ends the stream with a reason, never the service."""
+        cluster: int | None = None
+        # A stream that says nothing must not hold a thread for ever.
+        silence = threading.Timer(_HELLO_TIMEOUT_S, context.cancel)
+        silence.daemon = True
+        silence.start()
+        reason = "its stream broke off"
+        try:
+            first = next(frames, None)
+            silence.cancel()
+            if first is None:
+                return
+            round_, cluster = self._admit(decode(first, _HELLO_BYTES), context)
+            mode = self.trainer.join(round_, cluster)
+            yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, "decoder_sync": mode})
+            for data in frames:
+                frame = decode(data, self.config.max_frame_bytes)
+                yield self._answer(frame, round_, cluster)
+                if frame.kind == "bye":
+                    return
+        except FrameError as error:
+            reason = str(error)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        except PermissionError as error:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except DecoderTimeout as error:
+            reason = str(error)
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
+        except Refusal as error:
+            reason = str(error)
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+        finally:
+            silence.cancel()
+            if cluster is not None:
+                self.trainer.leave(round_, cluster, reason)
+
+    def _admit(self, hello: Frame, context: grpc.ServicerContext) -> tuple[int, int]:
+        """Check the token of a hello; returns round and cluster.
+
+        Raises
+        ------
+        PermissionError
+            With a reason that tells nothing about the right token.
+        """
+        if hello.kind != "hello":
+            raise FrameError(f"expected a hello frame first, found {hello.kind}")
+        header = hello.header
+        if header["version"] != PROTOCOL_VERSION:
+            raise FrameError(
+                f"protocol version: expected {PROTOCOL_VERSION}, found {header['version']}; install the same release"
+            )
+        cluster = int(header["cluster"])
+        with self._lock:
+            token = self._tokens.get(cluster, "")
+            right = bool(token) and hmac.compare_digest(token.encode(), str(header["token"]).encode())
+            if not right or header["round"] != self._round:
+                raise PermissionError(
+                    f"the token is not one of cluster {cluster} in round {header['round']}, or the round has ended"
+                )
+            if cluster in self._used:
+                raise PermissionError(f"the token of cluster {cluster} has been used in round {self._round}")
+            self._used.add(cluster)
+            self._streams[context] = cluster
+            round_ = self._round
+        if not context.add_callback(lambda: self._gone(context, round_, cluster)):
+            self._gone(context, round_, cluster)
+        return round_, cluster
+
+    def _gone(self, context: grpc.ServicerContext, round_: int, cluster: int) -> None:
+        """Free those who wait for this CU as soon as its stream ends, even while its thread waits itself."""
+        with self._lock:
+            self._streams.pop(context, None)
+        self.trainer.leave(round_, cluster, "its stream broke off")
+
+    def _answer(self, frame: Frame, round_: int, cluster: int) -> bytes:
+        header = frame.header
+        if frame.kind == "bye":
+            self.trainer.finish(round_, cluster)
+            return encode({"kind": "goodbye"})
+        if frame.kind not in ("micro_batch", "step_end"):
+            raise FrameError(f"expected a micro_batch, step_end or bye frame, found {frame.kind}")
+        if header["round"] != round_:
+            raise Refusal(f"this stream is of round {round_}, found a frame of round {header['round']}")
+        place = {"round": round_, "step": header["step"]}
+        if frame.kind == "step_end":
+            self.trainer.close_step(round_, cluster, header["step"], header["scale"])
+            return encode({"kind": "step_applied", **place})
+        gradient = self.trainer.micro_batch(cluster, _micro_batch(frame, cluster))
+        return _gradient(gradient, place)
+
+
+def _micro_batch(frame: Frame, cluster: int) -> MicroBatch:
+    header = frame.header
+    return MicroBatch(
+        step=StepId(seed=header["seed"], round=header["round"], step=header["step"], cluster=cluster),
+        micro_batch=header["micro_batch"],
+        num_micro_batches=header["num_micro_batches"],
+        weight=header["weight"],
+        total_weight=header.get("total_weight"),
+        hidden_BTD=frame.tensors["hidden"],
+        mask_BT=frame.tensors["mask"],
+        targets=frame.targets,
+    )
+
+
+def _gradient(gradient: Gradient, place: dict[str, int]) -> bytes:
+    header = {"kind": "gradient", **place, "micro_batch": gradient.micro_batch, "loss_sum": gradient.loss_sum}
+    if gradient.norm_sq is not None:
+        header["norm_sq"] = gradient.norm_sq
+    return encode(header, {"gradient": gradient.tensor})

@@ -53,3 +53,7 @@ class DecoderLink(Protocol):
     def close(self) -> None:
         """End the round in good order."""
         ...
+
+    def abort(self) -> None:
+        """Break off: whoever waits on the link gets a :class:`LinkError`. Never raises."""
+        ...

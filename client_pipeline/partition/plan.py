@@ -94,7 +94,7 @@ class ClusterPlan:
         named = [k for k in self.order if 0 <= k < len(self.delta)]
         if len(named) != len(self.order) or len(set(named)) != len(named) or not busy <= set(named):
             raise ValueError(
-                f"{where}: order {list(self.order)} must name each device with delta > 0, {sorted(busy)}, exactly once, "
+                f"{where}: order {list(self.order)} must name each device with delta > 0, {sorted(busy)}, once, "
                 f"as an index from 0 to {len(self.delta) - 1}"
             )
         if not 1 <= self.m <= batch_size:

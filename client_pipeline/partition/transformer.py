@@ -158,6 +158,7 @@ class FeedForward(nn.Sequential):
             nn.Linear(config.feed_forward, config.width),
         )
         for layer in (self[0], self[3]):
+            assert isinstance(layer, nn.Linear)
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 

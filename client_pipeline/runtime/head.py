@@ -83,9 +83,9 @@ class HeadTrainer:
         total = sum(c.weight for c in ordered)
         if total <= 0:
             raise ValueError("a decoder step needs at least one contribution with a positive weight")
-        for parameter in self.parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
-        grads = [p.grad for p in self.parameters.values()]
+        grads = [torch.zeros_like(parameter) for parameter in self.parameters.values()]
+        for parameter, grad in zip(self.parameters.values(), grads, strict=True):
+            parameter.grad = grad
         for c in ordered:
             if c.cluster in self._collected:
                 torch._foreach_add_(grads, self._collected.pop(c.cluster), alpha=c.weight * c.scale / total)

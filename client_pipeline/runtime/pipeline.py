@@ -240,9 +240,9 @@ class Pipeline:
             for i, receive in enumerate(received):
                 gradient = receive.wait()
                 # Only now is embedded[i] sure to be there: its gradient cannot arrive before it left.
-                embedded[i].backward(gradient)
+                torch.autograd.backward(embedded[i], gradient)
 
-        futures = [self._threads.submit(task) for task in (forward, answer, backward)]
+        futures: list[Any] = [self._threads.submit(task) for task in (forward, answer, backward)]
         try:
             self._watch(futures, dict(zip(ring, reports, strict=True)))
             answers = dict(zip(ring, self._wait(reports, "ending the step"), strict=True))
@@ -276,15 +276,15 @@ class Pipeline:
             if reference in ready:
                 try:
                     ray.get(reference)
-                except ray.exceptions.RayActorError as error:
-                    failures.append((0, device, error))
-                except ray.exceptions.RayTaskError as error:
-                    lost_neighbour = isinstance(error.cause, TransportError)
-                    failures.append((2 if lost_neighbour else 1, device, error.cause or error))
+                except ray.exceptions.RayActorError as ended:
+                    failures.append((0, device, ended))
+                except ray.exceptions.RayTaskError as failed:
+                    lost_neighbour = isinstance(failed.cause, TransportError)
+                    failures.append((2 if lost_neighbour else 1, device, failed.cause or failed))
         if failures:
-            _, device, error = min(failures, key=lambda f: f[:2])
-            what = "its process ended" if isinstance(error, ray.exceptions.RayActorError) else "it failed"
-            raise PipelineError(f"{self.name}: device {device}: {what}: {error}") from error
+            _, device, cause = min(failures, key=lambda f: f[:2])
+            what = "its process ended" if isinstance(cause, ray.exceptions.RayActorError) else "it failed"
+            raise PipelineError(f"{self.name}: device {device}: {what}: {cause}") from cause
 
     def _abandon(self, futures: list[Any]) -> None:
         """Free everything that waits for a step that will not complete."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 FORWARD, BACKWARD = 0, 1
 
@@ -60,16 +60,14 @@ class Receive:
 class GlooTransport:
     """One member of a cluster's group."""
 
-    def __init__(self, address: GroupAddress, rank: int, store: dist.TCPStore | None = None) -> None:
+    def __init__(self, address: GroupAddress, rank: int, store: TCPStore | None = None) -> None:
         timeout = timedelta(seconds=address.timeout_s)
         if store is None:
-            store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)
+            store = TCPStore(address.host, address.port, is_master=False, timeout=timeout)
         self.rank = rank
         self.size = address.size
         self._store = store
-        self._group: Any = dist.ProcessGroupGloo(
-            dist.PrefixStore(str(address.generation), store), rank, address.size, timeout
-        )
+        self._group: Any = ProcessGroupGloo(PrefixStore(str(address.generation), store), rank, address.size, timeout)
         # The sender's tensors must live until the peer has read them.
         self._sent: list[tuple[Tensor, Any]] = []
         self._lock = threading.Lock()
@@ -115,6 +113,6 @@ class GlooTransport:
             self._group = None
 
 
-def open_store(host: str, timeout_s: float) -> dist.TCPStore:
+def open_store(host: str, timeout_s: float) -> TCPStore:
     """Host the meeting point of a cluster on a free port of ``host``."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))

@@ -1,0 +1,80 @@
+"""Finding, starting and asking the control unit's actor from any process of its cluster's Ray."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import ray
+
+from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder, RoundResult
+from client_pipeline.runtime.pipeline import NAMESPACE
+
+
+class ControlUnitError(RuntimeError):
+    """The control unit failed, ended or never started; the message says which and why."""
+
+
+def join_ray() -> None:
+    """Use the Ray that runs here: the simulation's, or the one that ``ray start`` opened on an edge box."""
+    if not ray.is_initialized():
+        ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False)
+
+
+def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
+    """Start the control unit, after ending those that older runs left for the same cluster.
+
+    Returns
+    -------
+    Its description.
+
+    Raises
+    ------
+    ControlUnitError, ValueError
+        ValueError is the control unit's own: data that is missing or does not fit.
+    """
+    join_ray()
+    _end_older_runs(setup)
+    actor = (
+        ray.remote(ControlUnit)
+        .options(name=setup.actor_name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0)
+        .remote(setup)
+    )
+    return dict(_answer(actor.describe.remote(), setup.actor_name))
+
+
+def train_round(run: str, cluster: int, order: RoundOrder) -> RoundResult:
+    """Have the control unit train one round; every wait inside it is bounded, and so is this one."""
+    join_ray()
+    name = f"collapipe/{run}/cluster-{cluster}"
+    try:
+        actor = ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        raise ControlUnitError(
+            f"{name}: no control unit is running; it ends itself when idle (runtime.actor-idle): start the run again"
+        ) from None
+    result: RoundResult = _answer(actor.train_round.remote(order), name)
+    return result
+
+
+def _answer(reference: Any, name: str) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ValueError | FileNotFoundError):
+            raise error.cause from None
+        raise ControlUnitError(f"{name}: {type(error.cause).__name__}: {error.cause}") from error
+    except ray.exceptions.RayActorError as error:
+        raise ControlUnitError(f"{name}: the control unit's process ended: {error}") from error
+
+
+def _end_older_runs(setup: ClusterSetup) -> None:
+    mine, cluster = f"collapipe/{setup.run}/", f"cluster-{setup.cluster}"
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        name = str(entry["name"])
+        parts = name.split("/")
+        ours = entry["namespace"] == NAMESPACE and parts[0] == "collapipe" and not name.startswith(mine)
+        if ours and len(parts) > 2 and parts[2] == cluster:
+            # ValueError: it ended in the meantime.
+            with contextlib.suppress(ValueError):
+                ray.kill(ray.get_actor(name, namespace=NAMESPACE))

@@ -1,0 +1,217 @@
+"""The control unit of one cluster: data, embedding and data order, and the rounds it trains on its devices.
+
+It is an actor of its own because a ClientApp process does not outlive its message, and because in simulation any
+process may serve any node.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from client_pipeline.link.base import DecoderLink
+from client_pipeline.link.local import LocalDecoder
+from client_pipeline.link.stream import DecoderAddress, DecoderStream, LinkCertificates
+from client_pipeline.partition.families import adapter
+from client_pipeline.partition.parts import (
+    Batch,
+    block_weights,
+    join_weights,
+    load_parameters,
+    own_parameters,
+    part_weights,
+)
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.data_order import DataOrder
+from client_pipeline.runtime.device import Watch
+from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.micro_batches import StepId
+from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
+from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
+
+
+class ClusterData(Protocol):
+    """A cluster's training examples."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        ...
+
+    def collate(self, indices: Sequence[int]) -> Batch:
+        """Pad the examples into one batch."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSetup:
+    """Everything a control unit is told once, before round 1."""
+
+    run: str
+    """Names the run; a control unit of another run gives way."""
+    cluster: int
+    spec: ModelSpec
+    optimizer: OptimizerConfig
+    runtime: RuntimeConfig
+    seed: int
+    batch_size: int
+    local_steps: int
+    load_data: Callable[[], ClusterData]
+    """Called once, in the control unit's process."""
+    certificates: LinkCertificates = field(default_factory=LinkCertificates)
+
+    @property
+    def actor_name(self) -> str:
+        """Name of the control unit's actor; its devices' names begin with it."""
+        return f"collapipe/{self.run}/cluster-{self.cluster}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundOrder:
+    """What a control unit is told each round."""
+
+    round: int
+    weights: Mapping[str, Tensor]
+    """Global weights; with the head if there is no decoder to talk to."""
+    plan: ClusterPlan
+    decoder: DecoderAddress | None = None
+    """None: the control unit trains the decoder itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundResult:
+    """What a control unit answers."""
+
+    weights: dict[str, Tensor]
+    weight: int
+    """Targets trained on in the round: the weight in the average."""
+    loss: float
+    """Mean over these targets."""
+    steps: int
+    wall_s: float
+    report: dict[str, Any]
+    """JSON values: devices, clocks, moves."""
+
+
+class ControlUnit:
+    """Trains one cluster's share of every round."""
+
+    def __init__(self, setup: ClusterSetup) -> None:
+        torch.set_num_threads(setup.runtime.threads)
+        self.setup = setup
+        self.watch = Watch(setup.runtime.actor_idle)
+        self.adapter = adapter(setup.spec.family)
+        self.num_blocks = self.adapter.num_blocks(setup.spec)
+        self.data = setup.load_data()
+        self.order = DataOrder(len(self.data), setup.batch_size, setup.seed, setup.cluster)
+        self.embedding = self.adapter.build_embedding(setup.spec).train()
+        self.parameters = own_parameters(self.embedding)
+        self.optimizer = PartOptimizer(self.parameters, setup.optimizer)
+        self.pipeline = Pipeline(
+            name=setup.actor_name, spec=setup.spec, optimizer=setup.optimizer, runtime=setup.runtime
+        )
+        self._own_head: HeadTrainer | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """What the server must know before round 1."""
+        with self.watch:
+            return {"cluster": self.setup.cluster, "num_examples": len(self.data)}
+
+    def train_round(self, order: RoundOrder) -> RoundResult:
+        """Train ``local-steps`` steps and return the trained weights."""
+        with self.watch:
+            start = time.perf_counter()
+            link: DecoderLink
+            if order.decoder is None:
+                link = self._own_decoder(order)
+            else:
+                # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
+                link = DecoderStream.open(order.decoder, self.setup.certificates)
+            try:
+                self.pipeline.apply_plan(order.plan)
+                load_parameters(self.parameters, part_weights(order.weights, "embedding"), "embedding")
+                self.pipeline.load({i: block_weights(order.weights, i) for i in range(self.num_blocks)})
+                ready = time.perf_counter()
+                outcomes = [self._local_step(order, step, link) for step in range(1, self.setup.local_steps + 1)]
+                link.close()
+            except BaseException:
+                # The pipeline's threads may wait on the link: break it off.
+                link.abort()
+                self.optimizer.discard()
+                raise
+            trained = time.perf_counter()
+            weights = self._weights()
+            return self._result(order, outcomes, weights, (start, ready, trained, time.perf_counter()))
+
+    def _own_decoder(self, order: RoundOrder) -> DecoderLink:
+        if self._own_head is None:
+            head = self.adapter.build_head(self.setup.spec)
+            self._own_head = HeadTrainer(head, self.setup.optimizer, unit=self.num_blocks)
+        load_parameters(self._own_head.parameters, part_weights(order.weights, "head"), "head")
+        return LocalDecoder(self._own_head, self.setup.local_steps, self.setup.runtime.timeout)
+
+    def _local_step(self, order: RoundOrder, number: int, link: DecoderLink) -> StepOutcome:
+        setup = self.setup
+        step = StepId(seed=setup.seed, round=order.round, step=number, cluster=setup.cluster)
+        batch = self.data.collate(self.order.next_batch())
+        global_step = (order.round - 1) * setup.local_steps + number
+        clip = setup.optimizer.clip_norm
+        outcome = self.pipeline.run_step(step, batch, self.embedding, link, None if clip > 0 else global_step)
+        scale = 1.0
+        if clip > 0:
+            norm_sq = self.optimizer.gradient_norm_sq() + (outcome.decoder_norm_sq or 0.0)
+            scale = clip_scale(clip, norm_sq + sum(report.norm_sq for report in outcome.devices.values()))
+        link.end_step(scale)
+        if clip > 0:
+            self.pipeline.apply(global_step, scale)
+        self.optimizer.apply(global_step, scale)
+        return outcome
+
+    def _weights(self) -> dict[str, Tensor]:
+        embedding = {name: p.detach().clone() for name, p in self.parameters.items()}
+        head = None
+        if self._own_head is not None:
+            head = {name: p.detach().clone() for name, p in self._own_head.parameters.items()}
+        return join_weights(embedding, self.pipeline.weights(), head)
+
+    def _result(
+        self, order: RoundOrder, outcomes: list[StepOutcome], weights: dict[str, Tensor], clock: tuple[float, ...]
+    ) -> RoundResult:
+        weight = sum(outcome.weight for outcome in outcomes)
+        start, ready, trained, end = clock
+        devices = {
+            str(segment.device): {
+                "blocks": len(segment.blocks),
+                "busy_s": sum(outcome.devices[segment.device].busy_s for outcome in outcomes),
+            }
+            for segment in self.pipeline.segments
+        }
+        report = {
+            "cluster": self.setup.cluster,
+            "num_examples": len(self.data),
+            "segments": len(self.pipeline.segments),
+            "micro_batches": order.plan.m,
+            "devices": devices,
+            "moved_blocks": self.pipeline.moved_blocks,
+            "prepare_s": ready - start,
+            "train_s": trained - ready,
+            "collect_s": end - trained,
+        }
+        return RoundResult(
+            weights=weights,
+            weight=weight,
+            loss=sum(outcome.loss_sum for outcome in outcomes) / max(weight, 1),
+            steps=len(outcomes),
+            wall_s=end - start,
+            report=report,
+        )
+
+    def close(self) -> None:
+        """End the cluster's devices."""
+        self.pipeline.close()

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from client_pipeline.partition.parts import Batch, ModelParts
+    from client_pipeline.partition.spec import ModelSpec
+    from flower_app.tasks.corpus import DataConfig
 
 TASKS = ("translation",)
 DECODINGS = ("greedy", "beam")
@@ -43,3 +50,114 @@ class TaskConfig:
             value = getattr(self, name)
             if not value >= least:
                 raise ValueError(f"task.{name.replace('_', '-')}: expected at least {least}, found {value}")
+
+
+class ModelOptions(Protocol):
+    """What a task reads of the ``[model]`` table."""
+
+    @property
+    def family(self) -> str: ...  # noqa: D102
+    @property
+    def width(self) -> int: ...  # noqa: D102
+    @property
+    def num_heads(self) -> int: ...  # noqa: D102
+    @property
+    def feed_forward(self) -> int: ...  # noqa: D102
+    @property
+    def encoder_layers(self) -> int: ...  # noqa: D102
+    @property
+    def decoder_layers(self) -> int: ...  # noqa: D102
+    @property
+    def dropout(self) -> float: ...  # noqa: D102
+    @property
+    def norm(self) -> str: ...  # noqa: D102
+    @property
+    def label_smoothing(self) -> float: ...  # noqa: D102
+    @property
+    def max_length(self) -> int: ...  # noqa: D102
+    @property
+    def pretrained(self) -> str: ...  # noqa: D102
+
+
+class ClusterData(Protocol):
+    """One cluster's training examples, encoded. Plain data: it travels into the control unit's actor."""
+
+    @property
+    def truncated(self) -> int:
+        """Sequences that were cut at ``data.max-length``."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        ...
+
+    def collate(self, indices: Sequence[int]) -> Batch:
+        """Build the batch of these examples, padded to its longest."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Outcome of an evaluation."""
+
+    metrics: dict[str, float]
+    """``loss``, and the task's own."""
+    examples: int
+    """Examples that were scored."""
+    signature: str = ""
+    """How the task's metric was computed, in its library's notation."""
+    sources: list[str] = field(default_factory=list)
+    predictions: list[str] = field(default_factory=list)
+    references: list[str] = field(default_factory=list)
+
+
+class Evaluator(Protocol):
+    """Scores models on held-out data, which it has loaded."""
+
+    def evaluate(self, parts: ModelParts, split: str = "validation") -> Score:
+        """Score ``parts`` where they are (CPU or GPU); ``split`` is ``validation`` or ``test``."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What the server knows before the first round."""
+
+    spec: ModelSpec
+    tokenizer_json: str
+    evaluator: Evaluator
+    num_examples: int
+    """Training examples of all clusters."""
+
+
+class Task(Protocol):
+    """One task. Configuration mistakes raise ``ValueError`` here, before any work starts."""
+
+    def prepare(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> Prepared:
+        """Load data and tokenizer on the server, and size the model; every cluster must get an example."""
+        ...
+
+    def cluster_data(
+        self, data: DataConfig, tokenizer_json: str, cluster: int, num_clusters: int, seed: int
+    ) -> ClusterData:
+        """Load one cluster's share, on the cluster."""
+        ...
+
+    def evaluator(self, data: DataConfig, tokenizer_json: str) -> Evaluator:
+        """Load the held-out data for a model that is already there."""
+        ...
+
+    def predict(self, parts: ModelParts, tokenizer_json: str, inputs: Sequence[str]) -> list[str]:
+        """Use the model."""
+        ...
+
+    def saved(self, data: DataConfig) -> dict[str, Any]:
+        """What is saved beside a model as ``task.json``: JSON values."""
+        ...
+
+
+def task(config: TaskConfig) -> Task:
+    """Build the configured task. A new task is one module and one line here and in :data:`TASKS`."""
+    from flower_app.tasks.translation import TranslationTask
+
+    return {"translation": TranslationTask}[config.name](config)

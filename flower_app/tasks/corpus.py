@@ -1,9 +1,14 @@
-"""The task's text: where it comes from, and how it is shared out over the clusters."""
+"""The task's text: where it comes from."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_app.tasks import generator, tables
 
 SOURCES = ("generated", "files", "hub")
 PARTITIONS = ("iid", "dirichlet", "files")
@@ -45,10 +50,15 @@ class DataConfig:
     validation_split: str = "validation"
     test_split: str = "test"
     partition: str = "iid"
-    """How training text is shared out: ``iid``; ``dirichlet`` (over five classes of source length, uneven);
+    """How training text is shared out: ``iid``; ``dirichlet`` (each label falls unevenly on the clusters);
     ``files`` (one training file per cluster)."""
     dirichlet_alpha: float = 0.5
     """``dirichlet``: small is uneven, large is even."""
+    label_column: str = ""
+    """``dirichlet``: column of a table or hub dataset with each example's label (a domain, say); empty: the label is
+    the length of the source sentence, in five classes of equal size."""
+    labels: str = ""
+    """Labels that may stand in ``label-column``, with commas between; empty: any."""
     max_length: int = 128
     """Longest sequence in tokens, end-of-sentence included; the rest is cut off and counted."""
     pretokenized: bool = False
@@ -89,3 +99,119 @@ class DataConfig:
                         f"data.{name.replace('_', '-')}: expected a name with {{cluster}} in it with "
                         f"data.partition = files, found {value!r}"
                     )
+        if self.label_column and self.source == "generated":
+            raise ValueError("data.label-column: generated text has no columns; leave it empty")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Parallel text."""
+
+    sources: list[str]
+    targets: list[str]
+    labels: list[str] | None = None
+    """The label column, where one is configured."""
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+GENERATED_EVALUATION_SEED = 0
+"""Validation and test text of the grammar does not depend on the run's seed, so that runs can be compared."""
+
+
+def load_pairs(config: DataConfig, split: str, seed: int, cluster: int | None = None) -> Pairs:
+    """Load one split.
+
+    Parameters
+    ----------
+    config : where the text is
+    split : ``train``, ``validation`` or ``test``; of the last two, one stands for the other where that is missing
+    seed : of the run; generated training text depends on it
+    cluster : with ``partition = files``, whose training file
+
+    Raises
+    ------
+    ValueError
+        For a missing or empty file, parallel files of unequal length, a missing column, a label outside the list. The
+        message names the key and the file.
+    """
+    if config.source == "generated":
+        number = config.num_examples if split == "train" else config.evaluation_examples
+        drawn = generator.generate(number, split, seed if split == "train" else GENERATED_EVALUATION_SEED)
+        return Pairs([source for source, _ in drawn], [target for _, target in drawn])
+    pairs = _from_hub(config, split) if config.source == "hub" else _from_files(config, split, cluster)
+    if config.labels and pairs.labels is not None:
+        allowed = [label.strip() for label in config.labels.split(",")]
+        for number, label in enumerate(pairs.labels):
+            if label not in allowed:
+                raise ValueError(
+                    f"data.labels: example {number} of the {split} data has the label {label!r} in column "
+                    f"{config.label_column!r}, expected one of {', '.join(allowed)}"
+                )
+    return pairs
+
+
+def count_files(config: DataConfig) -> int:
+    """Return for how many clusters, counted from 0, ``partition = files`` has a training file."""
+    number = 0
+    while (Path(config.path) / config.train_source.replace("{cluster}", str(number))).is_file():
+        number += 1
+    return number
+
+
+def _from_files(config: DataConfig, split: str, cluster: int | None) -> Pairs:
+    if split != "train" and not getattr(config, f"{split}_source"):
+        split = "test" if split == "validation" else "validation"
+    names = {key: getattr(config, f"{split}_{key}") for key in ("source", "target")}
+    if split == "train" and cluster is not None:
+        names = {key: name.replace("{cluster}", str(cluster)) for key, name in names.items()}
+    source = Path(config.path) / names["source"]
+    key = f"data.{split}-source"
+    if not names["target"]:
+        return _pairs(tables.read_table(source, _columns(config, split), key), config, split)
+    target = Path(config.path) / names["target"]
+    sources = tables.read_lines(source, key)
+    targets = tables.read_lines(target, f"data.{split}-target")
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"{key}: {source} has {len(sources)} lines, {target} has {len(targets)}; "
+            "line i of one must translate line i of the other"
+        )
+    if config.label_column and split == "train":
+        raise ValueError(
+            "data.label-column: parallel text files have no columns; use one table (.tsv, .jsonl, .parquet)"
+        )
+    return Pairs(sources, targets)
+
+
+def _from_hub(config: DataConfig, split: str) -> Pairs:
+    dataset = tables.read_hub(config.hub_id, config.hub_config)
+    name = getattr(config, f"{split}_split")
+    if split != "train" and name not in dataset:
+        name = config.test_split if split == "validation" else config.validation_split
+    if name not in dataset:
+        raise ValueError(
+            f"data.{split}-split: {config.hub_id} has no split {name!r}, found {', '.join(map(str, dataset))}"
+        )
+    where = f"data.hub-id: {config.hub_id}, split {name}"
+    return _pairs(tables.columns_of(dataset[name], _columns(config, split), where), config, split)
+
+
+def _columns(config: DataConfig, split: str) -> dict[str, str]:
+    columns = {"data.source-column": config.source_column, "data.target-column": config.target_column}
+    # Only training text is shared out.
+    return columns | ({"data.label-column": config.label_column} if config.label_column and split == "train" else {})
+
+
+def _pairs(columns: dict[str, list[Any]], config: DataConfig, split: str) -> Pairs:
+    labels = columns.get("data.label-column")
+    return Pairs(
+        _texts(columns["data.source-column"]),
+        _texts(columns["data.target-column"]),
+        None if labels is None else _texts(labels),
+    )
+
+
+def _texts(values: Iterable[Any]) -> list[str]:
+    return ["" if value is None else str(value).strip() for value in values]

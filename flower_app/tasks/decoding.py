@@ -1,0 +1,174 @@
+"""Greedy and beam search over the decoder, one new position at a time.
+
+Keys and values of earlier positions are kept, so a step costs one position instead of the whole prefix; a test
+holds the result to the decoder's own full computation. Shapes: B sentences (times beams), T source positions, U
+target positions so far, H heads, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client_pipeline.partition.transformer import Attention, Decoder, DecoderBlock, mask_form
+
+
+class IncrementalDecoder:
+    """A decoder with the memory of what it has already decoded, for evaluation (no dropout)."""
+
+    def __init__(self, decoder: Decoder, memory_BTD: Tensor, mask_BT: Tensor) -> None:
+        self.decoder = decoder
+        self.position = 0
+        self._blocks: list[DecoderBlock] = list(decoder.blocks)  # type: ignore[arg-type]
+        memory_BTD = decoder.memory_norm(memory_BTD)
+        self._mask = mask_form(mask_BT, memory_BTD.dtype)
+        self._memory = [_keys_values(block.cross_attention, memory_BTD) for block in self._blocks]
+        self._past: list[tuple[Tensor, Tensor]] = []
+
+    def step(self, ids_B: Tensor) -> Tensor:
+        """Take the token at the next position, return the log-probabilities of its successor, [B, V]."""
+        x = self.decoder.embedding.embed(ids_B[:, None], offset=self.position)
+        self.position += 1
+        for i, block in enumerate(self._blocks):
+            x = self._block(i, block, x)
+        config = self.decoder.config
+        logits = self.decoder.logits(self.decoder.norm(x)[:, 0])
+        logits[:, [config.pad_id, config.bos_id]] = -torch.inf
+        return F.log_softmax(logits, dim=-1)
+
+    def _block(self, i: int, block: DecoderBlock, x_B1D: Tensor) -> Tensor:
+        pre = block.pre_norm
+        h = block.attention_norm(x_B1D) if pre else x_B1D
+        key, value = _keys_values(block.attention, h)
+        if i < len(self._past):
+            key = torch.cat([self._past[i][0], key], dim=2)
+            value = torch.cat([self._past[i][1], value], dim=2)
+            self._past[i] = (key, value)
+        else:
+            self._past.append((key, value))
+        x = x_B1D + _attend(block.attention, h, key, value, None)
+        x = x if pre else block.attention_norm(x)
+        h = block.cross_attention_norm(x) if pre else x
+        x = x + _attend(block.cross_attention, h, *self._memory[i], self._mask)
+        x = x if pre else block.cross_attention_norm(x)
+        if pre:
+            return x + block.feed_forward(block.feed_forward_norm(x))
+        return block.feed_forward_norm(x + block.feed_forward(x))
+
+    def select(self, rows: Tensor, memory: bool = True) -> None:
+        """Keep these rows in this order, with repeats; ``memory`` False where rows stay within their sentence."""
+        self._past = [(k[rows], v[rows]) for k, v in self._past]
+        if memory:
+            self._memory = [(k[rows], v[rows]) for k, v in self._memory]
+            self._mask = None if self._mask is None else self._mask[rows]
+
+
+def _keys_values(attention: Attention, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values by head, each [B, H, T, D / H]."""
+    key, value = attention.key_value(x_BTD).chunk(2, dim=-1)
+    split: Callable[[Tensor], Tensor] = attention._heads
+    return split(key), split(value)
+
+
+def _attend(attention: Attention, x_B1D: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    query = attention._heads(attention.query(x_B1D))
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    out: Tensor = attention.output(attended.transpose(1, 2).flatten(2))
+    return out
+
+
+def greedy(decoder: Decoder, memory_BTD: Tensor, mask_BT: Tensor, limits: list[int]) -> list[list[int]]:
+    """Take the likeliest token at each position.
+
+    Parameters
+    ----------
+    memory_BTD : raw output of the encoder
+    mask_BT : True at real source tokens
+    limits : longest translation of each sentence, in tokens with the end of sentence
+
+    Returns
+    -------
+    Ids of each translation, without begin and end.
+    """
+    steps = IncrementalDecoder(decoder, memory_BTD, mask_BT)
+    out: list[list[int]] = [[] for _ in limits]
+    active = list(range(len(limits)))
+    ids = torch.full((len(active),), decoder.config.bos_id, device=memory_BTD.device)
+    while active:
+        ids = steps.step(ids).argmax(dim=-1)
+        going = []
+        for row, token in enumerate(ids.tolist()):
+            sentence = active[row]
+            if token != decoder.config.eos_id:
+                out[sentence].append(token)
+                if len(out[sentence]) < limits[sentence]:
+                    going.append(row)
+        if len(going) < len(active):
+            active = [active[row] for row in going]
+            rows = torch.tensor(going, dtype=torch.long, device=ids.device)
+            ids = ids[rows]
+            steps.select(rows)
+    return out
+
+
+def beam(
+    decoder: Decoder,
+    memory_BTD: Tensor,
+    mask_BT: Tensor,
+    limits: list[int],
+    beam_size: int,
+    length_penalty: float = 1.0,
+) -> list[list[int]]:
+    """Keep the ``beam_size`` likeliest prefixes; rank ends by log-probability / tokens ** ``length_penalty``.
+
+    A sentence is done when no prefix that goes on can still win: at its limit, its score is at most
+    log-probability / limit ** ``length_penalty``. Arguments and result are those of :func:`greedy`.
+    """
+    K, V, eos = beam_size, decoder.config.vocab_size, decoder.config.eos_id
+    device = memory_BTD.device
+    best: list[tuple[float, list[int]]] = [(-float("inf"), []) for _ in limits]
+    active = list(range(len(limits)))
+    steps = IncrementalDecoder(decoder, memory_BTD.repeat_interleave(K, 0), mask_BT.repeat_interleave(K, 0))
+    ids = torch.full((len(active) * K,), decoder.config.bos_id, device=device)
+    # All beams of a sentence start alike: only the first may be extended.
+    scores = torch.full((len(active), K), -torch.inf, device=device)
+    scores[:, 0] = 0.0
+    prefixes: list[list[list[int]]] = [[[] for _ in range(K)] for _ in active]
+    while active:
+        total = (scores[..., None] + steps.step(ids).view(len(active), K, V)).flatten(1)
+        # At most one end per beam, so 2K candidates hold K that go on.
+        values, flat = total.topk(min(2 * K, total.shape[1]), dim=1)
+        kept_rows: list[int] = []
+        kept_ids: list[int] = []
+        kept_scores: list[list[float]] = []
+        kept_prefixes: list[list[list[int]]] = []
+        kept_active: list[int] = []
+        length = steps.position
+        for row, sentence in enumerate(active):
+            going: list[tuple[float, int, int]] = []
+            for value, index in zip(values[row].tolist(), flat[row].tolist(), strict=True):
+                origin, token = divmod(index, V)
+                last = length == limits[sentence]
+                if token == eos or last:
+                    score = value / length**length_penalty
+                    if score > best[sentence][0]:
+                        end = [] if token == eos else [token]
+                        best[sentence] = (score, prefixes[row][origin] + end)
+                elif len(going) < K and value > -float("inf"):
+                    going.append((value, origin, token))
+            if not going or going[0][0] / limits[sentence] ** length_penalty <= best[sentence][0]:
+                continue
+            going += [(-float("inf"), going[0][1], going[0][2])] * (K - len(going))
+            kept_active.append(sentence)
+            kept_scores.append([value for value, _, _ in going])
+            kept_rows += [row * K + origin for _, origin, _ in going]
+            kept_ids += [token for _, _, token in going]
+            kept_prefixes.append([[*prefixes[row][origin], token] for _, origin, token in going])
+        steps.select(torch.tensor(kept_rows, dtype=torch.long, device=device), memory=len(kept_active) < len(active))
+        active, prefixes = kept_active, kept_prefixes
+        ids = torch.tensor(kept_ids, dtype=torch.long, device=device)
+        scores = torch.tensor(kept_scores, device=device)
+    return [tokens for _, tokens in best]

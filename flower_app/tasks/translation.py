@@ -1,0 +1,278 @@
+"""Translation: parallel text in, BLEU out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client_pipeline.partition import transformer
+from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
+from flower_app.tasks import decoding
+from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
+from flower_app.tasks.corpus import DataConfig, Pairs, count_files, load_pairs
+from flower_app.tasks.partition import partition
+from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+
+
+@dataclass
+class EncodedText:
+    """Sequences of ids, one after the other in one array: small in memory and cheap to send."""
+
+    ids: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int64]
+    """Start of each sequence in ``ids``, and the end of the last."""
+    truncated: int
+    """Sequences that were cut."""
+
+    @classmethod
+    def encode(cls, texts: Sequence[str], tokenizer: TextTokenizer, max_length: int) -> EncodedText:
+        """Encode texts, each closed by the end of sentence; the longest has ``max_length`` ids with it."""
+        found = tokenizer.encode(texts)
+        kept = [[*ids[: max_length - 1], tokenizer.eos_id] for ids in found]
+        starts = np.cumsum([0, *map(len, kept)], dtype=np.int64)
+        flat = np.fromiter((i for ids in kept for i in ids), dtype=np.int32, count=int(starts[-1]))
+        return cls(flat, starts, sum(len(ids) >= max_length for ids in found))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Return the number of ids of each sequence."""
+        return np.diff(self.starts)
+
+    def padded(self, indices: Sequence[int], pad: int) -> Tensor:
+        """Return the sequences as one matrix [B, longest] int64."""
+        rows = [self.ids[self.starts[i] : self.starts[i + 1]] for i in indices]
+        out = np.full((len(rows), max(map(len, rows))), pad, dtype=np.int64)
+        for row, values in zip(out, rows, strict=True):
+            row[: len(values)] = values
+        return torch.from_numpy(out)
+
+
+@dataclass
+class TranslationData:
+    """Encoded pairs."""
+
+    source: EncodedText
+    target: EncodedText
+    pad_id: int
+
+    @classmethod
+    def encode(cls, pairs: Pairs, tokenizer: TextTokenizer, max_length: int) -> TranslationData:
+        """Encode both sides."""
+        source, target = (EncodedText.encode(side, tokenizer, max_length) for side in (pairs.sources, pairs.targets))
+        return cls(source, target, tokenizer.pad_id)
+
+    @property
+    def truncated(self) -> int:
+        """Sequences of both sides that were cut."""
+        return self.source.truncated + self.target.truncated
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def collate(self, indices: Sequence[int]) -> Batch:
+        """Build the batch of these pairs; see :data:`client_pipeline.partition.parts.Batch`."""
+        input_ids = self.source.padded(indices, self.pad_id)
+        lengths = torch.from_numpy(self.source.lengths()[np.asarray(indices)])
+        return {
+            "input_ids": input_ids,
+            "attention_mask": torch.arange(input_ids.shape[1]) < lengths[:, None],
+            "labels": self.target.padded(indices, IGNORED_LABEL),
+        }
+
+
+class TranslationEvaluator:
+    """Loss and BLEU on held-out pairs.
+
+    The loss is the plain cross-entropy per target token, without the label smoothing of training. BLEU is sacreBLEU
+    in percent: as it stands on tokenised text (``data.pretokenized``), else with the standard tokenisation 13a.
+    """
+
+    def __init__(self, config: TaskConfig, data: DataConfig, tokenizer: TextTokenizer) -> None:
+        self.config = config
+        self.data = data
+        self.tokenizer = tokenizer
+        self._pairs = {split: load_pairs(data, split, seed=0) for split in ("validation", "test")}
+        self._encoded = {
+            split: TranslationData.encode(pairs, tokenizer, data.max_length) for split, pairs in self._pairs.items()
+        }
+
+    def evaluate(self, parts: ModelParts, split: str = "validation") -> Score:
+        """Translate ``split`` and score it: of validation the first ``evaluate-examples``, of test all."""
+        pairs, encoded = self._pairs[split], self._encoded[split]
+        number = len(pairs)
+        if split == "validation" and self.config.evaluate_examples:
+            number = min(number, self.config.evaluate_examples)
+        # Neighbours of like length waste little on padding.
+        order = np.argsort(-encoded.source.lengths()[:number], kind="stable").tolist()
+        translations: list[list[int]] = [[] for _ in range(number)]
+        loss_sum, weight = 0.0, 0
+        with _evaluating(parts) as device:
+            for start in range(0, number, self.config.evaluate_batch_size):
+                indices = order[start : start + self.config.evaluate_batch_size]
+                batch = {name: tensor.to(device) for name, tensor in encoded.collate(indices).items()}
+                memory = parts.encode(batch)
+                loss, tokens = _plain_loss(parts, memory, batch)
+                loss_sum, weight = loss_sum + loss, weight + tokens
+                for i, ids in zip(indices, _search(self.config, parts, memory, batch), strict=True):
+                    translations[i] = ids
+        predictions = self.tokenizer.decode(translations)
+        bleu, signature = bleu_score(predictions, pairs.targets[:number], self.data.pretokenized)
+        return Score(
+            metrics={"loss": loss_sum / weight, "bleu": bleu},
+            examples=number,
+            signature=signature,
+            sources=pairs.sources[:number],
+            predictions=predictions,
+            references=pairs.targets[:number],
+        )
+
+
+class TranslationTask:
+    """Sequence-to-sequence training of a classic Transformer on parallel text."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        self.config = config
+
+    def prepare(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> Prepared:
+        """Load the data, train or load the tokenizer, and size the model.
+
+        Raises
+        ------
+        ValueError
+            For all that cannot be loaded, a cluster without an example, or a model that cannot translate.
+        """
+        if model.family != "transformer" or model.pretrained:
+            found = f"model.pretrained = {model.pretrained!r}" if model.pretrained else f"model.family = {model.family}"
+            raise ValueError(f"task.name = translation trains a fresh model.family = transformer, found {found}")
+        if data.partition == "files":
+            _check_files(data, num_clusters)
+            shares = [load_pairs(data, "train", seed, cluster) for cluster in range(num_clusters)]
+        else:
+            shares = [load_pairs(data, "train", seed)]
+            partition(data, shares[0], num_clusters, seed)
+        if data.tokenizer:
+            tokenizer = load_tokenizer(data.tokenizer)
+        else:
+            texts = (text for pairs in shares for side in (pairs.sources, pairs.targets) for text in side)
+            tokenizer = train_tokenizer(texts, data.vocab_size, data.pretokenized)
+        spec = transformer.spec(
+            vocab_size=tokenizer.vocab_size,
+            width=model.width,
+            num_heads=model.num_heads,
+            feed_forward=model.feed_forward,
+            encoder_layers=model.encoder_layers,
+            decoder_layers=model.decoder_layers,
+            dropout=model.dropout,
+            norm=model.norm,
+            max_length=model.max_length,
+            pad_id=tokenizer.pad_id,
+            bos_id=tokenizer.bos_id,
+            eos_id=tokenizer.eos_id,
+            label_smoothing=model.label_smoothing,
+        )
+        return Prepared(
+            spec=spec,
+            tokenizer_json=tokenizer.to_json(),
+            evaluator=TranslationEvaluator(self.config, data, tokenizer),
+            num_examples=sum(map(len, shares)),
+        )
+
+    def cluster_data(
+        self, data: DataConfig, tokenizer_json: str, cluster: int, num_clusters: int, seed: int
+    ) -> TranslationData:
+        """Load and encode one cluster's share of the training pairs."""
+        tokenizer = TextTokenizer.from_json(tokenizer_json)
+        if data.partition == "files":
+            pairs = load_pairs(data, "train", seed, cluster)
+        else:
+            everything = load_pairs(data, "train", seed)
+            mine = partition(data, everything, num_clusters, seed)[cluster].tolist()
+            pairs = Pairs([everything.sources[i] for i in mine], [everything.targets[i] for i in mine])
+        return TranslationData.encode(pairs, tokenizer, data.max_length)
+
+    def evaluator(self, data: DataConfig, tokenizer_json: str) -> TranslationEvaluator:
+        """Load the held-out pairs for a model that is already there."""
+        return TranslationEvaluator(self.config, data, TextTokenizer.from_json(tokenizer_json))
+
+    def predict(self, parts: ModelParts, tokenizer_json: str, inputs: Sequence[str]) -> list[str]:
+        """Translate sentences; a source longer than the model is an error."""
+        if not inputs:
+            return []
+        tokenizer = TextTokenizer.from_json(tokenizer_json)
+        longest = int(parts.spec.config["max_length"])
+        encoded = EncodedText.encode([text.strip() for text in inputs], tokenizer, longest + 1)
+        for text, length in zip(inputs, encoded.lengths().tolist(), strict=True):
+            if length > longest:
+                raise ValueError(
+                    f"a sentence of over {longest} tokens does not fit the model: {text[:60]!r}...; split it"
+                )
+        data = TranslationData(encoded, encoded, tokenizer.pad_id)
+        with _evaluating(parts) as device:
+            batch = {name: tensor.to(device) for name, tensor in data.collate(range(len(inputs))).items()}
+            return tokenizer.decode(_search(self.config, parts, parts.encode(batch), batch))
+
+    def saved(self, data: DataConfig) -> dict[str, Any]:
+        """Name of the task, and how its text is written."""
+        return {"name": "translation", "pretokenized": data.pretokenized}
+
+
+def bleu_score(predictions: list[str], references: list[str], pretokenized: bool) -> tuple[float, str]:
+    """Return sacreBLEU in percent and its signature."""
+    from sacrebleu.metrics import BLEU
+
+    # On tokenised text sacrebleu would warn that it looks tokenised: that is meant.
+    metric = BLEU(tokenize="none" if pretokenized else "13a", force=pretokenized)
+    return float(metric.corpus_score(predictions, [references]).score), str(metric.get_signature())
+
+
+def _check_files(data: DataConfig, num_clusters: int) -> None:
+    found = count_files(data)
+    if found < num_clusters:
+        raise ValueError(
+            f"data.train-source: expected a file for each of {num_clusters} clusters, found {found}: no "
+            f"{data.train_source.replace('{cluster}', str(found))} in {data.path or 'the working directory'}"
+        )
+
+
+def _plain_loss(parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> tuple[float, int]:
+    decoder = cast(transformer.Decoder, parts.head)
+    labels = batch["labels"]
+    real = labels != IGNORED_LABEL
+    states = decoder.hidden(memory_BTD, batch["attention_mask"], decoder.shift_right(labels))
+    return float(F.cross_entropy(decoder.logits(states[real]), labels[real], reduction="sum")), int(real.sum())
+
+
+def _search(config: TaskConfig, parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> list[list[int]]:
+    """Translate a batch that is already encoded."""
+    longest = int(parts.spec.config["max_length"])
+    mask = batch["attention_mask"]
+    limits = [min(longest, config.max_new_tokens or 2 * n + 10) for n in mask.sum(dim=1).tolist()]
+    decoder = cast(transformer.Decoder, parts.head)
+    if config.decode == "beam":
+        return decoding.beam(decoder, memory_BTD, mask, limits, config.beam_size, config.length_penalty)
+    return decoding.greedy(decoder, memory_BTD, mask, limits)
+
+
+@contextmanager
+def _evaluating(parts: ModelParts) -> Iterator[torch.device]:
+    """Switch dropout off and gradients off; yield the model's device."""
+    modules = (parts.embedding, parts.blocks, parts.head)
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    try:
+        with torch.no_grad():
+            yield next(parts.head.parameters()).device
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.train(mode)

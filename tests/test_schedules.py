@@ -1,0 +1,97 @@
+"""Schedules are data: literal timetables, and what every schedule must keep over a grid of sizes."""
+
+import pytest
+
+from client_pipeline.runtime.schedules import SCHEDULES, Action, actions, timetable, unit_timetable
+
+GRID = [(s, m) for s in range(1, 7) for m in range(1, 10)]
+
+
+def names(listed):
+    return " ".join(str(action) for action in listed)
+
+
+def test_gpipe_of_three_stages_is_the_documented_timetable():
+    assert timetable("gpipe", 3, 3).splitlines() == [
+        "stage 0 | F0 F1 F2 .. .. .. .. B0 B1 B2",
+        "stage 1 | .. F0 F1 F2 .. .. B0 B1 B2 ..",
+        "stage 2 | .. .. F0 F1 F2 B0 B1 B2 .. ..",
+    ]
+
+
+def test_1f1b_of_three_stages_alternates_after_its_warm_up():
+    assert timetable("1f1b", 3, 4).splitlines() == [
+        "stage 0 | F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3",
+        "stage 1 | .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..",
+        "stage 2 | .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..",
+    ]
+
+
+def test_1f1b_with_fewer_micro_batches_than_stages_only_warms_up():
+    assert [names(actions("1f1b", s, 4, 2)) for s in range(4)] == [
+        "F0 F1 B0 B1",
+        "F0 F1 B0 B1",
+        "F0 F1 B0 B1",
+        "F0 B0 F1 B1",
+    ]
+
+
+def test_timetable_aligns_micro_batches_of_two_digits():
+    rows = timetable("gpipe", 1, 11).splitlines()
+    assert rows == ["stage 0 | " + " ".join(f"{k}{i}".ljust(3) for k in "FB" for i in range(11))]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_micro_batch_goes_forward_once_and_then_backward_once(schedule):
+    for stage, num_stages, m in [(stage, s, m) for s, m in GRID for stage in range(s)]:
+        listed = actions(schedule, stage, num_stages, m)
+        assert sorted(listed) == sorted(Action(kind, i) for kind in "FB" for i in range(m))
+        assert all(listed.index(Action("F", i)) < listed.index(Action("B", i)) for i in range(m))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_end_without_dead_lock_and_without_idle_time_beyond_the_pipelines(schedule):
+    for num_stages, m in GRID:
+        rows = unit_timetable(schedule, num_stages, m)
+        assert {len(row) for row in rows} == {2 * (num_stages + m - 1)}
+        for stage, row in enumerate(rows):
+            assert [action for action in row if action] == actions(schedule, stage, num_stages, m)
+
+
+def test_1f1b_never_holds_more_than_s_activations():
+    for stage, num_stages, m in [(stage, s, m) for s, m in GRID for stage in range(s)]:
+        held, most = 0, 0
+        for kind, _ in actions("1f1b", stage, num_stages, m):
+            held += 1 if kind == "F" else -1
+            most = max(most, held)
+        assert most == min(num_stages - stage, m)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_neighbours_agree_on_the_order_in_which_tensors_cross_a_link(schedule):
+    # gloo's tags would hide a difference; a sender that runs ahead of its reader would cost memory, though.
+    for num_stages, m in GRID:
+        for kind in "FB":
+            orders = {
+                tuple(a.micro_batch for a in actions(schedule, s, num_stages, m) if a.kind == kind)
+                for s in range(num_stages)
+            }
+            assert orders == {tuple(range(m))}
+
+
+def test_an_unknown_schedule_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"schedule: expected one of gpipe, 1f1b, found 'zigzag'"):
+        actions("zigzag", 0, 2, 4)
+    with pytest.raises(ValueError, match="found 'zigzag'"):
+        timetable("zigzag", 2, 4)
+
+
+@pytest.mark.parametrize("stage", [-1, 3])
+def test_a_stage_outside_the_pipeline_is_refused(stage):
+    with pytest.raises(ValueError, match=rf"stage {stage} is outside a pipeline of 3 stages; expected 0 to 2"):
+        actions("gpipe", stage, 3, 4)
+
+
+def test_a_pipeline_without_micro_batches_is_refused():
+    with pytest.raises(ValueError, match="m = 0 micro-batches: expected at least 1"):
+        actions("1f1b", 0, 2, 0)

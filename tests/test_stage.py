@@ -1,0 +1,228 @@
+"""Stages over gloo without Ray: threads of one process stand for the devices."""
+
+import threading
+
+import pytest
+import torch
+
+from client_pipeline.partition import transformer
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.parts import block_weights
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.micro_batches import StepId, micro_batch_sizes
+from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.schedules import SCHEDULES
+from client_pipeline.runtime.stage import Stage, StepOrder, run_actions
+from client_pipeline.runtime.transport import (
+    BACKWARD,
+    FORWARD,
+    GlooTransport,
+    GroupAddress,
+    TransportError,
+    open_store,
+)
+
+SGD = OptimizerConfig(name="sgd", lr=0.1)
+NUM_BLOCKS = 4
+SPEC = transformer.spec(vocab_size=20, width=8, num_heads=2, feed_forward=16, encoder_layers=NUM_BLOCKS, dropout=0.1)
+STEP = StepId(seed=0, round=1, step=1, cluster=0)
+TIMEOUT_S = 30.0
+
+
+class Threads:
+    """Runs functions at once and hands their results over, so that a failure in a thread fails the test."""
+
+    def __init__(self, *functions):
+        self.results = [None] * len(functions)
+        self.threads = [
+            threading.Thread(target=self._run, args=(i, function), daemon=True) for i, function in enumerate(functions)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _run(self, i, function):
+        try:
+            self.results[i] = function()
+        except Exception as error:
+            self.results[i] = error
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(2 * TIMEOUT_S)
+            assert not thread.is_alive(), "a member of the group hangs"
+        return self.results
+
+
+def make_ring(size):
+    """Transports of all ranks, each made in a thread of its own because joining waits for the others."""
+    store = open_store("127.0.0.1", TIMEOUT_S)
+    address = GroupAddress(host="127.0.0.1", port=store.port, generation=1, size=size, timeout_s=TIMEOUT_S)
+
+    def join(rank):
+        return GlooTransport(address, rank, store if rank == 0 else None)
+
+    ring = Threads(*(lambda r=rank: join(r) for rank in range(size))).join()
+    for member in ring:
+        assert isinstance(member, GlooTransport), member
+    return ring
+
+
+def make_stages(delta, weights, recompute):
+    stages = []
+    for segment in ClusterPlan(delta=delta, order=tuple(range(len(delta))), m=1).segments():
+        stage = Stage(SPEC, SGD, recompute=recompute)
+        for index in segment.blocks:
+            stage.place(index, block_weights(weights, index))
+        stages.append(stage)
+    return stages
+
+
+def run_control_unit(transport, x_BTD, sizes):
+    """Rank 0: activations in, activations out, and each output times 2 back as its gradient."""
+    last = transport.size - 1
+    pieces = x_BTD.split(sizes)
+    for i, piece in enumerate(pieces):
+        transport.send(piece, 1, FORWARD, i)
+    outputs, gradients = [], []
+    for i, piece in enumerate(pieces):
+        outputs.append(transport.receive(tuple(piece.shape), torch.float32, last, FORWARD, i).wait())
+        transport.send(2 * outputs[i], last, BACKWARD, i)
+    for i, piece in enumerate(pieces):
+        gradients.append(transport.receive(tuple(piece.shape), torch.float32, 1, BACKWARD, i).wait())
+    transport.flush()
+    return torch.cat(outputs), torch.cat(gradients)
+
+
+def run_pipeline(delta, schedule, m, recompute=False, batch_size=7, length=5):
+    """One step of all stages; returns the stages, the output and the input's gradient."""
+    weights = build_parts(SPEC, seed=1).weights()
+    stages = make_stages(delta, weights, recompute)
+    torch.manual_seed(5)
+    x_BTD = torch.randn(batch_size, length, 8)
+    mask_BT = torch.ones(batch_size, length, dtype=torch.bool)
+    mask_BT[2, 3:] = False
+    sizes = micro_batch_sizes(batch_size, m)
+    order = StepOrder(step=STEP, schedule=schedule, sizes=sizes, mask_BT=mask_BT, width=8)
+    ring = make_ring(len(stages) + 1)
+    results = Threads(
+        lambda: run_control_unit(ring[0], x_BTD, sizes),
+        *(
+            lambda s=stage, t=transport: run_actions(s, t, order)
+            for stage, transport in zip(stages, ring[1:], strict=True)
+        ),
+    ).join()
+    for transport in ring:
+        transport.close()
+    for result in results:
+        assert not isinstance(result, Exception), result
+    return stages, *results[0]
+
+
+def all_gradients(stages):
+    return {
+        f"{i}.{name}": gradient
+        for stage in stages
+        for i, block in stage.gradients().items()
+        for name, gradient in block.items()
+    }
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("delta", [(2, 2), (1, 1, 1, 1)])
+def test_1f1b_stores_the_activations_of_no_more_than_s_micro_batches(delta, recompute):
+    m = 6
+    one_f_one_b, output, x_gradient = run_pipeline(delta, "1f1b", m, recompute)
+    assert [stage.peak_stored for stage in one_f_one_b] == [len(delta) - s for s in range(len(delta))]
+
+    gpipe, expected_output, expected_gradient = run_pipeline(delta, "gpipe", m, recompute)
+    assert [stage.peak_stored for stage in gpipe] == [m] * len(delta)
+    # What each stage computed is the same, bit for bit: only the order differs between the schedules.
+    assert torch.equal(output, expected_output)
+    assert torch.equal(x_gradient, expected_gradient)
+    expected = all_gradients(gpipe)
+    for name, gradient in all_gradients(one_f_one_b).items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_recomputing_keeps_inputs_only_and_changes_no_gradient(schedule):
+    kept, *_ = run_pipeline((1, 3), schedule, 3)
+    recomputed, *_ = run_pipeline((1, 3), schedule, 3, recompute=True)
+    expected = all_gradients(kept)
+    for name, gradient in all_gradients(recomputed).items():
+        assert torch.equal(gradient, expected[name]), name
+    # Nothing of a finished step stays behind.
+    assert all(not stage._inputs and not stage._outputs for stage in kept + recomputed)
+
+
+def test_gradients_wait_until_they_are_applied_or_discarded():
+    stages, *_ = run_pipeline((4,), "gpipe", 2)
+    (stage,) = stages
+    norm_sq = stage.gradient_norm_sq()
+    assert norm_sq == pytest.approx(sum(float(g.square().sum()) for g in all_gradients(stages).values()), rel=1e-5)
+    before = stage.weights()
+    waiting = stage.gradients()
+    stage.apply(1, 0.5)
+    for i, block in stage.weights().items():
+        for name, value in block.items():
+            torch.testing.assert_close(value, before[i][name] - 0.1 * 0.5 * waiting[i][name])
+    assert stage.gradient_norm_sq() == 0.0
+
+
+def test_discard_forgets_a_step_that_did_not_complete():
+    stage = Stage(SPEC, SGD)
+    stage.place(0)
+    mask_BT = torch.ones(2, 3, dtype=torch.bool)
+    y_BTD = stage.forward(STEP, 0, torch.randn(2, 3, 8), mask_BT)
+    stage.forward(STEP, 1, torch.randn(2, 3, 8), mask_BT)
+    stage.backward(STEP, 0, torch.ones_like(y_BTD), mask_BT)
+    assert stage.gradient_norm_sq() > 0
+    stage.discard()
+    assert stage.gradient_norm_sq() == 0.0
+    assert not stage._inputs and not stage._outputs
+
+
+def test_a_block_moves_with_its_weights_and_its_optimizer_state():
+    config = OptimizerConfig(name="adamw", lr=0.01)
+    stays, source, target = Stage(SPEC, config), Stage(SPEC, config), Stage(SPEC, config)
+    stays.place(2)
+    source.place(2, stays.weights()[2])
+
+    def train(stage, step):
+        y_BTD = stage.forward(STEP, step, torch.full((1, 3, 8), 0.1 * step), torch.ones(1, 3, dtype=torch.bool))
+        stage.backward(STEP, step, y_BTD.detach(), torch.ones(1, 3, dtype=torch.bool))
+        stage.apply(step, 1.0)
+
+    for stage in (stays, source):
+        train(stage, 1)
+    target.place(2, *source.take(2))
+    assert not source.blocks
+    for stage in (stays, target):
+        train(stage, 2)
+    for name, value in stays.weights()[2].items():
+        assert torch.equal(value, target.weights()[2][name]), name
+
+
+def test_blocks_run_in_the_models_order_whatever_order_they_came_in():
+    stage = Stage(SPEC, SGD)
+    for index in (3, 1, 2):
+        stage.place(index)
+    assert list(stage.blocks) == [1, 2, 3]
+
+
+def test_loading_weights_of_another_shape_names_the_block():
+    stage = Stage(SPEC, SGD)
+    stage.place(1)
+    weights = {name: value[:1] for name, value in stage.weights()[1].items()}
+    with pytest.raises(ValueError, match=r"TEB 1: .* has shape .* expected"):
+        stage.load({1: weights})
+
+
+def test_a_member_that_leaves_is_noticed_by_its_neighbour():
+    ring = make_ring(2)
+    receive = ring[0].receive((4,), torch.float32, 1, FORWARD, 0)
+    waiting = Threads(receive.wait)
+    ring[1].close()
+    (error,) = waiting.join()
+    assert isinstance(error, TransportError)
+    assert "waiting for activations of micro-batch 0 from rank 1" in str(error)

@@ -231,7 +231,7 @@ class DecoderTrainer:
                 raise Refusal(f"the decoder cannot take micro-batch {batch.micro_batch}: {error}"[:500]) from error
             last = batch.micro_batch == batch.num_micro_batches - 1
             norm_sq = trainer.gradient_norm_sq(cluster) if last else None
-        if not (math.isfinite(loss_sum) and bool(tensor.isfinite().all()) and math.isfinite(norm_sq or 0.0)):
+        if not (math.isfinite(loss_sum) and is_finite(tensor) and math.isfinite(norm_sq or 0.0)):
             raise Refusal(
                 f"loss or gradient of micro-batch {batch.micro_batch} is not finite: training diverged; "
                 "lower optimizer.lr or set optimizer.clip-norm"
@@ -473,5 +473,11 @@ def check_tensors(batch: MicroBatch) -> None:
         raise Refusal("target.labels: expected int64 labels")
     if batch.weight != target_weight(batch.targets):
         raise Refusal(f"weight: expected {target_weight(batch.targets)} as the labels say, found {batch.weight:g}")
-    if not bool(hidden.isfinite().all()):
+    if not is_finite(hidden):
         raise Refusal(f"hidden: micro-batch {batch.micro_batch} holds NaN or Inf: training diverged on the CU")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor that is not empty holds neither NaN nor Inf; one pass, as NaN is both least and largest."""
+    low, high = tensor.aminmax()
+    return math.isfinite(low) and math.isfinite(high)

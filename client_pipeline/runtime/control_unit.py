@@ -184,6 +184,7 @@ class ControlUnit:
         self, order: RoundOrder, outcomes: list[StepOutcome], weights: dict[str, Tensor], clock: tuple[float, ...]
     ) -> RoundResult:
         weight = sum(outcome.weight for outcome in outcomes)
+        loss = sum(outcome.loss_sum for outcome in outcomes) / max(weight, 1)
         start, ready, trained, end = clock
         devices = {
             str(segment.device): {
@@ -195,8 +196,8 @@ class ControlUnit:
         report = {
             "cluster": self.setup.cluster,
             "num_examples": len(self.data),
-            "segments": len(self.pipeline.segments),
-            "micro_batches": order.plan.m,
+            "loss": loss,
+            "plan": order.plan.to_dict(),
             "devices": devices,
             "moved_blocks": self.pipeline.moved_blocks,
             "prepare_s": ready - start,
@@ -206,7 +207,7 @@ class ControlUnit:
         return RoundResult(
             weights=weights,
             weight=weight,
-            loss=sum(outcome.loss_sum for outcome in outcomes) / max(weight, 1),
+            loss=loss,
             steps=len(outcomes),
             wall_s=end - start,
             report=report,

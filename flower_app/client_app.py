@@ -1,0 +1,138 @@
+"""The Flower client: one node is one control unit. It hands each message to the control unit's actor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from client_pipeline.link.stream import LinkCertificates
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.actors import start_control_unit, train_round
+from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, RoundOrder
+from client_pipeline.system.scenario import load_scenario
+from flower_app.config import RunConfig
+from flower_app.tasks.base import task
+from strategies.clusters import ClusterState
+from strategies.policies import RoundProblem, make_policy
+from strategies.records import ARRAYS, CONFIG, read_train_config, reply_content, to_tensors
+
+app = ClientApp()
+
+
+@app.query("setup")
+def setup(message: Message, context: Context) -> Message:
+    """Start the control unit with its data; answer with what the planner must know of the cluster."""
+    record = message.content.config_records[CONFIG]
+    try:
+        answer = _setup(context, {key: cast(Any, value) for key, value in record.items()}, message.metadata.dst_node_id)
+    except (ValueError, FileNotFoundError) as error:
+        # The user's mistake: an answer of its own, because Flower would give the server a traceback.
+        answer = {"error": str(error)}
+    return Message(RecordDict({CONFIG: ConfigRecord({"json": json.dumps(answer)})}), reply_to=message)
+
+
+def _setup(context: Context, told: Mapping[str, Any], node_id: int) -> dict[str, Any]:
+    config = RunConfig.from_flat(context.run_config)
+    cluster, num_clusters = cluster_index(context), int(told["num-clusters"])
+    if cluster >= num_clusters:
+        return {"unused": cluster}
+    state = _state(config, cluster, node_id)
+    described = start_control_unit(
+        ClusterSetup(
+            run=str(context.run_id),
+            cluster=cluster,
+            spec=ModelSpec.from_json(told["spec"]),
+            optimizer=config.optimizer,
+            runtime=config.runtime,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            local_steps=config.local_steps,
+            load_data=partial(load_cluster_data, dict(context.run_config), told["tokenizer"], cluster, num_clusters),
+            certificates=_certificates(context),
+        )
+    )
+    state.num_examples = described["num_examples"]
+    return {"state": state.to_dict()}
+
+
+def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, num_clusters: int) -> ClusterData:
+    """Load one cluster's training examples; runs in the control unit's process."""
+    config = RunConfig.from_flat(flat)
+    return task(config.task).cluster_data(config.data, tokenizer_json, cluster, num_clusters, config.seed)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train one round on the cluster's devices."""
+    config = RunConfig.from_flat(context.run_config)
+    cluster = cluster_index(context)
+    round_, plan, decoder = read_train_config(message.content.config_records[CONFIG])
+    if plan is None:
+        # A stock strategy plans nothing: the control unit plans for itself.
+        plan = own_plan(config, _state(config, cluster, message.metadata.dst_node_id), round_)
+    result = train_round(
+        str(context.run_id),
+        cluster,
+        RoundOrder(round=round_, weights=to_tensors(message.content.array_records[ARRAYS]), plan=plan, decoder=decoder),
+    )
+    content = reply_content(
+        result.weights,
+        weight=result.weight,
+        loss=result.loss,
+        steps=result.steps,
+        wall_s=result.wall_s,
+        report=result.report,
+    )
+    return Message(content, reply_to=message)
+
+
+def own_plan(config: RunConfig, state: ClusterState, round_: int) -> ClusterPlan:
+    """Plan for one cluster alone: ``uniform``, or the plan file."""
+    problem = RoundProblem(
+        round=round_, num_blocks=config.model.encoder_layers, batch_size=config.batch_size, clusters=[state]
+    )
+    return make_policy("uniform", config.plan).plan(problem)[0]
+
+
+def cluster_index(context: Context) -> int:
+    """Index of the cluster that this node is.
+
+    Raises
+    ------
+    ValueError
+        If the node has no ``partition-id``.
+    """
+    index = context.node_config.get("partition-id")
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        raise ValueError(
+            f"node config: partition-id: expected the cluster's index from 0, found {index!r}; start the SuperNode "
+            'with --node-config "partition-id=0"'
+        )
+    return index
+
+
+def _state(config: RunConfig, cluster: int, node_id: int) -> ClusterState:
+    scenario = load_scenario(config.scenario)
+    if cluster >= scenario.num_clusters:
+        raise ValueError(
+            f"scenario {config.scenario}: has {scenario.num_clusters} clusters, none for the node with "
+            f"partition-id {cluster}; use a scenario with more clusters or fewer nodes"
+        )
+    return ClusterState(
+        cluster=cluster,
+        node_id=node_id,
+        devices=scenario.clusters[cluster],
+        block_memory=scenario.block_memory,
+        num_examples=0,
+    )
+
+
+def _certificates(context: Context) -> LinkCertificates:
+    given = {name: str(context.node_config.get(f"tls-{name}", "")) for name in ("certificate", "key", "ca")}
+    return LinkCertificates(certificate=given["certificate"], key=given["key"], root_certificate=given["ca"])

@@ -1,0 +1,60 @@
+"""What the server knows of each cluster, and how it learns it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from client_pipeline.system.devices import DeviceProfile
+
+
+@dataclass(kw_only=True)
+class ClusterState:
+    """One cluster, as its control unit last reported it."""
+
+    cluster: int
+    node_id: int
+    devices: tuple[DeviceProfile, ...]
+    block_memory: float
+    """gamma_0 [byte]."""
+    num_examples: int
+    last_loss: float | None = None
+    """Mean training loss of the last round that it trained in."""
+
+    @property
+    def speeds(self) -> list[float]:
+        """phi_k f_k of each device [FLOP/s]."""
+        return [device.speed for device in self.devices]
+
+    @property
+    def memories(self) -> list[float]:
+        """Memory of each device [byte]."""
+        return [device.memory for device in self.devices]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, as a control unit reports them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> ClusterState:
+        """Read what :meth:`to_dict` wrote."""
+        return cls(**{**raw, "devices": tuple(DeviceProfile(**device) for device in raw["devices"])})
+
+
+def check_clusters(clusters: Sequence[ClusterState]) -> None:
+    """Refuse two nodes that claim one cluster.
+
+    Raises
+    ------
+    ValueError
+        Naming the nodes.
+    """
+    seen: dict[int, int] = {}
+    for state in clusters:
+        if state.cluster in seen:
+            raise ValueError(
+                f"nodes {seen[state.cluster]} and {state.node_id} both say they are cluster {state.cluster}; "
+                "give each node its own partition-id"
+            )
+        seen[state.cluster] = state.node_id

@@ -1,0 +1,117 @@
+"""A Grid around any strategy: counts bytes and time, keeps the reports, fails a round in which all clients failed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from strategies.records import CONFIG, ROUND_KEY, WEIGHT_KEY, read_metric, read_report
+
+
+class RoundFailed(RuntimeError):
+    """No client finished the round; the message gives each one's reason."""
+
+
+class RecordingGrid(Grid):
+    """Passes everything on to ``grid``, for the nodes of this run alone.
+
+    Parameters
+    ----------
+    grid : Flower's own
+    clusters : cluster index of each node id; other nodes stay hidden from the strategy
+    """
+
+    def __init__(self, grid: Grid, clusters: Mapping[int, int]) -> None:
+        self._grid = grid
+        self._clusters = dict(clusters)
+        self.last_round: dict[str, Any] = {}
+        """Of the last training exchange: ``train_loss``, ``messages_s``, ``bytes_down``, ``bytes_up``, ``clusters``
+        (the control units' reports) and ``failed``."""
+
+    def set_run(self, run: Run) -> None:
+        """See Grid."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """See Grid."""
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """See Grid."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the run's nodes that are connected, in the order of their clusters."""
+        present = set(self._grid.get_node_ids())
+        return [node for node in sorted(self._clusters, key=self._clusters.__getitem__) if node in present]
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """See Grid."""
+        return (node for node in self._grid.get_nodes() if node.node_id in self._clusters)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """See Grid."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """See Grid."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Exchange messages; replies come in the order of the clusters, so that sums repeat bit for bit.
+
+        Raises
+        ------
+        RoundFailed
+            If this was a training exchange and no reply came without an error.
+        """
+        sent = list(messages)
+        start = time.perf_counter()
+        replies = list(self._grid.send_and_receive(sent, timeout=timeout)) if sent else []
+        replies.sort(key=lambda reply: self._clusters.get(reply.metadata.src_node_id, -1))
+        if sent and sent[0].metadata.message_type == MessageType.TRAIN:
+            self._record(sent, replies, time.perf_counter() - start)
+        return replies
+
+    def _record(self, sent: list[Message], replies: list[Message], seconds: float) -> None:
+        good = [reply for reply in replies if not reply.has_error()]
+        reasons = {
+            self._clusters.get(reply.metadata.src_node_id, -1): reply.error.reason
+            for reply in replies
+            if reply.has_error()
+        }
+        answered = {reply.metadata.src_node_id for reply in replies}
+        for message in sent:
+            node = message.metadata.dst_node_id
+            if node not in answered:
+                reasons[self._clusters.get(node, -1)] = "no reply in time"
+        weights = [read_metric(reply, WEIGHT_KEY) for reply in good]
+        loss_sum = sum(read_metric(reply, "loss") * w for reply, w in zip(good, weights, strict=True))
+        self.last_round = {
+            "train_loss": loss_sum / sum(weights) if good else math.nan,
+            "weight": sum(weights),
+            "messages_s": seconds,
+            "bytes_down": sum(array_bytes(message) for message in sent),
+            "bytes_up": sum(array_bytes(message) for message in good),
+            "clusters": [read_report(reply) for reply in good],
+            "failed": [{"cluster": cluster, "reason": reason} for cluster, reason in sorted(reasons.items())],
+        }
+        if not good:
+            number = str(sent[0].content.config_records[CONFIG].get(ROUND_KEY))
+            listed = "; ".join(f"cluster {cluster}: {reason}" for cluster, reason in sorted(reasons.items()))
+            raise RoundFailed(f"round {number}: every client failed: {listed}")
+
+
+def array_bytes(message: Message) -> int:
+    """Bytes of a message's arrays, as they are sent."""
+    return sum(record.count_bytes() for record in message.content.array_records.values())

@@ -1,0 +1,57 @@
+"""Flower's own strategies as baselines, by class name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.serverapp import strategy as flower_strategies
+from flwr.serverapp.strategy import Strategy
+
+from strategies.records import WEIGHT_KEY
+
+
+def stock_strategies() -> list[str]:
+    """Names that ``strategy`` accepts beside ``collapipe``."""
+    return sorted(
+        name
+        for name, value in vars(flower_strategies).items()
+        if inspect.isclass(value) and issubclass(value, Strategy) and not inspect.isabstract(value)
+    )
+
+
+def make_stock(name: str, options: Mapping[str, Any], num_clusters: int) -> Strategy:
+    """Build a stock strategy that trains on all clusters and leaves evaluation to the server.
+
+    Parameters
+    ----------
+    name : class of ``flwr.serverapp.strategy``
+    options : further constructor arguments
+    num_clusters : N
+
+    Raises
+    ------
+    ValueError
+        For an unknown class, or arguments that its constructor does not take.
+    """
+    if name not in stock_strategies():
+        raise ValueError(f"strategy: expected collapipe or one of {', '.join(stock_strategies())}, found {name!r}")
+    cls = getattr(flower_strategies, name)
+    accepted = set(inspect.signature(cls).parameters)
+    if unknown := sorted(options.keys() - accepted):
+        raise ValueError(
+            f"strategy-options: {name} takes no argument {unknown[0]!r}; expected some of {', '.join(sorted(accepted))}"
+        )
+    ours = {
+        "fraction_evaluate": 0.0,
+        "min_train_nodes": num_clusters,
+        "min_available_nodes": num_clusters,
+        "weighted_by_key": WEIGHT_KEY,
+    }
+    arguments = {key: value for key, value in ours.items() if key in accepted} | dict(options)
+    try:
+        strategy: Strategy = cls(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"strategy-options: {name} cannot be built with {dict(options)}: {error}") from error
+    return strategy

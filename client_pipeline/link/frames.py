@@ -29,7 +29,6 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, deserialize
-from safetensors.torch import save
 from torch import Tensor
 
 PROTOCOL_VERSION = 1
@@ -49,6 +48,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _read_blob: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = deserialize
 _MAX_DIMENSIONS = 8
 _LARGEST_INT = 2**63 - 1
@@ -114,14 +114,26 @@ def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = Non
     """
     tensors = tensors or {}
     _check_header(header, tensors)
-    # safetensors refuses tensors that share memory, which here is no mistake: each travels by itself.
-    seen: set[int] = set()
-    own = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        own[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
-        seen.add(tensor.untyped_storage().data_ptr())
-    return save(own, metadata={"header": json.dumps(dict(header), allow_nan=False)})
+    # Written here rather than by safetensors.torch.save, which copies the data three times: 1 ms a MiB.
+    entries: dict[str, Any] = {"__metadata__": {"header": json.dumps(dict(header), allow_nan=False)}}
+    chunks: list[Any] = [b"", b""]
+    end = 0
+    # Wide types first, so that every tensor starts at a multiple of its item size.
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+        if tensor.dtype not in _DTYPE_NAMES:
+            raise FrameError(f"tensor {name!r}: expected one of {', '.join(_DTYPES)}, found {tensor.dtype}")
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        entries[name] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + len(data)],
+        }
+        end += len(data)
+        chunks.append(data)
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    chunks[:2] = [len(text).to_bytes(8, "little"), text]
+    return b"".join(chunks)
 
 
 def decode(data: bytes | bytearray | memoryview, max_bytes: int = DEFAULT_MAX_BYTES) -> Frame:

@@ -92,6 +92,8 @@ def channel_options(max_frame_bytes: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_send_message_length", max_frame_bytes),
         ("grpc.max_receive_message_length", max_frame_bytes),
+        # Activations of a MiB in one HTTP/2 frame, not in 64 of the default size.
+        ("grpc.http2.max_frame_size", 2**24 - 1),
         # A peer that vanished without a word is noticed within about a minute.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 30_000),

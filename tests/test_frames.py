@@ -1,0 +1,181 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from client_pipeline.link.frames import FrameError, decode, encode
+
+STEP_END = {"kind": "step_end", "round": 3, "step": 2, "scale": 0.5}
+MICRO_BATCH = {
+    "kind": "micro_batch",
+    "round": 1,
+    "step": 1,
+    "micro_batch": 0,
+    "num_micro_batches": 2,
+    "weight": 3.0,
+    "total_weight": 7.0,
+    "seed": 11,
+}
+
+
+def micro_batch_tensors(dtype=torch.float32, examples=2, length=3):
+    return {
+        "hidden": torch.randn(examples, length, 4).to(dtype),
+        "mask": torch.ones(examples, length, dtype=torch.bool),
+        "target.labels": torch.arange(examples),
+    }
+
+
+def blob(header, tensors=None):
+    """A safetensors blob whose header nobody checked."""
+    return save(tensors or {}, metadata={"header": header if isinstance(header, str) else json.dumps(header)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_micro_batch_survives_the_trip(dtype):
+    tensors = micro_batch_tensors(dtype)
+    frame = decode(encode(MICRO_BATCH, tensors))
+    assert frame.header == MICRO_BATCH
+    assert frame.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert frame.tensors[name].dtype == tensor.dtype
+        assert torch.equal(frame.tensors[name], tensor)
+    assert torch.equal(frame.targets["labels"], tensors["target.labels"])
+
+
+def test_targets_of_every_integer_type_and_no_dimension_survive_the_trip():
+    extra = {
+        f"target.{i}": torch.tensor(i % 2).to(dtype)
+        for i, dtype in enumerate([torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool])
+    }
+    frame = decode(encode(MICRO_BATCH, {**micro_batch_tensors(), **extra}))
+    for name, tensor in extra.items():
+        assert frame.tensors[name].shape == () and frame.tensors[name].dtype == tensor.dtype
+        assert torch.equal(frame.tensors[name], tensor)
+
+
+def test_an_empty_tensor_survives_the_trip():
+    frame = decode(encode(MICRO_BATCH, micro_batch_tensors(examples=0)))
+    assert frame.tensors["hidden"].shape == (0, 3, 4)
+    assert frame.tensors["mask"].dtype == torch.bool
+
+
+def test_views_and_tensors_that_share_memory_survive_the_trip():
+    ids = torch.arange(12).reshape(3, 4)
+    tensors = {**micro_batch_tensors(examples=4), "target.labels": ids.t(), "target.ids": ids.t()}
+    frame = decode(encode(MICRO_BATCH, tensors))
+    assert torch.equal(frame.targets["labels"], ids.t())
+    assert torch.equal(frame.targets["ids"], ids.t())
+
+
+def test_a_frame_is_a_safetensors_blob_that_other_readers_understand():
+    tensors = micro_batch_tensors(torch.bfloat16)
+    read = load(encode(MICRO_BATCH, tensors))
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_decoded_tensor_can_be_written_to_and_is_the_receivers_own():
+    data = encode(MICRO_BATCH, micro_batch_tensors())
+    decode(data).tensors["hidden"].zero_()
+    assert decode(data).tensors["hidden"].abs().sum() > 0
+
+
+def test_a_buffer_of_another_type_is_read_too():
+    data = encode(STEP_END)
+    assert decode(memoryview(data)).header == decode(bytearray(data)).header == STEP_END
+
+
+def test_an_oversized_frame_is_refused_with_both_numbers():
+    data = encode(MICRO_BATCH, micro_batch_tensors())
+    with pytest.raises(FrameError, match=f"{len(data)} bytes, at most 100 .*max-frame-bytes"):
+        decode(data, max_bytes=100)
+
+
+def test_an_oversized_header_is_refused():
+    with pytest.raises(FrameError, match="header has .* bytes, at most"):
+        decode(blob({"kind": "bye", "pad": "x" * 100_000}))
+
+
+def test_a_frame_cut_short_anywhere_is_refused():
+    data = encode(MICRO_BATCH, micro_batch_tensors())
+    for length in [0, 1, 7, 8, 9, 50, len(data) - 1]:
+        with pytest.raises(FrameError):
+            decode(data[:length])
+    with pytest.raises(FrameError, match="no safetensors blob"):
+        decode(data + b"\0")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff" * 64, b"\0" * 64, (8).to_bytes(8, "little") + b"[[[[[[[[", (2).to_bytes(8, "little") + b"{}"],
+    ids=["length", "empty", "nested", "no-metadata"],
+)
+def test_what_is_no_safetensors_blob_is_refused(data):
+    with pytest.raises(FrameError):
+        decode(data)
+
+
+@pytest.mark.parametrize("header", ["", "[", "[]", "3", "null", '{"kind": NaN}', "[" * 30_000])
+def test_a_header_that_is_no_json_object_is_refused(header):
+    with pytest.raises(FrameError, match="header|kind"):
+        decode(blob(header))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "pickle"}, "kind of a frame: expected one of hello"),
+        ({"kind": ["step_end"]}, "kind of a frame"),
+        ({"scale": None}, "scale of a step_end frame: expected a finite float of at least 0, found None"),
+        ({"scale": -0.1}, "at least 0, found -0.1"),
+        ({"scale": True}, "found True"),
+        ({"step": 0}, "step of a step_end frame: expected a finite int of at least 1, found 0"),
+        ({"step": 1.5}, "found 1.5"),
+        ({"step": 2**70}, "step of a step_end frame"),
+        ({"round": "1"}, "round of a step_end frame"),
+        ({"more": 1}, r"missing \[\], unknown \['more'\]"),
+    ],
+)
+def test_a_header_with_a_wrong_field_is_refused_with_its_name(change, message):
+    with pytest.raises(FrameError, match=message):
+        decode(blob({**STEP_END, **change}))
+    with pytest.raises(FrameError, match=message):
+        encode({**STEP_END, **change})
+
+
+def test_a_missing_field_is_named():
+    with pytest.raises(FrameError, match=r"missing \['scale'\]"):
+        decode(blob({"kind": "step_end", "round": 1, "step": 1}))
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    with pytest.raises(FrameError):
+        encode({**STEP_END, "scale": float("nan")})
+    with pytest.raises(FrameError):
+        decode(blob(json.dumps(STEP_END).replace("0.5", "Infinity")))
+    with pytest.raises(FrameError):
+        decode(blob(json.dumps(STEP_END).replace("0.5", "1e999")))
+
+
+def test_missing_and_unknown_tensors_are_refused():
+    tensors = micro_batch_tensors()
+    for wrong in [{}, {"hidden": tensors["hidden"]}, {**tensors, "weights": torch.zeros(1)}]:
+        with pytest.raises(FrameError, match="tensors of a micro_batch frame: expected .* found"):
+            decode(blob(MICRO_BATCH, wrong))
+    with pytest.raises(FrameError, match="tensors of a step_end frame"):
+        decode(blob(STEP_END, {"hidden": torch.zeros(1)}))
+
+
+def test_a_tensor_type_or_bool_that_torch_cannot_trust_is_refused():
+    tensors = micro_batch_tensors()
+    with pytest.raises(FrameError, match="tensor 'hidden': expected one of F64"):
+        decode(blob(MICRO_BATCH, {**tensors, "hidden": torch.zeros(1, dtype=torch.complex64)}))
+    with pytest.raises(FrameError, match="tensor 'hidden': expected one of F64"):
+        encode(MICRO_BATCH, {**tensors, "hidden": torch.zeros(1, dtype=torch.complex64)})
+    # The mask is the only tensor of single bytes, so its data ends the blob.
+    data = encode(MICRO_BATCH, tensors)
+    with pytest.raises(FrameError, match="'mask': a bool must be 0 or 1"):
+        decode(data[:-1] + b"\2")
+    with pytest.raises(FrameError, match="at most 8 dimensions"):
+        decode(blob(MICRO_BATCH, {**tensors, "hidden": torch.zeros([1] * 9)}))

@@ -1,0 +1,45 @@
+"""The Flower app as a folder of its own, as ``flwr run`` and ``flwr build`` want it.
+
+A repository holds much that is no part of the app (an environment, past runs), and an installed wheel is no app
+folder at all; so each run assembles one from the packages that are installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+PACKAGES = ("client_pipeline", "strategies", "flower_app", "configs")
+SUFFIXES = (".py", ".toml")
+"""What the app is made of. Other kinds of files may not ship in a bundle."""
+
+
+def assemble_app(folder: Path) -> Path:
+    """Copy the app's packages and its ``pyproject.toml`` into ``folder``.
+
+    Parameters
+    ----------
+    folder : made, with its parents; must not hold an app yet
+
+    Returns
+    -------
+    ``folder``
+    """
+    root = Path(__file__).resolve().parents[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(_project_file(root), folder / "pyproject.toml")
+    for package in PACKAGES:
+        for source in sorted((root / package).rglob("*")):
+            place = source.relative_to(root)
+            if source.suffix in SUFFIXES and place.parts[:2] != ("configs", "app"):
+                (folder / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, folder / place)
+    return folder
+
+
+def _project_file(root: Path) -> Path:
+    """A wheel carries ``pyproject.toml`` inside ``configs``; a checkout has it beside the packages."""
+    for candidate in (root / "configs" / "app" / "pyproject.toml", root / "pyproject.toml"):
+        if candidate.is_file():
+            return candidate
+    raise FileNotFoundError(f"{root}: found no pyproject.toml of the app; install the package again")

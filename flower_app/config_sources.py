@@ -1,0 +1,120 @@
+"""Where a configuration comes from: ``--set`` over a TOML file over the defaults.
+
+Flower takes either a file or pairs, and checks neither; so the command line merges them and passes on one file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from flower_app.config import RunConfig, Scalar, key_types, unknown_key
+
+_PATHS = ("plan", "runs-dir", "run-dir", "data.path", "decoder.tls-certificate", "decoder.tls-key", "decoder.tls-ca")
+"""Keys whose value is a path, there or not."""
+_NAMES_OR_PATHS = ("data.tokenizer", "data.hub-id", "model.pretrained")
+"""Keys whose value is a path only if such a file or folder exists; ``scenario`` is one if it ends in ``.toml``."""
+
+
+def load_config(config_file: str | None = None, sets: Sequence[str] = ()) -> RunConfig:
+    """Merge the sources and check the result.
+
+    Parameters
+    ----------
+    config_file : a TOML file, or the name of one in the packaged ``configs``
+    sets : pairs ``key=value``; they win over the file
+
+    Returns
+    -------
+    The configuration, with absolute paths: those of ``sets`` seen from the working directory, those of the file from
+    its folder.
+
+    Raises
+    ------
+    ValueError
+        For a file that is no TOML, a pair without ``=``, and all that :meth:`RunConfig.from_flat` refuses.
+    FileNotFoundError
+        If there is no such configuration file.
+    """
+    flat: dict[str, Any] = {}
+    if config_file is not None:
+        path = find_config(config_file)
+        # Results belong to who runs, not to who wrote the configuration.
+        in_file = read_config(path)
+        flat |= _absolute(in_file, path.parent) | _absolute(_only(in_file, "runs-dir", "run-dir"), Path.cwd())
+    flat |= _absolute(dict(parse_set(pair) for pair in sets), Path.cwd())
+    flat.setdefault("runs-dir", str(Path.cwd() / RunConfig().runs_dir))
+    return RunConfig.from_flat(flat)
+
+
+def find_config(name: str) -> Path:
+    """Find a configuration file by path, or by name in the packaged ``configs``."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path.resolve()
+    packaged = Path(str(resources.files("configs")))
+    if path.name == name:
+        candidate = packaged / f"{name.removesuffix('.toml')}.toml"
+        if candidate.is_file():
+            return candidate
+    known = ", ".join(sorted(file.stem for file in packaged.glob("*.toml")))
+    raise FileNotFoundError(f"--config: expected a TOML file or one of {known}; found no {name!r}")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a TOML file into flat keys."""
+    try:
+        with path.open("rb") as file:
+            return dict(_flatten(tomllib.load(file), ""))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected TOML: {error}") from error
+
+
+def parse_set(pair: str) -> tuple[str, Scalar]:
+    """Read one ``key=value``: the value as TOML; as it stands where it is none, or where the key wants text.
+
+    >>> parse_set("optimizer.lr=2e-3")
+    ('optimizer.lr', 0.002)
+    >>> parse_set("strategy=FedAvg")
+    ('strategy', 'FedAvg')
+    """
+    key, equals, text = pair.partition("=")
+    key, text = key.strip(), text.strip()
+    if not equals or not key:
+        raise ValueError(f"--set: expected key=value, found {pair!r}")
+    if key not in key_types():
+        raise ValueError(unknown_key(key))
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text
+    if key_types()[key] is str and not isinstance(value, str):
+        return key, text
+    return key, value
+
+
+def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _only(flat: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: flat[key] for key in keys if key in flat}
+
+
+def _absolute(flat: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """Make the paths among the values absolute, seen from ``base``."""
+    result = dict(flat)
+    for key in (*_PATHS, *_NAMES_OR_PATHS, "scenario"):
+        value = result.get(key)
+        if isinstance(value, str) and value:
+            path = (base / Path(value).expanduser()).resolve()
+            if key in _PATHS or (key in _NAMES_OR_PATHS and path.exists()) or value.endswith(".toml"):
+                result[key] = str(path)
+    return result

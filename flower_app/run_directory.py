@@ -1,0 +1,194 @@
+"""What a run leaves behind: ``runs/<time>-<name>/``.
+
+::
+
+    config.toml               the resolved configuration
+    rounds.jsonl              one JSON object per round
+    plans/round-0001.json     each round's plan
+    model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json
+    summary.json              how it ended; written last
+    logs/                     what the programs said
+
+``runs/latest`` points to the newest. Files that are replaced are written aside and renamed, so that a reader never
+sees half a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from flower_app.config import RunConfig, nested
+from flower_app.config_sources import read_config
+
+SUMMARY = "summary.json"
+ROUNDS = "rounds.jsonl"
+CONFIG = "config.toml"
+LATEST = "latest"
+
+FINISHED = "finished"
+FAILED = "failed"
+BAD_INPUT = "bad-input"
+INFEASIBLE = "infeasible"
+STATUSES = (FINISHED, FAILED, BAD_INPUT, INFEASIBLE)
+"""Values of the summary's ``status``."""
+
+
+def create_run_directory(runs_dir: str | Path, name: str) -> Path:
+    """Make a new, empty run directory and point ``latest`` to it.
+
+    Returns
+    -------
+    Its absolute path.
+    """
+    runs = Path(runs_dir).expanduser().resolve()
+    runs.mkdir(parents=True, exist_ok=True)
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    for attempt in range(1, 1000):
+        run_dir = runs / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            run_dir.mkdir()
+        except FileExistsError:
+            continue
+        for folder in ("plans", "logs"):
+            (run_dir / folder).mkdir()
+        _point_latest(runs, run_dir.name)
+        return run_dir
+    raise FileExistsError(f"{runs}: a thousand runs named {stem} exist; choose another name")
+
+
+def find_run(run: str | Path, runs_dir: str | Path = "runs") -> Path:
+    """Find a run by its directory, its name in ``runs_dir``, or as ``latest``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none; the message says where it was looked for.
+    """
+    for candidate in (Path(run).expanduser(), Path(runs_dir).expanduser() / run):
+        if candidate.is_dir() and (candidate / CONFIG).is_file():
+            return candidate.resolve()
+    raise FileNotFoundError(
+        f"run {str(run)!r}: found no run directory (a folder with {CONFIG}) there nor in {Path(runs_dir).resolve()}"
+    )
+
+
+def write_config(run_dir: Path, config: RunConfig) -> Path:
+    """Write the resolved configuration."""
+    return _write_text(run_dir / CONFIG, tomli_w.dumps(nested(config.to_flat())))
+
+
+def read_run_config(run_dir: Path) -> RunConfig:
+    """Read the resolved configuration of a run."""
+    return RunConfig.from_flat(read_config(run_dir / CONFIG))
+
+
+def append_round(run_dir: Path, record: Mapping[str, Any]) -> None:
+    """Add one round's line to ``rounds.jsonl``."""
+    with (run_dir / ROUNDS).open("a", encoding="utf-8") as file:
+        file.write(_json(record) + "\n")
+
+
+def read_rounds(run_dir: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Read the complete lines after byte ``offset``.
+
+    Returns
+    -------
+    The rounds, and the offset from which to go on.
+    """
+    try:
+        with (run_dir / ROUNDS).open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return [], offset
+    complete = data[: data.rfind(b"\n") + 1]
+    return [json.loads(line) for line in complete.splitlines()], offset + len(complete)
+
+
+def write_plan(run_dir: Path, round_number: int, plan: Mapping[str, Any]) -> Path:
+    """Write the plan of one round."""
+    (run_dir / "plans").mkdir(exist_ok=True)
+    return _write_text(run_dir / "plans" / f"round-{round_number:04d}.json", _json(plan, indent=2))
+
+
+def write_summary(run_dir: Path, status: str, **entries: Any) -> Path:
+    """Write how the run ended: the last thing that a run writes.
+
+    Parameters
+    ----------
+    run_dir : the run directory
+    status : one of :data:`STATUSES`
+    entries : with ``finished``: ``rounds``, ``wall_s``, ``metrics``; otherwise ``error``, a message for the user
+    """
+    if status not in STATUSES:
+        raise ValueError(f"summary status: expected one of {', '.join(STATUSES)}, found {status!r}")
+    return _write_text(run_dir / SUMMARY, _json({"status": status, **entries}, indent=2))
+
+
+def write_failure(run_dir: Path, error: BaseException) -> Path:
+    """Write that the run ended with ``error``: the user's mistake (ValueError, FileNotFoundError), or a failure."""
+    mistake = isinstance(error, ValueError | FileNotFoundError)
+    return write_summary(run_dir, BAD_INPUT if mistake else FAILED, error=str(error) or type(error).__name__)
+
+
+def read_summary(run_dir: Path) -> dict[str, Any] | None:
+    """Read how the run ended; None while it has not."""
+    try:
+        summary: dict[str, Any] = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return summary
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    # A loss that is not a number is null: NaN is no JSON, and strict readers refuse the whole line.
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _point_latest(runs: Path, name: str) -> None:
+    """Replace the link in one step; on a file system without links there is just none."""
+    for link in _fresh_names(runs):
+        try:
+            link.symlink_to(name)
+            os.replace(link, runs / LATEST)
+        except FileExistsError:
+            continue
+        except OSError:
+            link.unlink(missing_ok=True)
+        return
+
+
+def _fresh_names(folder: Path) -> Iterator[Path]:
+    for attempt in range(100):
+        yield folder / f".{LATEST}-{os.getpid()}-{attempt}"
+
+
+def _write_text(path: Path, text: str) -> Path:
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+    return path

@@ -1,0 +1,259 @@
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.parts import target_weight, targets
+from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
+from flower_app.tasks.base import TASKS, TaskConfig, task
+from flower_app.tasks.corpus import DataConfig, Pairs
+from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer
+from flower_app.tasks.translation import TranslationData, bleu_score
+
+SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+SMALL = DataConfig(num_examples=120, evaluation_examples=20, vocab_size=500)
+
+
+def options(**changes):
+    values = {
+        "family": "transformer",
+        "width": 32,
+        "num_heads": 2,
+        "feed_forward": 64,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "dropout": 0.1,
+        "norm": "pre",
+        "label_smoothing": 0.1,
+        "max_length": 128,
+        "pretrained": "",
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    return task(TaskConfig(evaluate_batch_size=7)).prepare(SMALL, options(), seed=0, num_clusters=3)
+
+
+@pytest.fixture(scope="module")
+def parts(prepared):
+    return build_parts(prepared.spec, seed=0)
+
+
+def test_every_named_task_can_be_built():
+    for name in TASKS:
+        assert task(TaskConfig(name=name))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "parsing"}, "task.name: expected one of translation, found 'parsing'"),
+        ({"decode": "sample"}, "task.decode: expected one of greedy, beam, found 'sample'"),
+        ({"beam_size": 0}, "task.beam-size: expected at least 1, found 0"),
+        ({"evaluate_batch_size": 0}, "task.evaluate-batch-size: expected at least 1, found 0"),
+    ],
+)
+def test_a_task_that_cannot_run_is_refused(values, message):
+    with pytest.raises(ValueError) as error:
+        TaskConfig(**values)
+    assert message in str(error.value)
+
+
+def test_a_batch_pads_to_its_longest_and_ends_each_side_with_the_end_of_sentence():
+    pairs = Pairs(["the dog", "the dog sees the cat", "a"], ["der Hund", "der Hund sieht die Katze", "ein"])
+    tokenizer = train_tokenizer(pairs.sources + pairs.targets, 400, pretokenized=False)
+    data = TranslationData.encode(pairs, tokenizer, max_length=64)
+    batch = data.collate([1, 0])
+    sources, labels = tokenizer.encode(pairs.sources), tokenizer.encode(pairs.targets)
+    eos, longest = tokenizer.eos_id, len(sources[1]) + 1
+    assert batch["input_ids"].tolist() == [
+        [*sources[1], eos],
+        [*sources[0], eos] + [tokenizer.pad_id] * (longest - len(sources[0]) - 1),
+    ]
+    assert batch["attention_mask"].dtype == torch.bool
+    assert batch["attention_mask"].sum(dim=1).tolist() == [longest, len(sources[0]) + 1]
+    assert batch["labels"][1].tolist() == [*labels[0], eos] + [-100] * (len(labels[1]) - len(labels[0]))
+    assert {tensor.dtype for name, tensor in batch.items() if name != "attention_mask"} == {torch.int64}
+    assert target_weight(targets(batch)) == len(labels[0]) + len(labels[1]) + 2
+    assert data.collate([2])["input_ids"].shape == (1, len(sources[2]) + 1)
+
+
+def test_long_sequences_are_cut_counted_and_still_end():
+    pairs = Pairs(["a b c d e f g", "a"], ["a b", "b"])
+    tokenizer = train_tokenizer(pairs.sources, 400, pretokenized=False)
+    data = TranslationData.encode(pairs, tokenizer, max_length=4)
+    assert data.truncated == 1
+    assert data.collate([0])["input_ids"].shape == (1, 4)
+    assert data.collate([0])["input_ids"][0, -1] == tokenizer.eos_id
+    exact = TranslationData.encode(Pairs(["a b c"], ["a b c"]), tokenizer, max_length=4)
+    assert exact.truncated == 0
+
+
+def test_an_empty_sentence_is_an_end_of_sentence():
+    pairs = Pairs(["", "a"], ["b", ""])
+    tokenizer = train_tokenizer(["a b"], 400, pretokenized=False)
+    batch = TranslationData.encode(pairs, tokenizer, max_length=4).collate([0, 1])
+    assert batch["input_ids"][0, 0] == tokenizer.eos_id
+    assert batch["labels"][1].tolist() == [tokenizer.eos_id, -100]
+
+
+def test_clusters_share_the_training_data_out_and_repeat_it(prepared):
+    chosen = task(TaskConfig())
+    shares = [chosen.cluster_data(SMALL, prepared.tokenizer_json, k, 3, seed=0) for k in range(3)]
+    assert sum(map(len, shares)) == prepared.num_examples == 120
+    again = chosen.cluster_data(SMALL, prepared.tokenizer_json, 1, 3, seed=0)
+    assert np.array_equal(again.source.ids, shares[1].source.ids)
+    everything = chosen.cluster_data(SMALL, prepared.tokenizer_json, 0, 1, seed=0)
+    assert sum(len(s.target.ids) for s in shares) == len(everything.target.ids)
+
+
+def test_a_clusters_data_is_plain_and_survives_the_way_into_an_actor(prepared):
+    data = task(TaskConfig()).cluster_data(SMALL, prepared.tokenizer_json, 0, 3, seed=0)
+    assert data.source.ids.dtype == np.int32
+    again = pickle.loads(pickle.dumps(data))
+    for name, tensor in data.collate([3, 1]).items():
+        assert torch.equal(again.collate([3, 1])[name], tensor)
+
+
+def test_the_model_fits_the_tokenizer(prepared):
+    tokenizer = TextTokenizer.from_json(prepared.tokenizer_json)
+    assert prepared.spec.config["vocab_size"] == tokenizer.vocab_size == 500
+    assert prepared.spec.config["eos_id"] == tokenizer.eos_id == 2
+    assert prepared.spec.config["label_smoothing"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "num_clusters", "message"),
+    [
+        (options(family="bert"), SMALL, 1, "trains a fresh model.family = transformer, found model.family = bert"),
+        (options(pretrained="folder"), SMALL, 1, "found model.pretrained = 'folder'"),
+        (options(), SMALL, 121, "data.partition = iid: cluster 120 of 121 gets none of 120 examples"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_at_the_door(model, data, num_clusters, message):
+    with pytest.raises(ValueError) as error:
+        task(TaskConfig()).prepare(data, model, 0, num_clusters)
+    assert message in str(error.value)
+
+
+def test_one_file_per_cluster_needs_a_file_for_each(tmp_path):
+    for name in ("part0.en", "part0.de", "part1.en", "part1.de"):
+        (tmp_path / name).write_text("a b\n" * int(name[4] == "0") + f"{name[4]} c\n", encoding="utf-8")
+    data = DataConfig(
+        source="files",
+        partition="files",
+        path=str(tmp_path),
+        train_source="part{cluster}.en",
+        train_target="part{cluster}.de",
+        test_source="part0.en",
+        test_target="part0.de",
+    )
+    chosen = task(TaskConfig())
+    prepared = chosen.prepare(data, options(), seed=0, num_clusters=2)
+    assert prepared.num_examples == 3
+    assert [len(chosen.cluster_data(data, prepared.tokenizer_json, k, 2, 0)) for k in (0, 1)] == [2, 1]
+    with pytest.raises(ValueError, match=r"expected a file for each of 3 clusters, found 2: no part2\.en in "):
+        chosen.prepare(data, options(), seed=0, num_clusters=3)
+
+
+def test_the_evaluation_gives_the_plain_cross_entropy_per_token(prepared, parts):
+    score = prepared.evaluator.evaluate(parts)
+    encoded = prepared.evaluator._encoded["validation"]
+    batch = encoded.collate(range(len(encoded)))
+    for module in (parts.embedding, parts.blocks, parts.head):
+        module.eval()
+    with torch.no_grad():
+        states = parts.head.hidden(
+            parts.encode(batch), batch["attention_mask"], parts.head.shift_right(batch["labels"])
+        )
+        loss = torch.nn.functional.cross_entropy(parts.head.logits(states).flatten(0, 1), batch["labels"].flatten())
+    assert score.metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert score.examples == len(score.predictions) == len(score.references) == len(score.sources) == 20
+    assert "tok:13a" in score.signature
+
+
+def test_an_evaluation_leaves_the_model_as_it_was(prepared, parts):
+    parts.head.train()
+    parts.blocks.eval()
+    before = parts.weights()
+    state = torch.get_rng_state()
+    prepared.evaluator.evaluate(parts, "test")
+    assert parts.head.training
+    assert not parts.blocks.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], p) for name, p in parts.named_parameters())
+    assert not any(p.requires_grad is False for _, p in parts.named_parameters())
+
+
+@pytest.mark.parametrize("decode", ["greedy", "beam"])
+def test_translations_do_not_depend_on_the_batch(decode, prepared, parts):
+    scores = [
+        task(TaskConfig(decode=decode, evaluate_batch_size=size))
+        .evaluator(SMALL, prepared.tokenizer_json)
+        .evaluate(parts)
+        for size in (20, 3)
+    ]
+    assert scores[0].predictions == scores[1].predictions
+    sources = scores[0].sources[:5]
+    predicted = task(TaskConfig(decode=decode)).predict(parts, prepared.tokenizer_json, sources)
+    assert predicted == scores[0].predictions[:5]
+
+
+def test_a_model_that_has_learned_its_sentences_by_heart_scores_100_bleu():
+    model = options(dropout=0.0, label_smoothing=0.0)
+    prepared = task(TaskConfig()).prepare(SMALL, model, seed=0, num_clusters=1)
+    parts = build_parts(prepared.spec, seed=1)
+    pairs = prepared.evaluator._pairs["validation"]
+    tokenizer = TextTokenizer.from_json(prepared.tokenizer_json)
+    data = TranslationData.encode(pairs, tokenizer, 64)
+    optimizer = PartOptimizer(dict(parts.named_parameters()), OptimizerConfig(lr=5e-3))
+    torch.manual_seed(0)
+    batch = data.collate(range(len(data)))
+    for step in range(1, 121):
+        (parts.loss_sum(batch) / target_weight(targets(batch))).backward()
+        optimizer.apply(step)
+    score = prepared.evaluator.evaluate(parts)
+    assert score.predictions == pairs.targets
+    assert score.metrics["bleu"] == pytest.approx(100)
+
+
+def test_evaluate_examples_limits_validation_and_not_the_test_set(prepared, parts):
+    evaluator = task(TaskConfig(evaluate_examples=5)).evaluator(SMALL, prepared.tokenizer_json)
+    assert evaluator.evaluate(parts, "validation").examples == 5
+    assert evaluator.evaluate(parts, "test").examples == 20
+
+
+def test_a_sentence_that_does_not_fit_the_model_is_refused(prepared, parts):
+    with pytest.raises(ValueError, match="over 128 tokens does not fit the model: 'the the "):
+        task(TaskConfig()).predict(parts, prepared.tokenizer_json, ["the " * 200])
+    assert task(TaskConfig()).predict(parts, prepared.tokenizer_json, []) == []
+
+
+def test_tokenised_text_is_scored_as_it_stands():
+    words = ["a b c d &apos;s ."]
+    assert bleu_score(words, words, pretokenized=True)[0] == pytest.approx(100)
+    assert "tok:none" in bleu_score(words, words, pretokenized=True)[1]
+    other = ["a b c d e&apos;s ."]
+    assert bleu_score(other, words, True)[0] != pytest.approx(bleu_score(other, words, False)[0])
+
+
+@pytest.mark.skipif(not (SHARED / "multi30k").is_dir(), reason="evaluation data is not here")
+def test_multi30k_is_prepared_from_its_files():
+    names = {"train": "val", "validation": "val", "test": "test_2016_flickr"}
+    data = DataConfig(
+        source="files",
+        path=str(SHARED / "multi30k" / "tok"),
+        pretokenized=True,
+        vocab_size=1000,
+        **{f"{split}_source": f"{name}.lc.norm.tok.en" for split, name in names.items()},
+        **{f"{split}_target": f"{name}.lc.norm.tok.de" for split, name in names.items()},
+    )
+    prepared = task(TaskConfig()).prepare(data, options(), seed=0, num_clusters=4)
+    assert prepared.num_examples == 1014
+    assert prepared.spec.config["vocab_size"] == 1000

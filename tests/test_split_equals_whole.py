@@ -90,10 +90,8 @@ def assert_split_equals_whole(pipeline, spec, plan, batch, step):
     outcome = pipeline.run_step(step, batch, split.embedding, link)
 
     embedding = gradients(dict(split.embedding.named_parameters()))
-    head = dict(zip(trainer.parameters, trainer._collected[step.cluster], strict=True))
-    found = join_weights(embedding, pipeline.gradients(), head)
-    for device in pipeline.segments:
-        pipeline._devices[device.device].discard.remote()
+    found = join_weights(embedding, pipeline.gradients(), trainer.gradients(step.cluster))
+    pipeline.discard()
 
     assert outcome.weight == whole.weight
     assert outcome.loss_sum == pytest.approx(whole.loss_sum, rel=1e-5)

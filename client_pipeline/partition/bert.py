@@ -128,8 +128,10 @@ def build_parts(spec: ModelSpec) -> ModelParts:
     return split(_model_class(spec)(_config(spec)), spec)
 
 
-def load_pretrained(source: str, head: str, num_labels: int) -> ModelParts:
+def load_pretrained(source: str, head: str, num_labels: int, seed: int = 0) -> ModelParts:
     """Load a BERT from a folder or a hub id, with a new head of ``num_labels`` classes where it has none.
+
+    ``seed`` draws the new head. Weights are read from safetensors alone: a pickled checkpoint is refused.
 
     Raises
     ------
@@ -142,7 +144,11 @@ def load_pretrained(source: str, head: str, num_labels: int) -> ModelParts:
     if found.model_type != "bert":
         raise ValueError(f"{source}: expected a model of type bert, found {found.model_type!r}")
     spec = spec_from_config(found, head, num_labels)
-    model = _model_class(spec).from_pretrained(source, num_labels=num_labels, attn_implementation="sdpa")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _model_class(spec).from_pretrained(
+            source, num_labels=num_labels, attn_implementation="sdpa", use_safetensors=True, dtype=torch.float32
+        )
     return split(model, spec)
 
 

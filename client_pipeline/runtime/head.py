@@ -70,6 +70,10 @@ class HeadTrainer:
         grads = self._collected.get(cluster, [])
         return float(torch.stack([g.norm() for g in grads]).square().sum()) if grads else 0.0
 
+    def gradients(self, cluster: int) -> dict[str, Tensor]:
+        """Copies of what was collected of one cluster, g_n, by the head's own names."""
+        return {n: g.clone() for n, g in zip(self.parameters, self._collected[cluster], strict=True)}
+
     def discard(self, cluster: int) -> None:
         """Forget what was collected of one cluster (its step did not complete)."""
         self._collected.pop(cluster, None)

@@ -78,7 +78,7 @@ class Pipeline:
         self._ring: tuple[int, ...] = ()
         self._generation = 0
         self._store = open_store(host, runtime.timeout)
-        self._threads = concurrent.futures.ThreadPoolExecutor(3, thread_name_prefix="pipeline")
+        self._threads = _three_threads()
 
     # The plan.
 
@@ -174,6 +174,10 @@ class Pipeline:
     def apply(self, step: int, scale: float) -> None:
         """All devices take optimizer step ``step`` with their gradients times ``scale``."""
         self._on_devices(lambda actor, _: actor.apply.remote(step, scale), "taking the optimizer step")
+
+    def discard(self) -> None:
+        """All devices forget their waiting gradients."""
+        self._on_devices(lambda actor, _: actor.discard.remote(), "discarding gradients")
 
     # One local step.
 
@@ -289,6 +293,11 @@ class Pipeline:
     def _abandon(self, futures: list[Any]) -> None:
         """Free everything that waits for a step that will not complete."""
         self.disconnect()
+        # The embedding's gradients are the caller's again: no thread may add to them from here on.
+        concurrent.futures.wait(futures[2:], timeout=self.runtime.timeout)
+        # A thread that waits on the link is the link's to free; the next step must not wait for it.
+        self._threads.shutdown(wait=False)
+        self._threads = _three_threads()
         for device in self._ring:
             self._devices[device].discard.remote()
         self._ring = ()
@@ -301,6 +310,10 @@ class Pipeline:
         self._devices.clear()
         self._owner.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _three_threads() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(3, thread_name_prefix="pipeline")
 
 
 def _joined(by_device: Mapping[int, Mapping[int, dict[str, Tensor]]]) -> dict[int, dict[str, Tensor]]:

@@ -1,0 +1,149 @@
+"""The proof on real Ray actors that the segmented model computes what the whole model computes in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from client_pipeline.link.local import LocalDecoder
+from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts, block_weights, join_weights
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.micro_batches import StepId
+from client_pipeline.runtime.optimizer import OptimizerConfig, gradients
+from client_pipeline.runtime.pipeline import Pipeline
+from client_pipeline.runtime.whole import whole_step
+
+TOLERANCE = 1e-4
+"""Largest relative difference that passes in float32."""
+
+SMALLEST_SCALE = 1e-5
+"""Tensors below this share of the model's largest gradient are compared at that scale: some gradients are zero in
+theory (an attention's key bias) and pure rounding in practice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """Relative differences between the split and the whole model: max|a - b| / max|b|."""
+
+    output: float
+    """Of the encoder's output."""
+    loss: float
+    gradients: dict[str, float]
+    """By global parameter name."""
+    reference: float | None
+    """Of the encoder and head in evaluation mode against the library's own model; None without one."""
+
+    @property
+    def worst(self) -> float:
+        """The largest of all."""
+        return max(self.output, self.loss, self.reference or 0.0, *self.gradients.values())
+
+    @property
+    def passed(self) -> bool:
+        """Whether all are within :data:`TOLERANCE`; false for NaN."""
+        return self.worst <= TOLERANCE
+
+
+class _Recorder(LocalDecoder):
+    """A local decoder that keeps the activations that it was sent."""
+
+    def __init__(self, trainer: HeadTrainer, timeout_s: float) -> None:
+        super().__init__(trainer, local_steps=1, timeout_s=timeout_s)
+        self.outputs: list[Tensor] = []
+
+    def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
+        self.outputs.append(hidden_BTD)
+        super().send(micro_batch, hidden_BTD, mask_BT, targets)
+
+
+def verify_split(
+    build: Callable[[], ModelParts], plan: ClusterPlan, batch: Batch, *, seed: int = 0, timeout_s: float = 600.0
+) -> Verification:
+    """Run one training step both ways, dropout included, and compare. Ray must be running.
+
+    Parameters
+    ----------
+    build : gives the model; called twice, with equal weights each time
+    plan : cuts it
+    batch : one cluster's batch
+    seed : of the dropout
+    timeout_s : longest wait for a device
+    """
+    step = StepId(seed=seed, round=1, step=1, cluster=0)
+    parts = build()
+    num_blocks = len(parts.blocks)
+    plan.check(num_blocks=num_blocks, batch_size=len(batch["input_ids"]))
+    reference = _against_reference(parts, batch)
+    weights = parts.weights()
+    for part in (parts.embedding, parts.blocks, parts.head):
+        part.train()
+    whole = whole_step(parts, step, batch, plan.m)
+    del parts
+
+    split = build()
+    split.embedding.train()
+    optimizer = OptimizerConfig(name="sgd")
+    trainer = HeadTrainer(split.head, optimizer, unit=num_blocks)
+    link = _Recorder(trainer, timeout_s)
+    pipeline = Pipeline(
+        name=f"collapipe/verify-{seed}/cluster-0",
+        spec=split.spec,
+        optimizer=optimizer,
+        runtime=RuntimeConfig(timeout=timeout_s),
+    )
+    try:
+        pipeline.apply_plan(plan)
+        pipeline.load({i: block_weights(weights, i) for i in range(num_blocks)})
+        outcome = pipeline.run_step(step, batch, split.embedding, link)
+        embedding = gradients(dict(split.embedding.named_parameters()))
+        found = join_weights(embedding, pipeline.gradients(), trainer.gradients(0))
+    finally:
+        link.close()
+        pipeline.close()
+    largest = max(float(g.abs().max()) for g in whole.gradients.values())
+    return Verification(
+        output=_difference(torch.cat(link.outputs), whole.output_BTD),
+        loss=abs(outcome.loss_sum - whole.loss_sum) / max(abs(whole.loss_sum), 1e-12),
+        gradients={n: _difference(found[n], g, SMALLEST_SCALE * largest) for n, g in whole.gradients.items()},
+        reference=reference,
+    )
+
+
+def _difference(found: Tensor, expected: Tensor, smallest: float = 1e-12) -> float:
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(smallest))
+
+
+@torch.no_grad()
+def _against_reference(parts: ModelParts, batch: Batch) -> float | None:
+    if parts.reference is None:
+        return None
+    parts.reference.eval()
+    logits = parts.head.logits(parts.encode(batch))  # type: ignore[operator]
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    expected = parts.reference(**{**inputs, "attention_mask": batch["attention_mask"].long()}).logits
+    return _difference(logits, expected)
+
+
+def random_batch(spec: ModelSpec, batch_size: int, length: int, seed: int = 0) -> Batch:
+    """Draw a batch that fits a model: random ids, padding of unequal length, labels of its head."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(high: int, *shape: int, low: int = 0) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    vocabulary = int(spec.config["vocab_size"])
+    mask_BT = torch.arange(length) < draw(length + 1, batch_size, 1, low=max(1, length // 2))
+    batch = {"input_ids": draw(vocabulary, batch_size, length, low=min(3, vocabulary - 1)), "attention_mask": mask_BT}
+    if spec.head == "seq2seq":
+        batch["labels"] = draw(vocabulary, batch_size, length).masked_fill(~mask_BT, IGNORED_LABEL)
+    elif spec.head == "token-classification":
+        batch["labels"] = draw(int(spec.config["num_labels"]), batch_size, length).masked_fill(~mask_BT, IGNORED_LABEL)
+    else:
+        batch["labels"] = draw(int(spec.config["num_labels"]), batch_size)
+    return batch

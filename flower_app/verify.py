@@ -1,0 +1,119 @@
+"""``collapipe verify``: the split model against the whole one, for any supported model and any cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from client_pipeline.partition import bert, transformer
+from client_pipeline.partition.families import adapter, build_parts, families
+from client_pipeline.partition.parts import ModelParts
+from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
+from client_pipeline.runtime.verification import Verification, random_batch, verify_split
+from flower_app.config import RunConfig
+
+
+def verify(
+    *,
+    model: str = "",
+    plan_file: Path | None = None,
+    segments: Sequence[int] = (),
+    micro_batches: int = 8,
+    schedule: str = "gpipe",
+    batch_size: int = 32,
+    length: int = 32,
+    seed: int = 0,
+) -> Verification:
+    """Compare one training step of the split and of the whole model on a random batch, on a Ray of its own.
+
+    Parameters
+    ----------
+    model : folder or hub id of a Hugging Face model, or empty for the default run's Transformer. A folder with
+        a ``config.json`` and no weights gives random weights.
+    plan_file : ``collapipe-plan/1``; the first cluster's plan counts
+    segments : TEBs of each segment, where there is no plan file; empty: the uniform plan
+    micro_batches, schedule : of the plan, where there is no plan file
+    batch_size : b
+    length : T
+    seed : of weights, batch and dropout
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        For a model that cannot be split or a plan that does not fit.
+    """
+    import ray
+
+    build = model_builder(model, seed)
+    spec = build().spec
+    num_blocks = adapter(spec.family).num_blocks(spec)
+    plan = _plan(plan_file, segments, micro_batches, schedule, num_blocks, batch_size)
+    plan.check(num_blocks=num_blocks, batch_size=batch_size, where=str(plan_file or "plan"))
+    batch = random_batch(spec, batch_size, length, seed)
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        return verify_split(build, plan, batch, seed=seed)
+    finally:
+        ray.shutdown()
+
+
+def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
+    """Return what builds the model with equal weights each time.
+
+    Raises
+    ------
+    ValueError
+        If the model cannot be split; the message lists the supported families.
+    """
+    if not model:
+        config = RunConfig().model
+        spec = transformer.spec(
+            vocab_size=1000,
+            width=config.width,
+            num_heads=config.num_heads,
+            feed_forward=config.feed_forward,
+            encoder_layers=config.encoder_layers,
+            decoder_layers=config.decoder_layers,
+            dropout=0.1,
+        )
+        return lambda: build_parts(spec, seed)
+    from transformers import AutoConfig, BertConfig
+
+    folder = Path(model)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"--model: {folder} has no config.json; give the folder of a Hugging Face model")
+    try:
+        found = AutoConfig.from_pretrained(model)
+    except ValueError:
+        # A config.json of the first years has no model_type; "architectures" or the reader's word must do.
+        found = BertConfig.from_json_file(folder / "config.json") if folder.is_dir() else None
+    except OSError as error:
+        raise FileNotFoundError(
+            f"--model: {model!r} is neither a folder nor a hub id that can be loaded: {error}"
+        ) from error
+    if found is None or found.model_type != "bert":
+        kind = "unknown" if found is None else found.model_type
+        raise ValueError(
+            f"--model: {model}: model type {kind!r} is not supported; expected one of {', '.join(families())}. To add "
+            "one, write client_pipeline/partition/<family>.py and name it in families.py"
+        )
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        spec = bert.spec_from_config(found, "sequence-classification", 2)
+        return lambda: build_parts(spec, seed)
+    return lambda: bert.load_pretrained(model, "sequence-classification", 2, seed)
+
+
+def _plan(
+    plan_file: Path | None, segments: Sequence[int], m: int, schedule: str, num_blocks: int, batch_size: int
+) -> ClusterPlan:
+    if plan_file is not None:
+        if segments:
+            raise ValueError("--plan and --segments: give one of them; a plan file brings its own segments")
+        return read_plans(plan_file)[0]
+    if segments:
+        return ClusterPlan(delta=tuple(segments), order=tuple(range(len(segments))), m=m, schedule=schedule)
+    even = uniform_plan(
+        speed=[1.0] * 3, memory=[1.0] * 3, block_memory=1.0 / num_blocks, num_blocks=num_blocks, batch_size=batch_size
+    )
+    return replace(even, m=min(m, batch_size), schedule=schedule)

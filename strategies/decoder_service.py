@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 import secrets
+import ssl
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +95,7 @@ class DecoderService:
     Raises
     ------
     ValueError
-        If a certificate file cannot be read.
+        If a certificate file cannot be read, or certificate and key do not belong together.
     """
 
     def __init__(self, config: DecoderConfig, trainer: DecoderTrainer, num_clusters: int) -> None:
@@ -104,6 +105,8 @@ class DecoderService:
         self._certificate = read_pem(config.tls_certificate, "decoder.tls-certificate")
         self._key = read_pem(config.tls_key, "decoder.tls-key")
         self._ca = read_pem(config.tls_ca, "decoder.tls-ca")
+        if self._certificate is not None:
+            _check_pair(config.tls_certificate, config.tls_key)
         self._server: grpc.Server | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._address = ""
@@ -296,6 +299,17 @@ class DecoderService:
             return encode({"kind": "step_applied", **place})
         gradient = self.trainer.micro_batch(cluster, _micro_batch(frame, cluster))
         return _gradient(gradient, place)
+
+
+def _check_pair(certificate: str, key: str) -> None:
+    # gRPC itself would only say that it cannot listen.
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        raise ValueError(
+            f"decoder.tls-certificate {certificate} and decoder.tls-key {key}: expected a certificate and its own "
+            f"key without a password, found otherwise ({error.reason or error})"
+        ) from None
 
 
 def _micro_batch(frame: Frame, cluster: int) -> MicroBatch:

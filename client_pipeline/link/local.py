@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -32,23 +30,14 @@ class LocalDecoder:
     trainer : the CU's own decoder; its optimizer state lives on between rounds
     local_steps : steps per round: the global step is (round - 1) * local_steps + step
     timeout_s : longest wait for the next micro-batch's activations [s]
-    compute_lock : held while the decoder computes. Give the lock that the CU holds around its embedding when
-        both run in one process: dropout seeds torch's default generator, which is one for all threads.
 
     The decoder computes in :meth:`receive`, so that :meth:`send` never keeps the pipeline waiting.
     """
 
-    def __init__(
-        self,
-        trainer: HeadTrainer,
-        local_steps: int,
-        timeout_s: float,
-        compute_lock: AbstractContextManager[object] | None = None,
-    ) -> None:
+    def __init__(self, trainer: HeadTrainer, local_steps: int, timeout_s: float) -> None:
         self.trainer = trainer
         self.local_steps = local_steps
         self.timeout_s = timeout_s
-        self._compute = compute_lock if compute_lock is not None else threading.Lock()
         self._waiting: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._step: StepId | None = None
         self._num_micro_batches = 0
@@ -79,13 +68,12 @@ class LocalDecoder:
             ) from None
         if item is None:
             raise LinkError("local decoder: closed while a gradient was awaited")
-        with self._compute:
-            tensor, loss_sum = self.trainer.gradient(
-                item.step, item.micro_batch, item.hidden_BTD, item.mask_BT, item.targets, self._total_weight
-            )
-            self._done += 1
-            last = self._done == self._num_micro_batches
-            norm_sq = self.trainer.gradient_norm_sq(item.step.cluster) if last else None
+        tensor, loss_sum = self.trainer.gradient(
+            item.step, item.micro_batch, item.hidden_BTD, item.mask_BT, item.targets, self._total_weight
+        )
+        self._done += 1
+        last = self._done == self._num_micro_batches
+        norm_sq = self.trainer.gradient_norm_sq(item.step.cluster) if last else None
         return Gradient(micro_batch=item.micro_batch, tensor=tensor, loss_sum=loss_sum, norm_sq=norm_sq)
 
     def end_step(self, scale: float) -> None:
@@ -94,8 +82,7 @@ class LocalDecoder:
             raise LinkError(f"end_step after {self._done} of {self._num_micro_batches} micro-batches")
         step, self._step = self._step, None
         share = Contribution(cluster=step.cluster, weight=self._total_weight, scale=scale)
-        with self._compute:
-            self.trainer.apply([share], (step.round - 1) * self.local_steps + step.step)
+        self.trainer.apply([share], (step.round - 1) * self.local_steps + step.step)
 
     def close(self) -> None:
         """End the round; an unclosed step does not count."""

@@ -215,7 +215,7 @@ class DecoderStream:
         """
         if self._closed:
             return
-        if self._step is not None or self._failure is not None:
+        if self._step is not None:
             self.abort()
             return
         try:
@@ -249,7 +249,7 @@ class DecoderStream:
 
     def _put(self, header: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise LinkError(f"{self._failure}; a {header['kind']} frame was to be sent")
         if self._closed:
             raise self._error(f"a {header['kind']} frame was sent on a closed stream")
         try:

@@ -1,0 +1,200 @@
+"""Addresses, ports and certificates of the decoder's service."""
+
+import datetime
+import ipaddress
+import socket
+from dataclasses import replace
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from decoder_cases import batch_of, head_trainer, service_of, step_id, train_round, train_step
+
+from client_pipeline.link.base import LinkError
+from client_pipeline.link.stream import DecoderStream, LinkCertificates
+from strategies.decoder import DecoderTrainer
+from strategies.decoder_service import DecoderConfig, DecoderService
+
+
+def certificate(folder, name, issuer=None):
+    """Write ``<name>.pem`` and ``<name>.key``; signed by itself, as a CA, without an issuer."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer[0].subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .sign(key if issuer is None else issuer[1], hashes.SHA256())
+    )
+    (folder / f"{name}.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    encoded = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / f"{name}.key").write_bytes(encoded)
+    return made, key
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pki")
+    ca = certificate(folder, "ca")
+    for name in ("service", "cu"):
+        certificate(folder, name, ca)
+    stranger = certificate(folder, "stranger-ca")
+    certificate(folder, "stranger", stranger)
+    certificate(folder, "alone")
+    return folder
+
+
+def files(pki, name):
+    return {"tls_certificate": str(pki / f"{name}.pem"), "tls_key": str(pki / f"{name}.key")}
+
+
+def own(pki, name, **more):
+    return LinkCertificates(certificate=str(pki / f"{name}.pem"), key=str(pki / f"{name}.key"), **more)
+
+
+def test_a_cu_trains_over_tls_with_the_root_that_its_message_brought(pki):
+    with service_of(num_clusters=1, **files(pki, "alone")) as service:
+        address = service.open_round(1, [0], 1)[0]
+        assert address.tls and "BEGIN CERTIFICATE" in address.root_certificate
+        train_round(address, [batch_of(0, 3)])
+        assert service.finish_round().clusters[0].steps == 1
+
+
+def test_a_cu_without_tls_or_with_another_root_is_turned_away(pki):
+    with service_of(num_clusters=1, **files(pki, "alone")) as service:
+        address = service.open_round(1, [0], 1)[0]
+        with pytest.raises(LinkError, match=f"decoder at {address.target}"):
+            DecoderStream.open(replace(address, tls=False))
+        with pytest.raises(LinkError, match=f"decoder at {address.target} .*cannot be reached"):
+            DecoderStream.open(replace(address, root_certificate=(pki / "stranger-ca.pem").read_text()))
+        train_round(address, [batch_of(0, 3)])
+
+
+def test_mutual_tls_takes_only_cus_with_a_certificate_of_its_ca(pki):
+    with service_of(num_clusters=1, tls_ca=str(pki / "ca.pem"), **files(pki, "service")) as service:
+        address = service.open_round(1, [0], 1)[0]
+        for wrong in (None, own(pki, "stranger")):
+            with pytest.raises(LinkError, match=f"decoder at {address.target}"):
+                DecoderStream.open(address, wrong)
+        with DecoderStream.open(address, own(pki, "cu", root_certificate=str(pki / "ca.pem"))) as stream:
+            train_step(stream, step_id(0), batch_of(0, 3), 1)
+        assert service.finish_round().clusters[0].steps == 1
+
+
+def test_a_certificate_file_that_is_missing_or_none_is_named(pki, tmp_path):
+    trainer = DecoderTrainer(head_trainer())
+    key = str(pki / "service.key")
+    missing = DecoderConfig(tls_certificate=str(tmp_path / "none.pem"), tls_key=key)
+    with pytest.raises(ValueError, match="decoder.tls-certificate .*none.pem: No such file"):
+        DecoderService(missing, trainer, 1)
+    (tmp_path / "text.pem").write_text("hello")
+    with pytest.raises(ValueError, match="decoder.tls-certificate .*text.pem: expected a PEM file"):
+        DecoderService(replace(missing, tls_certificate=str(tmp_path / "text.pem")), trainer, 1)
+    with service_of(num_clusters=1, **files(pki, "alone")) as service:
+        address = service.open_round(1, [0], 1)[0]
+        with pytest.raises(ValueError, match="private key .*none.key: No such file"):
+            DecoderStream.open(address, LinkCertificates(key=str(tmp_path / "none.key")))
+
+
+def test_a_certificate_and_key_that_do_not_belong_together_are_refused(pki):
+    mixed = {**files(pki, "service"), "tls_key": str(pki / "cu.key")}
+    with pytest.raises(ValueError, match="decoder.tls-certificate"), service_of(num_clusters=1, **mixed):
+        pass
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:0", "192.0.2.1:5000", "decoder.example:5000", "[::]:0"])
+def test_a_bind_beyond_loopback_without_tls_is_an_error(bind):
+    with pytest.raises(ValueError, match="decoder.bind: .*no TLS; set decoder.tls-certificate and decoder.tls-key"):
+        DecoderConfig(bind=bind, advertise="decoder.example")
+
+
+def test_a_bind_beyond_loopback_with_tls_serves_under_the_advertised_name(pki):
+    with service_of(num_clusters=1, bind="0.0.0.0:0", advertise="localhost", **files(pki, "alone")) as service:
+        address = service.open_round(1, [0], 1)[0]
+        assert address.target.startswith("localhost:") and not address.target.endswith(":0")
+        train_round(address, [batch_of(0, 3)])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"bind": "127.0.0.1"}, "decoder.bind: expected host:port, such as 127.0.0.1:0, found '127.0.0.1'"),
+        ({"bind": ":50"}, "decoder.bind: expected host:port"),
+        ({"bind": "127.0.0.1:99999"}, "decoder.bind: expected host:port"),
+        ({"bind": "::1:50"}, "decoder.bind: expected host:port"),
+        ({"bind": "0.0.0.0:0", "tls_certificate": "a", "tls_key": "b"}, "decoder.advertise: expected the address"),
+        ({"advertise": "host:port"}, "decoder.advertise: expected host:port"),
+        ({"join_timeout": 0.0}, "decoder.join-timeout: expected seconds above 0, found 0.0"),
+        ({"step_timeout": float("inf")}, "decoder.step-timeout: expected seconds above 0, found inf"),
+        ({"max_frame_bytes": 1}, "decoder.max-frame-bytes: expected 65536 to"),
+        ({"tls_certificate": "a"}, "decoder.tls-certificate and decoder.tls-key: expected both or none"),
+        ({"tls_ca": "a"}, "decoder.tls-ca: mutual TLS also needs decoder.tls-certificate"),
+    ],
+)
+def test_a_wrong_configuration_is_named(values, message):
+    with pytest.raises(ValueError, match=message):
+        DecoderConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("bind", "advertise", "pattern"),
+    [
+        ("127.0.0.1:0", "", r"127\.0\.0\.1:\d+"),
+        ("127.0.0.1:0", "edge.example", r"edge\.example:\d+"),
+        ("127.0.0.1:0", "edge.example:0", r"edge\.example:[1-9]\d*"),
+        ("127.0.0.1:0", "edge.example:4433", r"edge\.example:4433"),
+    ],
+)
+def test_cus_are_told_the_advertised_address(bind, advertise, pattern):
+    import re
+
+    with service_of(num_clusters=1, bind=bind, advertise=advertise) as service:
+        assert re.fullmatch(pattern, service.advertised)
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ValueError, match=f"decoder.bind: cannot listen on {bind}: the port is in use"):
+            with service_of(num_clusters=1, bind=bind):
+                pass
+
+
+def test_two_services_cannot_share_a_port():
+    with service_of(num_clusters=1) as service:
+        bind = service.advertised
+        with pytest.raises(ValueError, match="decoder.bind: cannot listen"), service_of(num_clusters=1, bind=bind):
+            pass
+
+
+def test_a_service_that_stopped_leaves_its_port_and_no_thread_behind():
+    import threading
+
+    before = set(threading.enumerate())
+    for _ in range(2):
+        with service_of(num_clusters=2) as service:
+            bind = service.advertised
+            addresses = service.open_round(1, [0, 1], 1)
+            waiting = DecoderStream.open(addresses[0])
+            with pytest.raises(LinkError):
+                DecoderStream.open(replace(addresses[1], token="wrong"))
+        waiting.abort()
+        with service_of(num_clusters=1, bind=bind) as service:
+            train_round(service.open_round(1, [0], 1)[0], [batch_of(0, 3)])
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+    assert set(threading.enumerate()) <= before

@@ -226,3 +226,16 @@ def test_a_member_that_leaves_is_noticed_by_its_neighbour():
     (error,) = waiting.join()
     assert isinstance(error, TransportError)
     assert "waiting for activations of micro-batch 0 from rank 1" in str(error)
+
+
+def test_a_member_that_leaves_frees_its_own_waiting_threads_too():
+    # Letting go of the group alone left both ends waiting for the group's timeout.
+    ring = make_ring(2)
+    receives = [ring[rank].receive((4,), torch.float32, 1 - rank, FORWARD, 0) for rank in (0, 1)]
+    waiting = Threads(*(receive.wait for receive in receives))
+    ring[0].close()
+    errors = waiting.join()
+    assert all(isinstance(error, TransportError) for error in errors), errors
+    assert not any("imed out" in str(error) for error in errors), errors
+    with pytest.raises(TransportError, match="this member has left the group"):
+        ring[0].send(torch.zeros(1), 1, FORWARD, 1)

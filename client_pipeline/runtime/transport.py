@@ -7,6 +7,7 @@ freezes at the timeout.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,9 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 FORWARD, BACKWARD = 0, 1
+
+_UNUSED_TAG = 2**30
+"""No micro-batch has it."""
 
 
 class TransportError(RuntimeError):
@@ -77,7 +81,7 @@ class GlooTransport:
         tensor = tensor.detach().contiguous()
         with self._lock:
             try:
-                work = self._group.send([tensor], peer, 2 * micro_batch + direction)
+                work = self._open_group().send([tensor], peer, 2 * micro_batch + direction)
             except RuntimeError as error:
                 raise TransportError(f"sending micro-batch {micro_batch} to rank {peer}: {error}") from error
             self._sent.append((tensor, work))
@@ -91,10 +95,15 @@ class GlooTransport:
         what = f"waiting for {name} of micro-batch {micro_batch} from rank {peer}"
         with self._lock:
             try:
-                work = self._group.recv([tensor], peer, 2 * micro_batch + direction)
+                work = self._open_group().recv([tensor], peer, 2 * micro_batch + direction)
             except RuntimeError as error:
                 raise TransportError(f"{what}: {error}") from error
         return Receive(tensor, work, what)
+
+    def _open_group(self) -> Any:
+        if self._group is None:
+            raise RuntimeError("this member has left the group")
+        return self._group
 
     def flush(self) -> None:
         """Wait until the peers have read all that was sent."""
@@ -107,10 +116,16 @@ class GlooTransport:
                 raise TransportError(f"sending: {error}") from error
 
     def close(self) -> None:
-        """Leave the group; neighbours that wait for this member get an error at once."""
+        """Leave the group; whoever waits here, in another thread or at a neighbour, gets an error at once."""
         with self._lock:
             self._sent.clear()
-            self._group = None
+            group, self._group = self._group, None
+        if group is None:
+            return
+        # Letting go of the group closes nothing while a thread still waits in it, and gloo has no call that does.
+        # A receive that times out does: gloo then closes every connection of this member.
+        with contextlib.suppress(RuntimeError):
+            group.recv([torch.empty(1)], (self.rank + 1) % self.size, _UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
 def open_store(host: str, timeout_s: float) -> TCPStore:

@@ -11,18 +11,25 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from flower_app.processes import is_alive
-from flower_app.run_directory import BAD_INPUT, FAILED, FINISHED, INFEASIBLE, read_summary, write_summary
+from flower_app.run_directory import (
+    BAD_INPUT,
+    FAILED,
+    FINISHED,
+    INFEASIBLE,
+    INTERRUPTED,
+    read_summary,
+    write_summary,
+)
 from flower_app.superlink import SIMULATION, PrivateSuperLink
 
-EXIT_CODES = {FINISHED: 0, FAILED: 1, BAD_INPUT: 2, INFEASIBLE: 3}
-INTERRUPTED = 130
+EXIT_CODES = {FINISHED: 0, FAILED: 1, BAD_INPUT: 2, INFEASIBLE: 3, INTERRUPTED: 130}
 
 _LAST_WORDS_S = 2.0
 """Time for a summary to appear after the processes ended [s]."""
@@ -44,7 +51,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0 finished, 1 failed, 2 bad input, 3 infeasible."""
+        """0 finished, 1 failed, 2 bad input, 3 infeasible, 130 interrupted."""
         return EXIT_CODES.get(self.status, 1)
 
 
@@ -75,12 +82,14 @@ def launch(
     (run_dir / "logs").mkdir(exist_ok=True)
     flower = run_dir / "flower"
     superlink = PrivateSuperLink(flower, run_dir / "logs")
-    with _interruptible():
-        try:
+    try:
+        with _interruptible(), closing(superlink):
             superlink.start(app, run_config, num_supernodes)
             outcome = _follow(superlink, run_dir, watch, poll_s)
-        finally:
-            superlink.close()
+    except KeyboardInterrupt:
+        # The server app may have written that it was killed; that was us.
+        write_summary(run_dir, INTERRUPTED, error="interrupted")
+        raise
     if outcome.status == FINISHED:
         # After a failure it may tell why.
         shutil.rmtree(flower, ignore_errors=True)

@@ -37,7 +37,8 @@ FINISHED = "finished"
 FAILED = "failed"
 BAD_INPUT = "bad-input"
 INFEASIBLE = "infeasible"
-STATUSES = (FINISHED, FAILED, BAD_INPUT, INFEASIBLE)
+INTERRUPTED = "interrupted"
+STATUSES = (FINISHED, FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED)
 """Values of the summary's ``status``."""
 
 

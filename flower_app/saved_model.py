@@ -69,6 +69,8 @@ def save_model(
         (aside / SPEC).write_text(spec.to_json(), encoding="utf-8")
         (aside / TOKENIZER).write_text(tokenizer_json, encoding="utf-8")
         (aside / TASK).write_text(json.dumps(dict(task), ensure_ascii=False, indent=2), encoding="utf-8")
+        for file in aside.iterdir():
+            file.chmod(0o644)
         aside.chmod(0o755)
         replaced = run_dir / f".{FOLDER}-replaced"
         shutil.rmtree(replaced, ignore_errors=True)

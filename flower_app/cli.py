@@ -1,0 +1,205 @@
+"""The command line: ``collapipe run | evaluate | translate | schedule | verify``.
+
+Exit codes: 0 done, 1 failed or a check not met, 2 bad input, 3 infeasible, 130 interrupted. With ``--json`` standard
+output holds one object and nothing else; all words for people go to standard error.
+"""
+
+# Heavy imports stay inside the commands: --help answers at once.
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+INTERRUPTED = 130
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: click.Context) -> Any:
+        """Tell users of their mistakes in a line, without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except (ValueError, FileNotFoundError) as error:
+            _say(f"error: {error}")
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt:
+            _say("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+Config = Annotated[str | None, typer.Option("--config", help="A TOML file, or the name of a packaged one.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key; repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output and nothing else.")]
+Run = Annotated[str, typer.Argument(help="A run directory, a name in runs, or latest.")]
+
+
+@app.callback()
+def _main() -> None:
+    """Train a Transformer cut into segments over clusters of weak devices, joined by federated averaging."""
+
+
+@app.command()
+def run(config: Config = None, sets: Sets = None, as_json: Json = False) -> None:
+    """Train: the Flower app in simulation, with all clusters at once. Without options: the default run."""
+    from flower_app.app_folder import assemble_app
+    from flower_app.config_sources import load_config
+    from flower_app.launch import launch
+    from flower_app.preflight import check_run
+    from flower_app.progress import RunProgress
+    from flower_app.run_directory import FINISHED, create_run_directory, write_config
+
+    resolved = load_config(config, sets or ())
+    num_clusters = check_run(resolved)
+    run_dir = Path(resolved.run_dir or create_run_directory(resolved.runs_dir, resolved.name))
+    _say(f"run: {run_dir}")
+    # All clusters run at once here, so the decoder may wait for all of them in every step.
+    sync = "step" if resolved.decoder_sync == "auto" else resolved.decoder_sync
+    resolved = replace(resolved, run_dir=str(run_dir), num_clusters=num_clusters, decoder_sync=sync)
+    config_file = write_config(run_dir, resolved)
+    folder = assemble_app(run_dir / "flower" / "app")
+    with RunProgress(run_dir, resolved.num_rounds) as progress:
+        outcome = launch(run_dir, folder, config_file, num_clusters, progress.update)
+        progress.update()
+    if outcome.status == FINISHED:
+        progress.report(outcome.summary)
+    else:
+        _say(f"error: {outcome.error}\nlogs: {run_dir / 'logs'}")
+    if as_json:
+        _print_json({"run_dir": str(run_dir), "status": outcome.status, "error": outcome.error} | outcome.summary)
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command()
+def evaluate(
+    run: Run = "latest",
+    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Score the model of a run on its held-out data."""
+    from flower_app.tasks.base import task
+
+    if split not in ("test", "validation"):
+        raise ValueError(f"--split: expected test or validation, found {split!r}")
+    run_dir, config, model = _saved(run, sets)
+    score = task(config.task).evaluator(config.data, model.tokenizer_json).evaluate(model.parts, split)
+    for name, value in score.metrics.items():
+        _say(f"{name} {value:.4g}")
+    _say(f"{score.examples} examples of {split}  {score.signature}")
+    if as_json:
+        found = {"split": split, "examples": score.examples, "metrics": score.metrics, "signature": score.signature}
+        _print_json({"run_dir": str(run_dir), **found})
+
+
+@app.command()
+def translate(
+    run: Run,
+    sentences: Annotated[list[str], typer.Argument(help="What to translate.")],
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Translate sentences with the model of a run."""
+    from flower_app.tasks.base import task
+
+    _, config, model = _saved(run, sets)
+    translations = task(config.task).predict(model.parts, model.tokenizer_json, sentences)
+    if as_json:
+        _print_json({"sources": sentences, "translations": translations})
+    else:
+        typer.echo("\n".join(translations))
+
+
+@app.command()
+def schedule(
+    segments: Annotated[int, typer.Option(help="S, the segments of the pipeline.")] = 4,
+    micro_batches: Annotated[int, typer.Option(help="m, the micro-batches of a batch.")] = 6,
+    schedule: Annotated[str, typer.Option(help="gpipe or 1f1b.")] = "gpipe",
+) -> None:
+    """Print a pipeline's timetable: one row a stage, one column a time unit."""
+    from client_pipeline.runtime.schedules import timetable
+
+    if segments < 1 or micro_batches < 1:
+        raise ValueError(f"--segments and --micro-batches: expected at least 1, found {segments} and {micro_batches}")
+    typer.echo(timetable(schedule, segments, micro_batches))
+
+
+@app.command()
+def verify(
+    model: Annotated[str, typer.Option(help="Folder or hub id; empty: the default run's Transformer.")] = "",
+    plan: Annotated[Path | None, typer.Option(help="A plan file; its first cluster counts.")] = None,
+    segments: Annotated[str, typer.Option(help="TEBs of each segment, such as 2,1,3; empty: even.")] = "",
+    micro_batches: Annotated[int, typer.Option(help="m.")] = 8,
+    schedule: Annotated[str, typer.Option(help="gpipe or 1f1b.")] = "gpipe",
+    batch_size: Annotated[int, typer.Option(help="b.")] = 32,
+    length: Annotated[int, typer.Option(help="Tokens of the random sequences.")] = 32,
+    seed: Annotated[int, typer.Option(help="Of weights, batch and dropout.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Compare the segmented model on real actors with the whole model in one process; exit 1 if they differ."""
+    from client_pipeline.runtime.verification import TOLERANCE
+    from flower_app.verify import verify as compare
+
+    found = compare(
+        model=model,
+        plan_file=plan,
+        segments=_sizes(segments),
+        micro_batches=micro_batches,
+        schedule=schedule,
+        batch_size=batch_size,
+        length=length,
+        seed=seed,
+    )
+    differences = {"output": found.output, "loss": found.loss}
+    if found.reference is not None:
+        differences["library model"] = found.reference
+    if as_json:
+        gradients = {"gradients": found.gradients, "worst": found.worst, "passed": found.passed}
+        _print_json(differences | gradients)
+    else:
+        rows = {**differences, **{f"gradient {name}": value for name, value in found.gradients.items()}}
+        width = max(map(len, rows))
+        typer.echo("\n".join(f"{name:<{width}}  {value:.1e}" for name, value in rows.items()))
+        typer.echo(f"{'passed' if found.passed else 'FAILED'}: largest {found.worst:.1e}, allowed {TOLERANCE:.0e}")
+    raise typer.Exit(0 if found.passed else 1)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def _saved(run: str, sets: list[str] | None) -> tuple[Path, Any, Any]:
+    """Directory, configuration (with overrides) and model of a run."""
+    from flower_app.config_sources import load_config
+    from flower_app.run_directory import CONFIG, find_run
+    from flower_app.saved_model import load_model
+
+    run_dir = find_run(run)
+    return run_dir, load_config(str(run_dir / CONFIG), sets or ()), load_model(run_dir)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ValueError(f"--segments: expected whole numbers with commas, such as 2,1,3; found {text!r}") from None
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

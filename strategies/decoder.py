@@ -22,54 +22,22 @@ import torch
 from torch import Tensor, nn
 
 from client_pipeline.link.base import Gradient
-from client_pipeline.partition.parts import load_parameters, target_weight
+from client_pipeline.partition.parts import load_parameters
 from client_pipeline.runtime.head import Contribution, HeadTrainer
-from client_pipeline.runtime.micro_batches import StepId
+from strategies.decoder_member import (
+    ClusterSummary,
+    DecoderTimeout,
+    Member,
+    MicroBatch,
+    Refusal,
+    check_tensors,
+    is_finite,
+)
 
 SYNC_MODES = ("auto", "step", "round")
 
 # A child of Flower's logger: its lines appear among those of the server app.
 logger = logging.getLogger("flwr.collapipe.decoder")
-
-
-class Refusal(ValueError):
-    """What a CU asked cannot be done; the message says why and goes back to the CU."""
-
-
-class DecoderTimeout(Refusal):
-    """Other clusters did not come in time; the message names them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MicroBatch:
-    """Activations and targets of one micro-batch, as a cluster sent them."""
-
-    step: StepId
-    micro_batch: int
-    """From 0."""
-    num_micro_batches: int
-    """m of this step."""
-    weight: float
-    """Target tokens or samples in it."""
-    total_weight: float | None
-    """W_n of the whole step; on its first micro-batch only."""
-    hidden_BTD: Tensor
-    mask_BT: Tensor
-    targets: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterSummary:
-    """What one cluster contributed to the decoder in a round."""
-
-    steps: int
-    """Steps that counted."""
-    weight: float
-    """Sum of their total weights W_n."""
-    loss: float
-    """Mean loss per target over these steps; NaN without any."""
-    left: str | None
-    """Why it left before its goodbye; None if it did not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,34 +49,6 @@ class RoundSummary:
     head: dict[str, Tensor]
     """Copies of the decoder's parameters under its own names."""
     clusters: dict[int, ClusterSummary]
-
-
-class _Participant:
-    """Where one cluster is in the round."""
-
-    def __init__(self, cluster: int) -> None:
-        self.cluster = cluster
-        self.joined = False
-        self.finished = False
-        self.left: str | None = None
-        self.step = 1
-        self.steps, self.weight, self.loss_sum = 0, 0.0, 0.0
-        self.reset_step()
-
-    def reset_step(self) -> None:
-        self.next_micro_batch, self.num_micro_batches = 0, 0
-        self.step_weight, self.seen_weight, self.step_loss_sum = 0.0, 0.0, 0.0
-
-    def count_step(self) -> None:
-        self.step += 1
-        self.steps += 1
-        self.weight += self.step_weight
-        self.loss_sum += self.step_loss_sum
-        self.reset_step()
-
-    def summary(self) -> ClusterSummary:
-        loss = self.loss_sum / self.weight if self.weight else math.nan
-        return ClusterSummary(steps=self.steps, weight=self.weight, loss=loss, left=self.left)
 
 
 class DecoderTrainer:
@@ -138,7 +78,7 @@ class DecoderTrainer:
         self._round = 0
         self._open = False
         self._local_steps = 1
-        self._participants: dict[int, _Participant] = {}
+        self._members: dict[int, Member] = {}
         self._first_hello: float | None = None
         self._applied = 0
         self._applying = False
@@ -178,7 +118,7 @@ class DecoderTrainer:
             for own in self._copies.values():
                 load_parameters(own.parameters, weights, "decoder")
             self._round, self._local_steps, self._open = round_, local_steps, True
-            self._participants = {cluster: _Participant(cluster) for cluster in clusters}
+            self._members = {cluster: Member(cluster, local_steps) for cluster in clusters}
             self._first_hello = None
             self._applied, self._applying = 0, False
             self._closed = {}
@@ -216,7 +156,7 @@ class DecoderTrainer:
         """
         with self._state:
             member = self._member(batch.step.round, cluster)
-            self._check_order(member, batch)
+            member.check_order(batch, waiting=cluster in self._closed)
         check_tensors(batch)
         total_weight = batch.total_weight or member.step_weight
         with self._compute:
@@ -256,7 +196,7 @@ class DecoderTrainer:
         """
         with self._state:
             member = self._member(round_, cluster)
-            self._check_complete(member, step, scale)
+            member.check_complete(step, scale, waiting=cluster in self._closed)
             share = Contribution(cluster=cluster, weight=member.step_weight, scale=scale)
             self._closed[cluster] = share
             self._state.notify_all()
@@ -277,7 +217,7 @@ class DecoderTrainer:
             with self._state:
                 for other in shares:
                     self._closed.pop(other.cluster, None)
-                    self._participants[other.cluster].count_step()
+                    self._members[other.cluster].count_step()
                 self._applied, self._applying = step, False
                 self._state.notify_all()
 
@@ -293,7 +233,7 @@ class DecoderTrainer:
     def leave(self, round_: int, cluster: int, reason: str) -> None:
         """Take a cluster out of the round; its unclosed step does not count. Never waits for the decoder."""
         with self._state:
-            member = self._participants.get(cluster)
+            member = self._members.get(cluster)
             if self._open and round_ == self._round and member and not member.finished and member.left is None:
                 member.left = reason
                 logger.warning("Decoder: cluster %s left round %s: %s", cluster, round_, reason)
@@ -316,12 +256,13 @@ class DecoderTrainer:
             if not self._open:
                 raise ValueError("no round of the decoder is open")
             self._open = False
-            for member in self._participants.values():
+            for member in self._members.values():
                 if not member.finished and member.left is None:
                     member.left = "did not finish before the round ended" if member.joined else "did not join"
-            clusters = {cluster: member.summary() for cluster, member in sorted(self._participants.items())}
             self._state.notify_all()
         with self._compute:
+            with self._state:  # only now is a step that was being taken counted
+                clusters = {cluster: member.summary() for cluster, member in sorted(self._members.items())}
             for cluster in clusters:
                 self._trainer.discard(cluster)
                 if cluster in self._copies:
@@ -333,13 +274,13 @@ class DecoderTrainer:
 
     # What follows runs with ``_state`` held, or with ``_compute`` where it touches tensors.
 
-    def _member(self, round_: int, cluster: int, joined: bool = True) -> _Participant:
+    def _member(self, round_: int, cluster: int, joined: bool = True) -> Member:
         """Return a cluster that may act now."""
         if not self._open:
             raise Refusal(f"round {round_} of the decoder is not open: it ended, or has not begun")
         if round_ != self._round:
             raise Refusal(f"expected round {self._round}, found round {round_}")
-        member = self._participants.get(cluster)
+        member = self._members.get(cluster)
         if member is None:
             raise Refusal(f"cluster {cluster} is not selected in round {round_}")
         if member.left is not None or member.finished:
@@ -349,7 +290,7 @@ class DecoderTrainer:
         return member
 
     def _decide(self) -> None:
-        members = self._participants.values()
+        members = self._members.values()
         assert self._first_hello is not None
         # A CU that came and went does not count: clients that run one after the other look like that.
         if all(member.joined and member.left is None for member in members):
@@ -362,40 +303,7 @@ class DecoderTrainer:
         if self._sync != "auto":
             self._state.notify_all()
 
-    def _check_order(self, member: _Participant, batch: MicroBatch) -> None:
-        step = batch.step.step
-        if step > self._local_steps:
-            raise Refusal(f"a round has local-steps = {self._local_steps}, found step {step}")
-        if step != member.step or member.cluster in self._closed:
-            raise Refusal(f"expected step {member.step}, found step {step}")
-        if batch.micro_batch != member.next_micro_batch:
-            raise Refusal(f"expected micro-batch {member.next_micro_batch}, found {batch.micro_batch}")
-        first = batch.micro_batch == 0
-        if batch.num_micro_batches != (member.num_micro_batches or batch.num_micro_batches):
-            raise Refusal(f"expected {member.num_micro_batches} micro-batches, found {batch.num_micro_batches}")
-        if batch.micro_batch >= batch.num_micro_batches:
-            raise Refusal(f"expected {batch.num_micro_batches} micro-batches, found one more")
-        if first != (batch.total_weight is not None) or (batch.total_weight is not None and batch.total_weight <= 0):
-            raise Refusal(
-                "the first micro-batch of a step, and no other, carries the total weight, above 0; "
-                f"found {batch.total_weight} on micro-batch {batch.micro_batch}"
-            )
-
-    def _check_complete(self, member: _Participant, step: int, scale: float) -> None:
-        if step != member.step or member.cluster in self._closed:
-            raise Refusal(f"expected the end of step {member.step}, found that of step {step}")
-        if not member.num_micro_batches or member.next_micro_batch != member.num_micro_batches:
-            raise Refusal(
-                f"step {step} ended after {member.next_micro_batch} of {member.num_micro_batches} micro-batches"
-            )
-        if not math.isclose(member.seen_weight, member.step_weight, rel_tol=1e-6):
-            raise Refusal(
-                f"step {step}: the micro-batches weigh {member.seen_weight:g}, announced were {member.step_weight:g}"
-            )
-        if not 0 <= scale <= 1:
-            raise Refusal(f"step {step}: expected a clipping factor in [0, 1], found {scale}")
-
-    def _wait_for_others(self, member: _Participant, round_: int, step: int) -> bool:
+    def _wait_for_others(self, member: Member, round_: int, step: int) -> bool:
         """Wait at the barrier; True for the one caller that has to apply the step."""
         deadline = time.monotonic() + self.step_timeout_s
         while self._applied < step:
@@ -421,7 +329,7 @@ class DecoderTrainer:
         assert self._first_hello is not None
         late = time.monotonic() >= self._first_hello + self.join_timeout_s
         missing = []
-        for cluster, member in sorted(self._participants.items()):
+        for cluster, member in sorted(self._members.items()):
             if late and not member.joined and member.left is None:
                 self.leave(self._round, cluster, f"it did not join within {self.join_timeout_s:g} s of the first")
             if member.left is None and not member.finished and cluster not in self._closed:
@@ -451,33 +359,3 @@ class DecoderTrainer:
                 for cluster in sorted(weights):
                     mean.add_(self._copies[cluster].parameters[name], alpha=weights[cluster] / total)
                 parameter.copy_(mean)
-
-
-def check_tensors(batch: MicroBatch) -> None:
-    """Refuse tensors that do not fit together or are not finite.
-
-    Raises
-    ------
-    Refusal
-        Naming the tensor, and what was expected and found.
-    """
-    hidden, mask = batch.hidden_BTD, batch.mask_BT
-    if hidden.ndim != 3 or not hidden.is_floating_point() or 0 in hidden.shape:
-        raise Refusal(f"hidden: expected floats [B, T, D], found {hidden.dtype} {list(hidden.shape)}")
-    if mask.dtype != torch.bool or mask.shape != hidden.shape[:2]:
-        raise Refusal(f"mask: expected bool {list(hidden.shape[:2])}, found {mask.dtype} {list(mask.shape)}")
-    for name, target in batch.targets.items():
-        if target.ndim < 1 or len(target) != len(hidden):
-            raise Refusal(f"target.{name}: expected {len(hidden)} examples, found shape {list(target.shape)}")
-    if "labels" not in batch.targets or batch.targets["labels"].dtype != torch.int64:
-        raise Refusal("target.labels: expected int64 labels")
-    if batch.weight != target_weight(batch.targets):
-        raise Refusal(f"weight: expected {target_weight(batch.targets)} as the labels say, found {batch.weight:g}")
-    if not is_finite(hidden):
-        raise Refusal(f"hidden: micro-batch {batch.micro_batch} holds NaN or Inf: training diverged on the CU")
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor that is not empty holds neither NaN nor Inf; one pass, as NaN is both least and largest."""
-    low, high = tensor.aminmax()
-    return math.isfinite(low) and math.isfinite(high)

@@ -17,7 +17,8 @@ from client_pipeline.link.base import Gradient
 from client_pipeline.link.frames import DEFAULT_MAX_BYTES, PROTOCOL_VERSION, Frame, FrameError, decode, encode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, is_loopback, read_pem
 from client_pipeline.runtime.micro_batches import StepId
-from strategies.decoder import DecoderTimeout, DecoderTrainer, MicroBatch, Refusal, RoundSummary
+from strategies.decoder import DecoderTrainer, RoundSummary
+from strategies.decoder_member import DecoderTimeout, MicroBatch, Refusal
 
 _HELLO_BYTES = 16 * 2**10
 _HELLO_TIMEOUT_S = 20.0

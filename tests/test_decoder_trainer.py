@@ -23,7 +23,8 @@ from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.parts import target_weight
 from client_pipeline.runtime.head import Contribution
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from strategies.decoder import DecoderTimeout, DecoderTrainer, MicroBatch, Refusal
+from strategies.decoder import DecoderTrainer
+from strategies.decoder_member import DecoderTimeout, MicroBatch, Refusal
 
 PATIENT_S = 20.0
 SHORT_S = 0.2

@@ -277,7 +277,10 @@ class DecoderStream:
             try:
                 data = self._inbox.get(timeout=timeout_s)
             except queue.Empty:
-                raise self._error(f"{awaited} did not come within {timeout_s:g} s") from None
+                raise self._error(
+                    f"{awaited} did not come within {timeout_s:g} s; raise decoder.step-timeout if this or another "
+                    "cluster is only slow"
+                ) from None
             if isinstance(data, LinkError):
                 self._inbox.put(data)  # for whoever asks next
                 raise LinkError(f"{data}; {awaited} was awaited")

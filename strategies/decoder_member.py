@@ -1,0 +1,148 @@
+"""One cluster in a round of the decoder: what it sends, where it is, what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from client_pipeline.partition.parts import target_weight
+from client_pipeline.runtime.micro_batches import StepId
+
+
+class Refusal(ValueError):
+    """What a CU asked cannot be done; the message says why and goes back to the CU."""
+
+
+class DecoderTimeout(Refusal):
+    """Other clusters did not come in time; the message names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Activations and targets of one micro-batch, as a cluster sent them."""
+
+    step: StepId
+    micro_batch: int
+    """From 0."""
+    num_micro_batches: int
+    """m of this step."""
+    weight: float
+    """Target tokens or samples in it."""
+    total_weight: float | None
+    """W_n of the whole step; on its first micro-batch only."""
+    hidden_BTD: Tensor
+    mask_BT: Tensor
+    targets: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSummary:
+    """What one cluster contributed to the decoder in a round."""
+
+    steps: int
+    """Steps that counted."""
+    weight: float
+    """Sum of their total weights W_n."""
+    loss: float
+    """Mean loss per target over these steps; NaN without any."""
+    left: str | None
+    """Why it left before its goodbye; None if it did not."""
+
+
+class Member:
+    """Where one cluster is in a round of the decoder."""
+
+    def __init__(self, cluster: int, local_steps: int) -> None:
+        self.cluster = cluster
+        self.local_steps = local_steps
+        self.joined = False
+        self.finished = False
+        self.left: str | None = None
+        self.step = 1
+        self.steps, self.weight, self.loss_sum = 0, 0.0, 0.0
+        self.reset_step()
+
+    def reset_step(self) -> None:
+        """Begin a step anew."""
+        self.next_micro_batch, self.num_micro_batches = 0, 0
+        self.step_weight, self.seen_weight, self.step_loss_sum = 0.0, 0.0, 0.0
+
+    def count_step(self) -> None:
+        """Note that the decoder took the step in progress."""
+        self.step += 1
+        self.steps += 1
+        self.weight += self.step_weight
+        self.loss_sum += self.step_loss_sum
+        self.reset_step()
+
+    def summary(self) -> ClusterSummary:
+        """Sum up the steps that counted."""
+        loss = self.loss_sum / self.weight if self.weight else math.nan
+        return ClusterSummary(steps=self.steps, weight=self.weight, loss=loss, left=self.left)
+
+    def check_order(self, batch: MicroBatch, waiting: bool) -> None:
+        """Refuse a micro-batch that is not the next one; ``waiting``: the step in progress is closed already."""
+        step = batch.step.step
+        if step > self.local_steps:
+            raise Refusal(f"a round has local-steps = {self.local_steps}, found step {step}")
+        if step != self.step or waiting:
+            raise Refusal(f"expected step {self.step}, found step {step}")
+        if batch.micro_batch != self.next_micro_batch:
+            raise Refusal(f"expected micro-batch {self.next_micro_batch}, found {batch.micro_batch}")
+        first = batch.micro_batch == 0
+        if batch.num_micro_batches != (self.num_micro_batches or batch.num_micro_batches):
+            raise Refusal(f"expected {self.num_micro_batches} micro-batches, found {batch.num_micro_batches}")
+        if batch.micro_batch >= batch.num_micro_batches:
+            raise Refusal(f"expected {batch.num_micro_batches} micro-batches, found one more")
+        if first != (batch.total_weight is not None) or (batch.total_weight is not None and batch.total_weight <= 0):
+            raise Refusal(
+                "the first micro-batch of a step, and no other, carries the total weight, above 0; "
+                f"found {batch.total_weight} on micro-batch {batch.micro_batch}"
+            )
+
+    def check_complete(self, step: int, scale: float, waiting: bool) -> None:
+        """Refuse to close a step that is not the one in progress, or not complete."""
+        if step != self.step or waiting:
+            raise Refusal(f"expected the end of step {self.step}, found that of step {step}")
+        if not self.num_micro_batches or self.next_micro_batch != self.num_micro_batches:
+            raise Refusal(f"step {step} ended after {self.next_micro_batch} of {self.num_micro_batches} micro-batches")
+        if not math.isclose(self.seen_weight, self.step_weight, rel_tol=1e-6):
+            raise Refusal(
+                f"step {step}: the micro-batches weigh {self.seen_weight:g}, announced were {self.step_weight:g}"
+            )
+        if not 0 <= scale <= 1:
+            raise Refusal(f"step {step}: expected a clipping factor in [0, 1], found {scale}")
+
+
+def check_tensors(batch: MicroBatch) -> None:
+    """Refuse tensors that do not fit together or are not finite.
+
+    Raises
+    ------
+    Refusal
+        Naming the tensor, and what was expected and found.
+    """
+    hidden, mask = batch.hidden_BTD, batch.mask_BT
+    if hidden.ndim != 3 or not hidden.is_floating_point() or 0 in hidden.shape:
+        raise Refusal(f"hidden: expected floats [B, T, D], found {hidden.dtype} {list(hidden.shape)}")
+    if mask.dtype != torch.bool or mask.shape != hidden.shape[:2]:
+        raise Refusal(f"mask: expected bool {list(hidden.shape[:2])}, found {mask.dtype} {list(mask.shape)}")
+    for name, target in batch.targets.items():
+        if target.ndim < 1 or len(target) != len(hidden):
+            raise Refusal(f"target.{name}: expected {len(hidden)} examples, found shape {list(target.shape)}")
+    if "labels" not in batch.targets or batch.targets["labels"].dtype != torch.int64:
+        raise Refusal("target.labels: expected int64 labels")
+    if batch.weight != target_weight(batch.targets):
+        raise Refusal(f"weight: expected {target_weight(batch.targets)} as the labels say, found {batch.weight:g}")
+    if not is_finite(hidden):
+        raise Refusal(f"hidden: micro-batch {batch.micro_batch} holds NaN or Inf: training diverged on the CU")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor that is not empty holds neither NaN nor Inf; one pass, as NaN is both least and largest."""
+    low, high = tensor.aminmax()
+    return math.isfinite(low) and math.isfinite(high)

@@ -1,0 +1,157 @@
+"""The main job through every real part: command line, SuperLink, simulation, Ray actors, decoder stream."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+TINY = {
+    "num-rounds": 3,
+    "local-steps": 3,
+    "batch-size": 8,
+    "evaluate-every": 0,
+    "data.num-examples": 300,
+    "data.evaluation-examples": 20,
+    "data.vocab-size": 400,
+    "model.width": 16,
+    "model.num-heads": 2,
+    "model.feed-forward": 32,
+    "model.decoder-layers": 1,
+    "optimizer.lr": 0.01,
+    "optimizer.warmup-steps": 0,
+    "task.max-new-tokens": 8,
+}
+
+
+def collapipe(*arguments, cwd, timeout=280):
+    command = [sys.executable, "-m", "flower_app.cli", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text=True)
+
+
+def sets(**more):
+    pairs = {**TINY, **{key.replace("_", "-"): value for key, value in more.items()}}
+    return [part for key, value in pairs.items() for part in ("--set", f"{key}={value}")]
+
+
+def rounds(run_dir):
+    return [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory):
+    """A small run of the default strategy with three clusters."""
+    folder = tmp_path_factory.mktemp("default")
+    result = collapipe("run", *sets(), cwd=folder)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return folder
+
+
+def test_a_run_leaves_what_the_readme_says(default_run):
+    run_dir = default_run / "runs" / "latest"
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["rounds"] == TINY["num-rounds"]
+    assert summary["wall_s"] > 0
+    assert 0 <= summary["metrics"]["bleu"] <= 100
+    found = {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
+    assert {"config.toml", "rounds.jsonl", "summary.json", "plans/round-0001.json", "plans/round-0003.json"} <= found
+    assert {f"model/{name}" for name in ("model.safetensors", "spec.json", "tokenizer.json")} <= found
+
+
+def test_loss_falls_over_three_clusters_with_two_busy_devices_each(default_run):
+    lines = rounds(default_run / "runs" / "latest")
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    for line in lines:
+        assert [cluster["cluster"] for cluster in line["clusters"]] == [0, 1, 2]
+        assert all(len(cluster["devices"]) >= 2 for cluster in line["clusters"])
+        assert not line["failed"]
+
+
+def test_messages_leave_the_decoder_out_and_the_saved_model_has_it(default_run):
+    from safetensors import safe_open
+
+    run_dir = default_run / "runs" / "latest"
+    with safe_open(run_dir / "model" / "model.safetensors", "pt") as file:
+        sizes = {name: file.get_tensor(name).nbytes for name in file.keys()}  # noqa: SIM118
+    encoder = sum(size for name, size in sizes.items() if not name.startswith("head."))
+    assert any(name.startswith("head.") for name in sizes)
+    sent = rounds(run_dir)[0]["bytes_up"] / 3
+    # Each array travels with a header of its own, of about a hundred bytes.
+    assert encoder < sent < encoder + 200 * len(sizes)
+
+
+def test_the_saved_model_can_be_scored_and_used(default_run):
+    scored = collapipe("evaluate", "latest", "--json", cwd=default_run)
+    assert scored.returncode == 0, scored.stderr
+    summary = json.loads((default_run / "runs" / "latest" / "summary.json").read_text())
+    assert json.loads(scored.stdout)["metrics"]["bleu"] == pytest.approx(summary["metrics"]["bleu"])
+    used = collapipe("translate", "latest", "the dog sleeps", cwd=default_run)
+    assert used.returncode == 0, used.stderr
+
+
+def test_a_stock_strategy_runs_on_the_same_clients_and_learns(tmp_path):
+    options = 'strategy-options={"eta": 0.02}'
+    result = collapipe("run", *sets(strategy="FedAdam"), "--set", options, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-3000:]
+    lines = rounds(tmp_path / "runs" / "latest")
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    assert (tmp_path / "runs" / "latest" / "plans" / "round-0001.json").is_file()
+
+
+def test_plain_flwr_run_learns_with_two_clients_one_after_the_other(tmp_path):
+    ports = []
+    for _ in range(2):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            ports.append(str(probe.getsockname()[1]))
+    (tmp_path / "home").mkdir()
+    overrides = {**TINY, "runs-dir": str(tmp_path / "runs"), "decoder.join-timeout": 8.0}
+    pairs = " ".join(f"{k}={json.dumps(v) if isinstance(v, str) else v}" for k, v in overrides.items())
+    binaries = str(Path(sys.executable).parent)
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(tmp_path / "home"),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": ports[0],
+        "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+    }
+    # Two CPUs of two for each client: they run one after the other, and would dead-lock on a common step.
+    federation = "num-supernodes=2 client-resources-num-cpus=2 init-args-num-cpus=2"
+    command = ["flwr", "run", str(REPOSITORY), "--stream", "--run-config", pairs, "--federation-config", federation]
+    try:
+        result = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, timeout=280, capture_output=True, text=True, check=False
+        )
+    finally:
+        end_superlink(ports[0])
+    output = result.stdout + result.stderr
+    run_dir = (tmp_path / "runs" / "latest").resolve()
+    assert str(run_dir) in output, output[-3000:]
+    lines = rounds(run_dir)
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    assert len(lines[0]["clusters"]) == 2
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
+    assert "decoder-sync auto: round" in output
+
+
+def end_superlink(port):
+    """End the SuperLink that flwr started for this test, found by its own port."""
+    import psutil
+
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        command = process.info["cmdline"] or []
+        if any("flower-superlink" in part for part in command) and port in command:
+            family = [*process.children(recursive=True), process]
+            for member in family:
+                member.terminate()
+            _, alive = psutil.wait_procs(family, timeout=10)
+            for member in alive:
+                member.kill()

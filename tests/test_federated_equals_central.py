@@ -1,0 +1,174 @@
+"""Control units, decoder service and averaging together equal one central step, through the real stream and actors."""
+
+import pytest
+import torch
+from test_split_equals_whole import CLASSIC, NUM_BLOCKS, make_batch
+
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.parts import target_weight, targets
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
+from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.micro_batches import StepId
+from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.whole import whole_step
+from strategies.decoder import DecoderTrainer
+from strategies.decoder_service import DecoderConfig, DecoderService
+
+LR = 0.5
+PLANS = [
+    ClusterPlan(delta=(2, 3), order=(1, 0), m=3),
+    ClusterPlan(delta=(1, 0, 4), order=(0, 2), m=2, schedule="1f1b"),
+]
+
+
+class OneBatch:
+    """A cluster's data: one batch, in a fixed order."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __len__(self):
+        return len(self.batch["input_ids"])
+
+    def collate(self, indices):
+        return {name: tensor[sorted(indices)] for name, tensor in self.batch.items()}
+
+
+def control_units(batches, optimizer, run, local_steps=1):
+    return [
+        ControlUnit(
+            ClusterSetup(
+                run=run,
+                cluster=n,
+                spec=CLASSIC,
+                optimizer=optimizer,
+                runtime=RuntimeConfig(timeout=240),
+                seed=7,
+                batch_size=len(batch["input_ids"]),
+                local_steps=local_steps,
+                load_data=lambda batch=batch: OneBatch(batch),
+            )
+        )
+        for n, batch in enumerate(batches)
+    ]
+
+
+def federated_round(units, service, weights, number=1, local_steps=1):
+    """One round as the strategy runs it; returns the new global weights and the results."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    addresses = service.open_round(number, range(len(units)), local_steps)
+    encoder = {name: value for name, value in weights.items() if not name.startswith("head.")}
+    orders = [RoundOrder(round=number, weights=encoder, plan=PLANS[n], decoder=addresses[n]) for n in range(len(units))]
+    with ThreadPoolExecutor(len(units)) as pool:
+        results = list(pool.map(lambda pair: pair[0].train_round(pair[1]), zip(units, orders, strict=True)))
+    summary = service.finish_round({n: result.weight for n, result in enumerate(results)})
+    total = sum(result.weight for result in results)
+    joined = {name: sum(r.weights[name] * (r.weight / total) for r in results) for name in encoder}
+    joined.update({f"head.{name}": value for name, value in summary.head.items()})
+    return joined, results
+
+
+@pytest.fixture
+def served(local_ray):
+    """Start services over a fresh decoder, and stop them."""
+    services = []
+
+    def start(optimizer, decoder_sync="step"):
+        parts = build_parts(CLASSIC, seed=1)
+        trainer = DecoderTrainer(HeadTrainer(parts.head, optimizer, unit=NUM_BLOCKS), decoder_sync)
+        service = DecoderService(DecoderConfig(), trainer, num_clusters=2)
+        service.start()
+        services.append(service)
+        return service, parts.weights()
+
+    yield start
+    for service in services:
+        service.stop()
+
+
+def central_gradient(batches, weights):
+    """Gradient of the mean over the joint batch, with each cluster's own micro-batches and dropout seeds."""
+    total = sum(target_weight(targets(batch)) for batch in batches)
+    summed, loss = {}, 0.0
+    for n, batch in enumerate(batches):
+        parts = build_parts(CLASSIC, seed=0)
+        parts.load(weights)
+        whole = whole_step(parts, StepId(seed=7, round=1, step=1, cluster=n), batch, PLANS[n].m)
+        loss += whole.loss_sum / total
+        for name, gradient in whole.gradients.items():
+            summed[name] = summed.get(name, 0) + gradient * whole.weight / total
+    return summed, loss
+
+
+@pytest.mark.parametrize("decoder_sync", ["step", "round"])
+def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batch(served, decoder_sync):
+    # Unequal batches: 7 and 5 examples, different lengths, so that the weights matter.
+    batches = [make_batch(CLASSIC, size=7, length=9, seed=1), make_batch(CLASSIC, size=5, length=6, seed=2)]
+    optimizer = OptimizerConfig(name="sgd", lr=LR)
+    service, weights = served(optimizer, decoder_sync)
+    gradients, loss = central_gradient(batches, weights)
+    units = control_units(batches, optimizer, f"joint-{decoder_sync}")
+    try:
+        joined, results = federated_round(units, service, weights)
+    finally:
+        for unit in units:
+            unit.close()
+    assert joined.keys() == weights.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(joined[name], weights[name] - LR * gradient, rtol=1e-5, atol=1e-6)
+    total = sum(result.weight for result in results)
+    assert sum(result.loss * result.weight for result in results) / total == pytest.approx(loss, rel=1e-5)
+    assert {result.weight for result in results} == {target_weight(targets(batch)) for batch in batches}
+
+
+def test_clipping_uses_the_norm_of_the_whole_model_decoder_included(served):
+    batch = make_batch(CLASSIC, size=7, length=9, seed=1)
+    clip = 0.05
+    optimizer = OptimizerConfig(name="sgd", lr=LR, clip_norm=clip)
+    service, weights = served(optimizer)
+    gradients, _ = central_gradient([batch], weights)
+    norm = torch.stack([g.norm() for g in gradients.values()]).norm()
+    assert norm > clip
+    units = control_units([batch], optimizer, "clipped")
+    try:
+        joined, _ = federated_round(units, service, weights)
+    finally:
+        units[0].close()
+    for name, gradient in gradients.items():
+        expected = weights[name] - LR * gradient * clip / norm
+        torch.testing.assert_close(joined[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_two_runs_repeat_bit_for_bit(served):
+    batches = [make_batch(CLASSIC, size=7, length=9, seed=1), make_batch(CLASSIC, size=5, length=6, seed=2)]
+    optimizer = OptimizerConfig(name="adamw", lr=0.01, clip_norm=1.0)
+    ends = []
+    for run in range(2):
+        service, weights = served(optimizer)
+        units = control_units(batches, optimizer, f"repeat-{run}", local_steps=2)
+        try:
+            for number in (1, 2):
+                weights, _ = federated_round(units, service, weights, number, local_steps=2)
+        finally:
+            for unit in units:
+                unit.close()
+        ends.append(weights)
+    for name, value in ends[0].items():
+        assert torch.equal(value, ends[1][name]), name
+
+
+def test_a_control_unit_without_decoder_address_trains_the_decoder_too(local_ray):
+    batch = make_batch(CLASSIC, size=7, length=9, seed=1)
+    weights = build_parts(CLASSIC, seed=1).weights()
+    gradients, _ = central_gradient([batch], weights)
+    units = control_units([batch], OptimizerConfig(name="sgd", lr=LR), "alone")
+    try:
+        result = units[0].train_round(RoundOrder(round=1, weights=weights, plan=PLANS[0]))
+    finally:
+        units[0].close()
+    assert result.weights.keys() == weights.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(result.weights[name], weights[name] - LR * gradient, rtol=1e-5, atol=1e-6)

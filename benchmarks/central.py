@@ -58,7 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
     parser.add_argument("--samples", type=int, default=60_000, help="training examples seen in all")
     parser.add_argument("--evaluate-at", default="", help="sample counts, with commas; the end is always scored")
-    parser.add_argument("--batch-size", type=int, default=0, help="the joint batch (default: batch-size times 3)")
+    parser.add_argument("--batch-size", type=int, default=0, help="the joint batch (default: 3 clusters' batch-size)")
     parser.add_argument("--split", choices=("validation", "test"), default="test")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--threads", type=int, default=1)

@@ -106,7 +106,8 @@ def test_an_empty_sentence_is_an_end_of_sentence():
 def test_clusters_share_the_training_data_out_and_repeat_it(prepared):
     chosen = task(TaskConfig())
     shares = [chosen.cluster_data(SMALL, prepared.tokenizer_json, k, 3, seed=0) for k in range(3)]
-    assert sum(map(len, shares)) == prepared.num_examples == 120
+    assert tuple(map(len, shares)) == prepared.cluster_sizes == (40, 40, 40)
+    assert prepared.num_examples == 120
     again = chosen.cluster_data(SMALL, prepared.tokenizer_json, 1, 3, seed=0)
     assert np.array_equal(again.source.ids, shares[1].source.ids)
     everything = chosen.cluster_data(SMALL, prepared.tokenizer_json, 0, 1, seed=0)
@@ -133,6 +134,7 @@ def test_the_model_fits_the_tokenizer(prepared):
     [
         (options(family="bert"), SMALL, 1, "trains a fresh model.family = transformer, found model.family = bert"),
         (options(pretrained="folder"), SMALL, 1, "found model.pretrained = 'folder'"),
+        (options(), SMALL, 0, "num-clusters: expected at least 1 cluster to share the data out to, found 0"),
         (options(), SMALL, 121, "data.partition = iid: cluster 120 of 121 gets none of 120 examples"),
     ],
 )

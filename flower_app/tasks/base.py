@@ -126,8 +126,13 @@ class Prepared:
     spec: ModelSpec
     tokenizer_json: str
     evaluator: Evaluator
-    num_examples: int
-    """Training examples of all clusters."""
+    cluster_sizes: tuple[int, ...]
+    """Training examples of each cluster."""
+
+    @property
+    def num_examples(self) -> int:
+        """Training examples of all clusters."""
+        return sum(self.cluster_sizes)
 
 
 class Task(Protocol):

@@ -269,9 +269,9 @@ def _written(text: str) -> str:
 
 
 def split_of(source: str) -> str:
-    """Return the split that a source sentence belongs to, whatever the seed: 2% validation, 2% test."""
-    bucket = hashlib.blake2b(source.encode(), digest_size=4).digest()[0] % 50
-    return {0: "validation", 1: "test"}.get(bucket, "train")
+    """Return the split that a source sentence belongs to, whatever the seed: 5% validation, 5% test."""
+    share = int.from_bytes(hashlib.blake2b(source.encode(), digest_size=4).digest(), "big") / 2**32
+    return "validation" if share < 0.05 else "test" if share < 0.1 else "train"
 
 
 def sentences(split: str, seed: int) -> Iterator[tuple[str, str]]:
@@ -302,6 +302,6 @@ def generate(num_examples: int, split: str, seed: int) -> list[tuple[str, str]]:
     """Return ``num_examples`` pairs (English, German); the same arguments give the same list.
 
     >>> generate(1, "test", 0)
-    [("He says that the boy is clean.", "Er sagt, dass der Junge sauber ist.")]
+    [('Two boys hope that my boys waited.', 'Zwei Jungen hoffen, dass meine Jungen gewartet haben.')]
     """
     return list(islice(sentences(split, seed), num_examples))

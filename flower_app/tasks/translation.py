@@ -154,12 +154,17 @@ class TranslationTask:
         if model.family != "transformer" or model.pretrained:
             found = f"model.pretrained = {model.pretrained!r}" if model.pretrained else f"model.family = {model.family}"
             raise ValueError(f"task.name = translation trains a fresh model.family = transformer, found {found}")
+        if num_clusters < 1:
+            raise ValueError(
+                f"num-clusters: expected at least 1 cluster to share the data out to, found {num_clusters}"
+            )
         if data.partition == "files":
             _check_files(data, num_clusters)
             shares = [load_pairs(data, "train", seed, cluster) for cluster in range(num_clusters)]
+            sizes = tuple(map(len, shares))
         else:
             shares = [load_pairs(data, "train", seed)]
-            partition(data, shares[0], num_clusters, seed)
+            sizes = tuple(map(len, partition(data, shares[0], num_clusters, seed)))
         if data.tokenizer:
             tokenizer = load_tokenizer(data.tokenizer)
         else:
@@ -184,7 +189,7 @@ class TranslationTask:
             spec=spec,
             tokenizer_json=tokenizer.to_json(),
             evaluator=TranslationEvaluator(self.config, data, tokenizer),
-            num_examples=sum(map(len, shares)),
+            cluster_sizes=sizes,
         )
 
     def cluster_data(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import partial
+from logging import ERROR
 from typing import Any, cast
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.supercore import log
 
 from client_pipeline.link.stream import LinkCertificates
 from client_pipeline.partition.plan import ClusterPlan
@@ -69,7 +72,16 @@ def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, n
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train one round on the cluster's devices."""
+    """Train one round on the cluster's devices; a failure is answered as an error with its reason."""
+    try:
+        return _train(message, context)
+    except Exception as error:
+        # Left to itself Flower answers with a traceback, or in deployment with no reason at all.
+        log(ERROR, "round failed", exc_info=error)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{error}"), reply_to=message)
+
+
+def _train(message: Message, context: Context) -> Message:
     config = RunConfig.from_flat(context.run_config)
     cluster = cluster_index(context)
     round_, plan, decoder = read_train_config(message.content.config_records[CONFIG])

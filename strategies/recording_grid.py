@@ -86,7 +86,7 @@ class RecordingGrid(Grid):
     def _record(self, sent: list[Message], replies: list[Message], seconds: float) -> None:
         good = [reply for reply in replies if not reply.has_error()]
         reasons = {
-            self._clusters.get(reply.metadata.src_node_id, -1): reply.error.reason
+            self._clusters.get(reply.metadata.src_node_id, -1): last_line(reply.error.reason)
             for reply in replies
             if reply.has_error()
         }
@@ -115,3 +115,9 @@ class RecordingGrid(Grid):
 def array_bytes(message: Message) -> int:
     """Bytes of a message's arrays, as they are sent."""
     return sum(record.count_bytes() for record in message.content.array_records.values())
+
+
+def last_line(reason: str | None) -> str:
+    """Shorten what may be a whole traceback to its last line, which has the error."""
+    lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
+    return lines[-1][:500] if lines else "no reason given"

@@ -1,0 +1,100 @@
+"""What the server makes of its nodes, in a real simulation: too few of them, and rounds in which they fail."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+
+from flower_app.server_app import wait_for_nodes
+from strategies.recording_grid import RecordingGrid, RoundFailed
+from strategies.records import read_train_config, reply_content
+from strategies.stock import make_stock
+
+BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
+
+
+def simulate(server, client, num_nodes=2):
+    """Run ``server(grid)`` and ``client(message, cluster)`` in a simulation; returns what the server returned."""
+    outcome = {}
+    server_app, client_app = ServerApp(), ClientApp()
+
+    @server_app.main()
+    def main(grid, context):
+        try:
+            outcome["value"] = server(grid)
+        except Exception as error:
+            outcome["error"] = error
+
+    @client_app.train()
+    def train(message, context):
+        return client(message, int(context.node_config["partition-id"]))
+
+    run_simulation(server_app, client_app, num_supernodes=num_nodes, backend_config=BACKEND)
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["value"]
+
+
+def start(grid, rounds=2):
+    nodes = wait_for_nodes(grid, 2, 30)
+    recording = RecordingGrid(grid, {node: index for index, node in enumerate(nodes)})
+    arrays = ArrayRecord({"embedding.w": Array(np.zeros(4, dtype=np.float32))})
+    result = make_stock("FedAvg", {}, 2).start(recording, initial_arrays=arrays, num_rounds=rounds)
+    return recording.last_round, result.arrays["embedding.w"].numpy()
+
+
+def answer(message, value, weight):
+    import torch
+    from flwr.app import Message
+
+    content = reply_content(
+        {"embedding.w": torch.full((4,), float(value))},
+        weight=weight,
+        loss=value,
+        steps=1,
+        wall_s=0.1,
+        report={"v": value},
+    )
+    return Message(content, reply_to=message)
+
+
+def test_too_few_nodes_is_an_error_that_says_how_many_came(local_ray):
+    with pytest.raises(ValueError, match="num-clusters: 3 nodes are needed, 2 came within 3 s; start more nodes"):
+        simulate(lambda grid: wait_for_nodes(grid, 3, 3.0), lambda message, cluster: None)
+
+
+def test_a_round_in_which_every_client_fails_is_an_error_with_each_reason(local_ray):
+    def fail(message, cluster):
+        raise RuntimeError("device 3 is on fire")
+
+    with pytest.raises(RoundFailed, match="round 1: every client failed: cluster 0: .*on fire.*; cluster 1: .*on fire"):
+        simulate(start, fail)
+
+
+def test_losses_are_weighted_and_one_failure_is_recorded(local_ray):
+    def client(message, cluster):
+        round_, plan, decoder = read_train_config(message.content.config_records["config"])
+        assert (plan, decoder) == (None, None)
+        if round_ == 2 and cluster == 1:
+            raise RuntimeError("late")
+        return answer(message, value=[1.0, 4.0][cluster], weight=[1, 2][cluster])
+
+    def one_round(grid):
+        return start(grid, rounds=1)
+
+    last, arrays = simulate(one_round, client)
+    assert last["train_loss"] == pytest.approx(3.0)
+    assert last["weight"] == 3
+    assert last["failed"] == []
+    assert sorted(report["v"] for report in last["clusters"]) == [1.0, 4.0]
+    assert last["bytes_up"] >= 2 * 4 * 4
+    np.testing.assert_allclose(arrays, 3.0)
+
+    last, arrays = simulate(start, client)
+    assert last["train_loss"] == 1.0
+    assert [report["v"] for report in last["clusters"]] == [1.0]
+    assert len(last["failed"]) == 1
+    assert "late" in last["failed"][0]["reason"]
+    np.testing.assert_allclose(arrays, 1.0)

@@ -34,6 +34,6 @@ def test_the_central_baseline_refuses_an_unknown_key(monkeypatch, capsys):
     specification = importlib.util.spec_from_file_location("central", CENTRAL)
     central = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(central)
-    monkeypatch.setattr("sys.argv", ["central.py", "--set", "data.sorce=files"])
+    monkeypatch.setattr("sys.argv", ["central.py", "--set", "data.sources=files"])
     assert central.main() == 2
     assert "did you mean 'data.source'" in capsys.readouterr().err

@@ -92,6 +92,7 @@ def _train(message: Message, context: Context) -> Message:
         str(context.run_id),
         cluster,
         RoundOrder(round=round_, weights=to_tensors(message.content.array_records[ARRAYS]), plan=plan, decoder=decoder),
+        config.runtime.timeout,
     )
     content = reply_content(
         result.weights,

@@ -93,7 +93,7 @@ class RunConfig:
     """A plan file, ``collapipe-plan/1``; empty: the policy plans."""
     scenario: str = "default"
     """The network: a name in ``configs/scenarios``, or a file."""
-    num_rounds: int = 40
+    num_rounds: int = 75
     num_clusters: int = 0
     """Nodes to wait for; 0: those that are there, at most the scenario's."""
     local_steps: int = 4
@@ -102,16 +102,18 @@ class RunConfig:
     """b, examples per control unit and step."""
     decoder_sync: str = "auto"
     """When the decoder joins what the clusters teach it: ``step``, ``round`` or ``auto``."""
-    evaluate_every: int = 10
+    evaluate_every: int = 15
     """Rounds between evaluations; 0: only after the last round."""
     runs_dir: str = "runs"
     """Folder of the run directories."""
     run_dir: str = ""
     """This run's directory; empty: a new one in ``runs-dir``."""
     task: TaskConfig = field(default_factory=TaskConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    data: DataConfig = field(default_factory=lambda: DataConfig(vocab_size=1000))
     model: ModelConfig = field(default_factory=ModelConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(lr=5e-3, schedule="cosine", warmup_steps=40)
+    )
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 

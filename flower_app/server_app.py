@@ -61,7 +61,7 @@ class TrainingRun:
     """One training as the server sees it."""
 
     def __init__(self, config: RunConfig, run_dir: Path, grid: Grid) -> None:
-        torch.set_num_threads(config.runtime.threads)
+        torch.set_num_threads(config.runtime.server_threads)
         self.config = config
         self.run_dir = run_dir
         self.flower_grid = grid

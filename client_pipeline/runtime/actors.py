@@ -7,8 +7,11 @@ from typing import Any
 
 import ray
 
-from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder, RoundResult
+from client_pipeline.runtime.control_unit import LIVENESS, ClusterSetup, ControlUnit, RoundOrder, RoundResult
 from client_pipeline.runtime.pipeline import NAMESPACE
+
+START_TIMEOUT_S = 600.0
+"""A control unit loads its data before it can answer."""
 
 
 class ControlUnitError(RuntimeError):
@@ -35,16 +38,29 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
     """
     join_ray()
     _end_older_runs(setup)
+    # A thread of its own answers whether the process still runs while another trains.
     actor = (
-        ray.remote(ControlUnit)
+        ray.remote(concurrency_groups={LIVENESS: 1})(ControlUnit)
         .options(name=setup.actor_name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0)
         .remote(setup)
     )
-    return dict(_answer(actor.describe.remote(), setup.actor_name))
+    return dict(_answer(actor, actor.prepare.remote(), setup.actor_name, START_TIMEOUT_S))
 
 
-def train_round(run: str, cluster: int, order: RoundOrder) -> RoundResult:
-    """Have the control unit train one round; every wait inside it is bounded, and so is this one."""
+def train_round(run: str, cluster: int, order: RoundOrder, timeout_s: float) -> RoundResult:
+    """Have the control unit train one round.
+
+    Parameters
+    ----------
+    run, cluster : as in the set-up
+    order : the round
+    timeout_s : a control unit that does not say within this time that it lives is given up; its own waits are bounded
+
+    Raises
+    ------
+    ControlUnitError, ValueError
+        ValueError is the control unit's own: a plan or weights that do not fit.
+    """
     join_ray()
     name = f"collapipe/{run}/cluster-{cluster}"
     try:
@@ -53,13 +69,18 @@ def train_round(run: str, cluster: int, order: RoundOrder) -> RoundResult:
         raise ControlUnitError(
             f"{name}: no control unit is running; it ends itself when idle (runtime.actor-idle): start the run again"
         ) from None
-    result: RoundResult = _answer(actor.train_round.remote(order), name)
+    result: RoundResult = _answer(actor, actor.train_round.remote(order), name, timeout_s)
     return result
 
 
-def _answer(reference: Any, name: str) -> Any:
+def _answer(actor: Any, reference: Any, name: str, timeout_s: float) -> Any:
+    """Wait for an answer for as long as the process that owes it lives."""
     try:
+        while not ray.wait([reference], timeout=timeout_s)[0]:
+            ray.get(actor.alive.remote(), timeout=timeout_s)
         return ray.get(reference)
+    except ray.exceptions.GetTimeoutError as error:
+        raise ControlUnitError(f"{name}: the control unit has not said for {timeout_s:g} s that it lives") from error
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ValueError | FileNotFoundError):
             raise error.cause from None

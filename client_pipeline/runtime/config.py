@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-TRANSPORTS = ("gloo", "ray")
-
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
@@ -20,8 +18,6 @@ class RuntimeConfig:
     """An actor without work ends itself after this time [s]."""
     recompute: bool = False
     """Compute activations again in the backward pass: less memory, more time."""
-    transport: str = "gloo"
-    """How tensors travel between devices: ``gloo`` point-to-point, or ``ray`` objects where gloo cannot."""
     timeout: float = 120.0
     """A step without progress for this time [s] has failed."""
 
@@ -36,5 +32,3 @@ class RuntimeConfig:
                     f"runtime.{name.replace('_', '-')}: expected a number of seconds above 0, "
                     f"found {getattr(self, name)}"
                 )
-        if self.transport not in TRANSPORTS:
-            raise ValueError(f"runtime.transport: expected one of {', '.join(TRANSPORTS)}, found {self.transport!r}")

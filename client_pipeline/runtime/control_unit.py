@@ -6,11 +6,13 @@ process may serve any node.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import ray
 import torch
 from torch import Tensor
 
@@ -35,6 +37,9 @@ from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
+
+LIVENESS = "liveness"
+"""Ray concurrency group of :meth:`ControlUnit.alive`."""
 
 
 class ClusterData(Protocol):
@@ -108,8 +113,8 @@ class ControlUnit:
         self.watch = Watch(setup.runtime.actor_idle)
         self.adapter = adapter(setup.spec.family)
         self.num_blocks = self.adapter.num_blocks(setup.spec)
-        self.data = setup.load_data()
-        self.order = DataOrder(len(self.data), setup.batch_size, setup.seed, setup.cluster)
+        self.data: ClusterData | None = None
+        self.order: DataOrder | None = None
         self.embedding = self.adapter.build_embedding(setup.spec).train()
         self.parameters = own_parameters(self.embedding)
         self.optimizer = PartOptimizer(self.parameters, setup.optimizer)
@@ -118,14 +123,27 @@ class ControlUnit:
         )
         self._own_head: HeadTrainer | None = None
 
-    def describe(self) -> dict[str, Any]:
-        """What the server must know before round 1."""
+    def prepare(self) -> dict[str, Any]:
+        """Load the data, and say what the server must know before round 1.
+
+        Not in the constructor: an actor that fails there hides its reason from who asked.
+        """
         with self.watch:
-            return {"cluster": self.setup.cluster, "num_examples": len(self.data)}
+            if self.data is None:
+                setup = self.setup
+                data = setup.load_data()
+                self.order = DataOrder(len(data), setup.batch_size, setup.seed, setup.cluster)
+                self.data = data
+            return {"cluster": self.setup.cluster, "num_examples": len(self.data), "pid": os.getpid()}
+
+    @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
+    def alive(self) -> None:
+        """Answer at once, also while a round is trained."""
 
     def train_round(self, order: RoundOrder) -> RoundResult:
         """Train ``local-steps`` steps and return the trained weights."""
         with self.watch:
+            self.prepare()
             start = time.perf_counter()
             link: DecoderLink
             if order.decoder is None:
@@ -159,6 +177,7 @@ class ControlUnit:
     def _local_step(self, order: RoundOrder, number: int, link: DecoderLink) -> StepOutcome:
         setup = self.setup
         step = StepId(seed=setup.seed, round=order.round, step=number, cluster=setup.cluster)
+        assert self.data is not None and self.order is not None
         batch = self.data.collate(self.order.next_batch())
         global_step = (order.round - 1) * setup.local_steps + number
         clip = setup.optimizer.clip_norm
@@ -195,7 +214,7 @@ class ControlUnit:
         }
         report = {
             "cluster": self.setup.cluster,
-            "num_examples": len(self.data),
+            "num_examples": len(self.data or ()),
             "loss": loss,
             "plan": order.plan.to_dict(),
             "devices": devices,

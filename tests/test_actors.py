@@ -1,0 +1,89 @@
+"""The control unit's actor: found by name from any process, given up when it freezes, replaced by a newer run's."""
+
+import os
+import signal
+
+import pytest
+from test_federated_equals_central import LR, PLANS
+from test_split_equals_whole import CLASSIC, make_batch
+
+from client_pipeline.partition.families import build_parts
+from client_pipeline.runtime.actors import ControlUnitError, start_control_unit, train_round
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
+from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.pipeline import NAMESPACE
+
+
+def setup_of(run, load_data=None, cluster=0):
+    batch = make_batch(CLASSIC, size=7)
+
+    class OneBatch:  # defined here so that it travels by value: the actors do not see the tests' modules
+        def __len__(self):
+            return len(batch["input_ids"])
+
+        def collate(self, indices):
+            return batch
+
+    return ClusterSetup(
+        run=run,
+        cluster=cluster,
+        spec=CLASSIC,
+        optimizer=OptimizerConfig(name="sgd", lr=LR),
+        runtime=RuntimeConfig(timeout=240),
+        seed=0,
+        batch_size=7,
+        local_steps=1,
+        load_data=load_data or OneBatch,
+    )
+
+
+def order(number=1):
+    return RoundOrder(round=number, weights=build_parts(CLASSIC, seed=1).weights(), plan=PLANS[0])
+
+
+@pytest.fixture
+def end_actors(local_ray):
+    """End the named actors that a test leaves."""
+    yield
+    for entry in local_ray.util.list_named_actors(all_namespaces=True):
+        if entry["namespace"] == NAMESPACE and entry["name"].startswith("collapipe/actors-"):
+            local_ray.kill(local_ray.get_actor(entry["name"], namespace=NAMESPACE))
+
+
+def names(ray):
+    return {entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)}
+
+
+def test_a_control_unit_keeps_its_place_in_the_data_between_calls_and_yields_to_a_newer_run(local_ray, end_actors):
+    assert start_control_unit(setup_of("actors-1"))["num_examples"] == 7
+    assert start_control_unit(setup_of("actors-1", cluster=1))["cluster"] == 1
+    results = [train_round("actors-1", 0, order(n), 240) for n in (1, 2)]
+    assert [result.steps for result in results] == [1, 1]
+    assert results[0].report["devices"].keys() == {"0", "1"}
+
+    start_control_unit(setup_of("actors-2"))
+    left = names(local_ray)
+    assert "collapipe/actors-2/cluster-0" in left
+    assert not any(name.startswith("collapipe/actors-1/cluster-0") for name in left)
+    assert "collapipe/actors-1/cluster-1" in left
+    with pytest.raises(ControlUnitError, match="collapipe/actors-1/cluster-0: no control unit is running"):
+        train_round("actors-1", 0, order(3), 240)
+
+
+def test_data_that_does_not_fit_is_the_users_error(local_ray, end_actors):
+    def load():
+        raise ValueError("train.en: line 3 has no label")
+
+    with pytest.raises(ValueError, match=r"train.en: line 3 has no label"):
+        start_control_unit(setup_of("actors-3", load))
+
+
+def test_a_frozen_control_unit_is_given_up_in_bounded_time(local_ray, end_actors):
+    pid = start_control_unit(setup_of("actors-4"))["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ControlUnitError, match="actors-4/cluster-0: the control unit has not said for 2 s"):
+            train_round("actors-4", 0, order(), 2.0)
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -7,21 +7,15 @@ environment variable, and by that they are found: each by its id, and none that 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 MARK = "COLLAPIPE_LAUNCH"
 """Environment variable that all processes of a launch share."""
-
-_PR_SET_PDEATHSIG = 1
-# Looked up here, since hardly anything is safe between fork and exec.
-_prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
 
 
 class RunProcesses:
@@ -92,12 +86,6 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def end_with_parent() -> None:
-    """Ask Linux to end the calling process when its parent dies, however that happens. For ``preexec_fn``."""
-    if _prctl is not None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _marked(entry: str) -> Iterable[tuple[int, str]]:

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from flower_app.processes import MARK, RunProcesses, end_with_parent
+from flower_app.processes import MARK, RunProcesses
 
 CONNECTION = "own"
 SIMULATION = "flwr-simulation"
@@ -83,7 +83,8 @@ class PrivateSuperLink:
         # A client asks for one CPU and Ray believes in as many as there are clients: so they run at once.
         federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1 init-args-num-cpus={num_supernodes}"
         arguments = [str(app), CONNECTION, "--run-config", str(run_config), "--federation-config", federation]
-        submit = [sys.executable, "-m", "flower_app.submit", self.address, str(_START_S)]
+        ids = [str(os.getpid()), str(self.server.pid)]
+        submit = [sys.executable, "-m", "flower_app.submit", self.address, str(_START_S), *ids]
         # In the app's folder, for the module must be found without an installation too.
         self.submission = self._popen([*submit, *arguments, "--stream"], self.simulation_log, _import_root())
 
@@ -105,9 +106,8 @@ class PrivateSuperLink:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C at the terminal is ours to handle; and nothing may outlive us.
+                # Ctrl-C at the terminal is ours to handle.
                 start_new_session=True,
-                preexec_fn=end_with_parent,
             )
 
 

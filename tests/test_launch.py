@@ -1,0 +1,282 @@
+"""The launcher, with a real SuperLink and a tiny real Flower app."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import tomli_w
+
+from flower_app import superlink
+from flower_app.launch import Outcome, last_error, launch
+from flower_app.processes import MARK, RunProcesses, _family, is_alive
+from flower_app.run_directory import read_rounds, read_summary
+
+PROJECT = """
+[project]
+name = "tiny"
+version = "0.1.0"
+description = "An app for tests"
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "collapipe"
+
+[tool.flwr.app.components]
+serverapp = "tiny.server:app"
+clientapp = "tiny.client:app"
+
+[tool.flwr.app.config]
+behave = "well"
+run-dir = ""
+"""
+CLIENT = """
+import time
+from pathlib import Path
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    # Each waits for the other: this ends only if both run at once.
+    meeting = Path(context.run_config["run-dir"]) / "meeting"
+    meeting.mkdir(exist_ok=True)
+    (meeting / str(context.node_id)).touch()
+    while len(list(meeting.iterdir())) < 2:
+        time.sleep(0.05)
+    return Message(RecordDict(), reply_to=message)
+"""
+SERVER = """
+import os
+import time
+from pathlib import Path
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+from flower_app.run_directory import append_round, write_summary
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    run_dir = Path(context.run_config["run-dir"])
+    behave = context.run_config["behave"]
+    if behave == "raise":
+        raise RuntimeError("the oven is cold")
+    if behave == "refuse":
+        write_summary(run_dir, "bad-input", error="flour: expected some, found none")
+        raise SystemExit(1)
+    nodes = list(grid.get_node_ids())
+    replies = list(grid.send_and_receive([Message(RecordDict(), node, "train") for node in nodes]))
+    append_round(run_dir, {"round": 1, "replies": sum(not reply.has_error() for reply in replies), "cwd": os.getcwd()})
+    if behave == "hang":
+        time.sleep(600)
+    write_summary(run_dir, "finished", rounds=1)
+"""
+
+
+@pytest.fixture
+def tiny_app(tmp_path):
+    folder = tmp_path / "tiny-app"
+    (folder / "tiny").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    for name, text in (("__init__", ""), ("client", CLIENT), ("server", SERVER)):
+        (folder / "tiny" / f"{name}.py").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    yield folder
+    assert left_over(folder) == {}
+
+
+def left_over(run_dir):
+    """Processes of a run, found otherwise than the launcher does."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("FLWR_HOME", "").startswith(str(run_dir)) and process.status() != "zombie":
+                found[process.pid] = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
+def start(app, run_dir, behave, watch=lambda: None):
+    config = run_dir / "config.toml"
+    config.write_text(tomli_w.dumps({"behave": behave, "run-dir": str(run_dir)}))
+    return launch(run_dir, app, config, 2, watch)
+
+
+def test_a_run_finishes_with_all_nodes_at_once_and_leaves_nothing_but_its_results(tiny_app, run_dir, monkeypatch):
+    # The SuperLink must not look for its packages where the user happens to be.
+    (run_dir / "elsewhere" / "tiny").mkdir(parents=True)
+    (run_dir / "elsewhere" / "tiny" / "__init__.py").write_text("raise ImportError('a tiny from elsewhere')")
+    monkeypatch.chdir(run_dir / "elsewhere")
+    before = set(Path("/tmp").glob("collapipe-*"))
+    outcome = start(tiny_app, run_dir, "well")
+    assert outcome == Outcome("finished", "", {"status": "finished", "rounds": 1})
+    assert outcome.exit_code == 0
+    [first] = read_rounds(run_dir)[0]
+    assert first["replies"] == 2
+    assert first["cwd"] == str(run_dir / "flower" / "work")
+    assert not (run_dir / "flower").exists()
+    assert set(Path("/tmp").glob("collapipe-*")) <= before
+    assert (run_dir / "logs" / "simulation.log").stat().st_size > 0
+
+
+def test_a_server_app_that_raises_is_a_failed_run_with_its_exception(tiny_app, run_dir):
+    outcome = start(tiny_app, run_dir, "raise")
+    assert outcome.exit_code == 1
+    assert outcome.error == "the simulation ended without a result: RuntimeError: the oven is cold"
+    assert read_summary(run_dir) == {"status": "failed", "error": outcome.error}
+
+
+def test_what_the_server_app_refuses_is_bad_input(tiny_app, run_dir):
+    outcome = start(tiny_app, run_dir, "refuse")
+    assert (outcome.exit_code, outcome.error) == (2, "flour: expected some, found none")
+
+
+def test_a_killed_simulation_is_noticed(tiny_app, run_dir):
+    # Flower itself goes on calling it running.
+    def kill():
+        if read_rounds(run_dir)[0]:
+            for pid, command in left_over(run_dir).items():
+                if "flwr-simulation" in command:
+                    os.kill(pid, signal.SIGKILL)
+
+    outcome = start(tiny_app, run_dir, "hang", kill)
+    assert outcome.exit_code == 1
+    assert outcome.error.startswith("the simulation ended without a result; see ")
+
+
+def test_an_interrupted_run_ends_everything_and_says_so(tiny_app, run_dir):
+    def interrupt():
+        if read_rounds(run_dir)[0]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        start(tiny_app, run_dir, "hang", interrupt)
+    assert read_summary(run_dir) == {"status": "interrupted", "error": "interrupted"}
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_a_launcher_that_is_killed_leaves_no_process(tiny_app, run_dir):
+    # A simulation survives the deaths of SuperLink and SuperExec, for hours.
+    config = run_dir / "config.toml"
+    config.write_text(tomli_w.dumps({"behave": "hang", "run-dir": str(run_dir)}))
+    code = (
+        "import sys; from pathlib import Path; from flower_app.launch import launch; "
+        "launch(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), 2)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code, run_dir, tiny_app, config])
+    try:
+        while not read_rounds(run_dir)[0]:
+            assert launcher.poll() is None
+            time.sleep(0.1)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    while left_over(run_dir):
+        time.sleep(0.1)
+
+
+def test_a_superlink_that_cannot_start_is_a_failed_run(tiny_app, run_dir, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(superlink, "_free_port", lambda: taken.getsockname()[1])
+        outcome = start(tiny_app, run_dir, "well")
+    assert outcome.exit_code == 1
+    assert outcome.error.startswith("the SuperLink ended with exit code 1")
+    assert "address already in use" in (run_dir / "logs" / "superlink.log").read_text().lower()
+
+
+def test_the_environment_of_a_launch_is_its_own():
+    inherited = {"PATH": "/bin", "RAY_ADDRESS": "auto", "NO_PROXY": "a.example", "FLWR_HOME": "/x", "HOME": "/h"}
+    first, second = (superlink.launch_environment(Path("/home"), Path("/ray"), inherited) for _ in range(2))
+    assert "RAY_ADDRESS" not in first
+    assert first["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    assert first["NO_PROXY"] == "a.example,127.0.0.1,localhost"
+    assert (first["FLWR_HOME"], first["RAY_TMPDIR"], first["HOME"]) == ("/home", "/ray", "/h")
+    assert first["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert first[MARK] != second[MARK]
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        ("", ""),
+        ("all is well\n", ""),
+        ("ValueError: first\nmore\nray.exceptions.RayError: last\nbye\n", "ray.exceptions.RayError: last"),
+        ("\x1b[91mERROR \x1b[0m: x\n  RuntimeError: boom\x1b[0m\n", "RuntimeError: boom"),
+        ("KeyError\n", "KeyError"),
+        ("Usage: flwr run\nError: no such app\n", "Error: no such app"),
+    ],
+)
+def test_the_last_exception_of_a_log_is_found(tmp_path, log, error):
+    (tmp_path / "log").write_text(log)
+    assert last_error(tmp_path / "log") == error
+    assert last_error(tmp_path / "none") == ""
+
+
+STUBBORN = textwrap.dedent(
+    """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+    open(sys.argv[1] + str(os.getpid()), "w").close()
+    time.sleep(600)
+    """
+)
+
+
+def test_processes_that_left_their_family_and_ignore_requests_are_ended(tmp_path):
+    mark = os.urandom(8).hex()
+    child = subprocess.Popen([sys.executable, "-c", STUBBORN, f"{tmp_path}/"], env={**os.environ, MARK: mark})
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, MARK: mark[1:]})
+    try:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.02)
+        processes = RunProcesses(mark, child.pid)
+        if sys.platform == "linux":
+            assert {str(pid) for pid in processes.alive()} == {path.name for path in tmp_path.iterdir()}
+        assert processes.find("time.sleep(600)") in processes.alive()
+        assert processes.end(polite_s=0.2) == []
+        assert not is_alive(child.pid)
+        assert is_alive(other.pid)
+    finally:
+        child.kill()
+        other.kill()
+        child.wait()
+        other.wait()
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
+def test_a_family_is_found_by_its_tree_where_environments_are_hidden():
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        while len(family := _family({child.pid})) < 2:
+            time.sleep(0.02)
+        assert child.pid in family and os.getpid() not in family
+    finally:
+        for pid in family:
+            os.kill(pid, signal.SIGKILL)
+        child.wait()

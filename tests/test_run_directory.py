@@ -1,0 +1,137 @@
+"""Run directories and saved models."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.spec import ModelSpec
+from flower_app.config import RunConfig
+from flower_app.run_directory import (
+    append_round,
+    create_run_directory,
+    find_run,
+    read_rounds,
+    read_run_config,
+    read_summary,
+    write_config,
+    write_failure,
+    write_plan,
+    write_summary,
+)
+from flower_app.saved_model import load_model, save_model
+
+SPEC = ModelSpec(
+    family="transformer",
+    head="seq2seq",
+    config={
+        "vocab_size": 11,
+        "width": 8,
+        "num_heads": 2,
+        "feed_forward": 16,
+        "encoder_layers": 2,
+        "decoder_layers": 1,
+        "max_length": 16,
+    },
+)
+
+
+def test_runs_of_one_second_get_directories_of_their_own_and_latest_is_the_newest(tmp_path):
+    made = [create_run_directory(tmp_path / "runs", "a") for _ in range(3)]
+    assert len(set(made)) == 3
+    assert all(run.is_absolute() and run.name.split("-")[2] == "a" for run in made)
+    assert (tmp_path / "runs" / "latest").resolve() == made[-1]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted([*(r.name for r in made), "latest"])
+
+
+def test_a_run_is_found_by_path_by_name_and_as_latest(tmp_path):
+    run = create_run_directory(tmp_path, "a")
+    with pytest.raises(FileNotFoundError, match=r"run 'latest': found no run directory \(a folder with config.toml\)"):
+        find_run("latest", tmp_path)
+    write_config(run, RunConfig())
+    for name in (run, str(run), run.name, "latest"):
+        assert find_run(name, tmp_path) == run
+
+
+def test_the_resolved_configuration_reads_back_equal(tmp_path):
+    config = RunConfig.from_flat({"optimizer.eps": 1e-12, "data.path": '/a "b"\\c'})
+    write_config(tmp_path, config)
+    assert read_run_config(tmp_path) == config
+
+
+def test_rounds_are_read_on_from_where_the_reader_stopped_and_never_by_half(tmp_path):
+    assert read_rounds(tmp_path) == ([], 0)
+    append_round(tmp_path, {"round": 1, "train_loss": math.nan, "metrics": {"bleu": 1.5}})
+    rounds, offset = read_rounds(tmp_path)
+    assert rounds == [{"round": 1, "train_loss": None, "metrics": {"bleu": 1.5}}]
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 2')
+    assert read_rounds(tmp_path, offset) == ([], offset)
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write("}\n")
+    assert read_rounds(tmp_path, offset)[0] == [{"round": 2}]
+
+
+def test_plans_and_summary_are_plain_json(tmp_path):
+    assert read_summary(tmp_path) is None
+    assert write_plan(tmp_path, 7, {"format": "collapipe-plan/1"}).name == "round-0007.json"
+    write_summary(tmp_path, "finished", rounds=3, wall_s=1.5, metrics={"bleu": 60.0})
+    expected = {"status": "finished", "rounds": 3, "wall_s": 1.5, "metrics": {"bleu": 60.0}}
+    assert json.loads((tmp_path / "summary.json").read_text()) == read_summary(tmp_path) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plans", "summary.json"]
+    with pytest.raises(ValueError, match="summary status: expected one of finished, failed"):
+        write_summary(tmp_path, "done")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("seed: expected"), "bad-input"),
+        (FileNotFoundError("plan: no file"), "bad-input"),
+        (RuntimeError("every client failed"), "failed"),
+        (KeyboardInterrupt(), "failed"),
+    ],
+)
+def test_a_failure_says_whose_it_is(tmp_path, error, status):
+    write_failure(tmp_path, error)
+    assert read_summary(tmp_path) == {"status": status, "error": str(error) or "KeyboardInterrupt"}
+
+
+def test_a_saved_model_reads_back_equal_and_replaces_the_one_before(tmp_path):
+    for seed in (1, 2):
+        weights = build_parts(SPEC, seed).weights()
+        save_model(tmp_path, SPEC, weights, '{"tokens": "ä"}', {"name": "translation"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    found = load_model(tmp_path)
+    assert found.spec == SPEC
+    assert (found.tokenizer_json, found.task) == ('{"tokens": "ä"}', {"name": "translation"})
+    assert all(torch.equal(value, weights[name]) for name, value in found.parts.weights().items())
+
+
+def test_a_run_without_a_model_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="model.safetensors: no such file; the run has not saved a model"):
+        load_model(tmp_path)
+
+
+def test_a_checkpoint_of_another_shape_is_refused_by_file_and_tensor(tmp_path):
+    weights = build_parts(SPEC, 1).weights()
+    wider = ModelSpec(family=SPEC.family, head=SPEC.head, config={**SPEC.config, "feed_forward": 32})
+    save_model(tmp_path, wider, weights, "{}", {})
+    with pytest.raises(ValueError, match=r"model\.safetensors: weights of the model: .* has shape \[16"):
+        load_model(tmp_path)
+    deeper = ModelSpec(family=SPEC.family, head=SPEC.head, config={**SPEC.config, "encoder_layers": 3})
+    save_model(tmp_path, deeper, weights, "{}", {})
+    with pytest.raises(ValueError, match=r"model\.safetensors: weights of the model do not fit: missing \['blocks.2"):
+        load_model(tmp_path)
+
+
+def test_a_damaged_model_is_refused_by_file(tmp_path):
+    folder = save_model(tmp_path, SPEC, build_parts(SPEC, 1).weights(), "{}", {})
+    (folder / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors: "):
+        load_model(tmp_path)
+    (folder / "spec.json").write_text("{}")
+    with pytest.raises(ValueError, match="model: model specification: expected JSON with the keys family"):
+        load_model(tmp_path)

@@ -1,0 +1,258 @@
+"""The command line: exit codes, messages, and what goes to which stream."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from client_pipeline.partition.families import build_parts
+from flower_app import app_folder, launch, verify
+from flower_app.cli import app
+from flower_app.config import RunConfig
+from flower_app.config_sources import load_config
+from flower_app.launch import Outcome
+from flower_app.run_directory import append_round, create_run_directory, read_run_config, write_config
+from flower_app.saved_model import save_model
+from flower_app.tasks.base import task
+
+TINY = [
+    "data.num-examples=60",
+    "data.evaluation-examples=4",
+    "data.vocab-size=300",
+    "model.width=8",
+    "model.num-heads=2",
+    "model.feed-forward=16",
+    "model.decoder-layers=1",
+    "task.max-new-tokens=5",
+]
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_launch(monkeypatch):
+    """Refuse to start anything: what is tested must fail before."""
+
+    def launched(*args):
+        raise AssertionError("the run was started")
+
+    monkeypatch.setattr(launch, "launch", launched)
+
+
+@pytest.fixture
+def saved_run(tmp_path):
+    """A run directory as a run leaves it, with an untrained model."""
+    config = load_config(None, [*TINY, f"runs-dir={tmp_path / 'runs'}"])
+    run_dir = create_run_directory(config.runs_dir, config.name)
+    write_config(run_dir, config)
+    chosen = task(config.task)
+    prepared = chosen.prepare(config.data, config.model, config.seed, 1)
+    weights = build_parts(prepared.spec, 0).weights()
+    save_model(run_dir, prepared.spec, weights, prepared.tokenizer_json, chosen.saved(config.data))
+    return run_dir
+
+
+def pairs_folder(folder, lines):
+    folder.mkdir()
+    for name, number in lines.items():
+        (folder / name).write_text("a b c\n" * number)
+    return folder
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "optimizer.lrr=1"], "unknown configuration key 'optimizer.lrr'; did you mean 'optimizer.lr'?"),
+        (["--set", "num-rounds"], "--set: expected key=value, found 'num-rounds'"),
+        (["--set", "num-rounds=many"], "num-rounds: expected a whole number, found a text: 'many'"),
+        (["--config", "nowhere.toml"], "--config: expected a TOML file or one of"),
+        (["--set", "scenario=moon"], "scenario: no packaged scenario 'moon'"),
+        (["--set", "scenario=moon.toml"], "scenario: no file"),
+        (["--set", "num-clusters=9"], "num-clusters: 9 clusters, but scenario default has 3"),
+        (["--set", "strategy=FedNone"], "strategy: expected collapipe or one of"),
+        (["--set", "strategy=FedAdam", "--set", 'strategy-options={"et": 1}'], "strategy-options"),
+        (["--set", "policy=best"], "policy: expected one of"),
+        (["--set", "plan=nowhere.json"], "plan: no file"),
+        (["--config", "multi30k-tiny", "--set", "data.path=nowhere"], "data.train-source: "),
+    ],
+)
+def test_bad_input_is_told_before_anything_starts(arguments, message):
+    result = call("run", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr and result.stdout == ""
+    assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"delta": [3, 0, 0, 0, 0, 0]}, "TEBs"),
+        ({"m": 0}, "m"),
+        ({"m": 33}, "m"),
+        ({"delta": [2, 2]}, "clusters[0]"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_told_before_anything_starts(tmp_path, change, message):
+    plan = {"selected": True, "delta": [2, 2, 0, 0, 0, 0], "order": [0, 1], "m": 4, "schedule": "gpipe"} | change
+    plan["order"] = [k for k, size in enumerate(plan["delta"]) if size]
+    (tmp_path / "plan.json").write_text(json.dumps({"format": "collapipe-plan/1", "clusters": [plan] * 3}))
+    result = call("run", "--set", "plan=plan.json")
+    assert result.exit_code == 2
+    assert "plan.json" in result.stderr and message in result.stderr
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ({"train.en": 3, "train.de": 2, "test.en": 1, "test.de": 1}, "has 3 lines"),
+        ({"train.en": 3, "train.de": 3, "test.en": 1}, "data.test-target"),
+        ({"train.en": 0, "train.de": 0, "test.en": 1, "test.de": 1}, "data.train-source"),
+    ],
+)
+def test_data_files_are_checked_before_anything_starts(tmp_path, lines, message):
+    pairs_folder(tmp_path / "text", lines)
+    names = {"train-source": "train.en", "train-target": "train.de", "test-source": "test.en", "test-target": "test.de"}
+    sets = [f"--set=data.{key}={name}" for key, name in names.items()]
+    result = call("run", "--set", "data.source=files", "--set", "data.path=text", *sets)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("finished", 0), ("failed", 1), ("bad-input", 2), ("infeasible", 3), ("interrupted", 130)]
+)
+def test_the_exit_code_of_a_run_is_what_the_run_wrote(monkeypatch, status, code):
+    def launched(run_dir, folder, config_file, num_supernodes, watch):
+        assert (folder / "flower_app" / "server_app.py").is_file()
+        append_round(run_dir, {"round": 1, "train_loss": 2.5, "round_s": 1.0, "metrics": {"bleu": 12.0}})
+        watch()
+        return Outcome(status, "" if code == 0 else "it went wrong", {"status": status, "metrics": {"bleu": 12.5}})
+
+    monkeypatch.setattr(launch, "launch", launched)
+    result = call("run", "--json", "--set", "name=quick", "--set", "scenario=two-clusters")
+    assert result.exit_code == code
+    found = json.loads(result.stdout)
+    run_dir = Path(found["run_dir"])
+    assert found["status"] == status and found["metrics"] == {"bleu": 12.5}
+    assert run_dir == Path("runs/latest").resolve() and run_dir.name.endswith("-quick")
+    assert "round 1/" in result.stderr and "loss 2.5" in result.stderr
+    assert ("it went wrong" in result.stderr) == (code != 0)
+    # All clusters run at once under collapipe run, so auto means step.
+    config = read_run_config(run_dir)
+    assert (config.num_clusters, config.decoder_sync, config.run_dir) == (2, "step", str(run_dir))
+
+
+def test_an_interrupted_run_exits_130(monkeypatch):
+    def launched(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "launch", launched)
+    monkeypatch.setattr(app_folder, "assemble_app", lambda folder: folder)
+    result = call("run")
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr
+
+
+def test_a_saved_model_is_scored(saved_run):
+    result = call("evaluate", saved_run, "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["run_dir"] == str(saved_run)
+    assert found["split"] == "test" and found["examples"] == 4
+    assert {"bleu", "loss"} <= found["metrics"].keys()
+    assert "bleu" in result.stderr
+    beam = call("evaluate", "latest", "--split", "validation", "--set", "task.decode=beam", "--set", "task.beam-size=2")
+    assert beam.exit_code == 0 and beam.stdout == "" and "4 examples of validation" in beam.stderr
+
+
+def test_a_saved_model_translates(saved_run):
+    result = call("translate", saved_run, "the man sees a dog", "a dog", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["sources"] == ["the man sees a dog", "a dog"] and len(found["translations"]) == 2
+    assert len(call("translate", "latest", "a dog").stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["evaluate", "latest"], ["translate", "latest", "a dog"]])
+def test_a_run_that_is_not_there_is_bad_input(command):
+    result = call(*command)
+    assert result.exit_code == 2
+    assert "run 'latest': found no run directory" in result.stderr
+
+
+def test_a_run_without_a_model_and_an_unknown_split_are_bad_input(tmp_path):
+    write_config(create_run_directory("runs", "a"), RunConfig())
+    result = call("evaluate")
+    assert result.exit_code == 2 and "the run has not saved a model" in result.stderr
+    result = call("evaluate", "--split", "train")
+    assert result.exit_code == 2 and "--split: expected test or validation, found 'train'" in result.stderr
+
+
+def test_a_schedule_is_drawn_as_a_timetable():
+    result = call("schedule", "--segments", 2, "--micro-batches", 2, "--schedule", "gpipe")
+    assert result.exit_code == 0
+    assert result.stdout == "stage 0 | F0 F1 .. .. B0 B1\nstage 1 | .. F0 F1 B0 B1 ..\n"
+    for wrong, message in ((["--schedule", "2f2b"], "schedule: expected one of"), (["--segments", 0], "at least 1")):
+        result = call("schedule", *wrong)
+        assert result.exit_code == 2 and message in result.stderr
+
+
+class Verification:
+    output, loss, reference = 1e-7, 2e-7, None
+
+    def __init__(self, worst):
+        self.gradients = {"embedding.token.weight": worst}
+        self.worst = worst
+        self.passed = worst <= 1e-4
+
+
+@pytest.mark.parametrize(("worst", "code", "word"), [(1e-6, 0, "passed"), (1e-3, 1, "FAILED")])
+def test_verification_exits_1_where_the_models_differ(monkeypatch, worst, code, word):
+    asked = {}
+    monkeypatch.setattr(verify, "verify", lambda **options: asked.update(options) or Verification(worst))
+    options = ["--segments", "2,1,1", "--micro-batches", 5, "--schedule", "1f1b", "--batch-size", 8]
+    result = call("verify", *options)
+    assert result.exit_code == code
+    assert "gradient embedding.token.weight" in result.stdout and word in result.stdout
+    assert (asked["segments"], asked["micro_batches"], asked["schedule"]) == ((2, 1, 1), 5, "1f1b")
+    found = json.loads(call("verify", *options, "--json").stdout)
+    assert found["passed"] == (code == 0) and found["gradients"] == {"embedding.token.weight": worst}
+
+
+def test_segments_of_a_verification_are_whole_numbers():
+    result = call("verify", "--segments", "2,x")
+    assert result.exit_code == 2
+    assert "--segments: expected whole numbers with commas, such as 2,1,3; found '2,x'" in result.stderr
+
+
+def test_help_does_not_wait_for_heavy_libraries():
+    code = (
+        "import sys; from flower_app.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'ray', 'flwr', 'transformers', 'datasets') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "translate" in result.stdout
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_console_script_passes_exit_codes_on():
+    program = Path(sys.executable).parent / "collapipe"
+    result = subprocess.run([program, "run", "--set", "seed=-1"], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr == "error: seed: expected at least 0, found -1\n"

@@ -54,11 +54,14 @@ def run(config: Config = None, sets: Sets = None, as_json: Json = False) -> None
     from flower_app.launch import launch
     from flower_app.preflight import check_run
     from flower_app.progress import RunProgress
-    from flower_app.run_directory import FINISHED, create_run_directory, write_config
+    from flower_app.run_directory import FINISHED, claim_run_directory, create_run_directory, write_config
 
     resolved = load_config(config, sets or ())
     num_clusters = check_run(resolved)
-    run_dir = Path(resolved.run_dir or create_run_directory(resolved.runs_dir, resolved.name))
+    if resolved.run_dir:
+        run_dir = claim_run_directory(resolved.run_dir)
+    else:
+        run_dir = create_run_directory(resolved.runs_dir, resolved.name)
     _say(f"run: {run_dir}")
     # All clusters run at once here, so the decoder may wait for all of them in every step.
     sync = "step" if resolved.decoder_sync == "auto" else resolved.decoder_sync

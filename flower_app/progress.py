@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,10 +19,12 @@ _RECENT = 10
 """Rounds over which the time of one is averaged."""
 _EVALUATIONS = 8
 """Evaluations that the closing table shows at most."""
+_QUIET_S = 1.0
+"""Least time between two lines that tell nothing but the loss [s]."""
 
 
 class RunProgress:
-    """Follows ``rounds.jsonl``: a bar on a terminal, else a line a round.
+    """Follows ``rounds.jsonl``: a bar on a terminal, else a line a round, or fewer where rounds are very short.
 
     Parameters
     ----------
@@ -36,6 +39,7 @@ class RunProgress:
         self.console = console or Console(stderr=True, highlight=False)
         self.rounds: list[dict[str, Any]] = []
         self._offset = 0
+        self._spoke = -math.inf
         self._bar: Progress | None = None
 
     def __enter__(self) -> RunProgress:
@@ -61,18 +65,22 @@ class RunProgress:
         new, self._offset = read_rounds(self.run_dir, self._offset)
         for record in new:
             self.rounds.append(record)
-            if self._bar is None:
+            telling = record.get("metrics") or record.get("failed") or record["round"] in (1, self.num_rounds)
+            if self._bar is None and (telling or time.monotonic() - self._spoke >= _QUIET_S):
+                self._spoke = time.monotonic()
                 self.console.print(f"round {record['round']}/{self.num_rounds}  {self.status()}", soft_wrap=True)
         if new and self._bar is not None:
             self._bar.update(self._task, completed=int(new[-1]["round"]), description=self.status())
 
     def status(self) -> str:
-        """Loss of the last round, metrics of the last evaluation, time left."""
+        """Loss of the last round, metrics of the last evaluation, failures, time left."""
         last = self.rounds[-1]
         words = [f"loss {_number(last.get('train_loss'))}"]
         evaluated = next((record for record in reversed(self.rounds) if record.get("metrics")), None)
         if evaluated is not None:
             words += [f"{name} {_number(value)}" for name, value in _scores(evaluated["metrics"]).items()]
+        if last.get("failed"):
+            words.append(f"{len(last['failed'])} clusters failed")
         left = self.seconds_left()
         return "  ".join([*words, f"{_clock(left)} left"] if left else words)
 

@@ -65,6 +65,22 @@ def create_run_directory(runs_dir: str | Path, name: str) -> Path:
     raise FileExistsError(f"{runs}: a thousand runs named {stem} exist; choose another name")
 
 
+def claim_run_directory(run_dir: str | Path) -> Path:
+    """Make a run directory that the user names.
+
+    Raises
+    ------
+    ValueError
+        If it holds a run already.
+    """
+    path = Path(run_dir).expanduser().resolve()
+    if (path / CONFIG).exists() or (path / SUMMARY).exists():
+        raise ValueError(f"run-dir: {path} holds a run already; name another, or leave run-dir empty for a new one")
+    for folder in ("plans", "logs"):
+        (path / folder).mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def find_run(run: str | Path, runs_dir: str | Path = "runs") -> Path:
     """Find a run by its directory, its name in ``runs_dir``, or as ``latest``.
 

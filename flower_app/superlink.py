@@ -76,6 +76,8 @@ class PrivateSuperLink:
         num_supernodes : all of them run at once, whatever the machine's number of cores
         """
         program = Path(sysconfig.get_path("scripts")) / "flower-superlink"
+        if not program.is_file():
+            raise FileNotFoundError(f"{program}: no such program; install flwr[simulation] into this environment")
         host, _, port = self.address.partition(":")
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", port]
         self.server = self._popen([str(program), *options], self.superlink_log)

@@ -11,6 +11,7 @@ from client_pipeline.partition.spec import ModelSpec
 from flower_app.config import RunConfig
 from flower_app.run_directory import (
     append_round,
+    claim_run_directory,
     create_run_directory,
     find_run,
     read_rounds,
@@ -53,6 +54,13 @@ def test_a_run_is_found_by_path_by_name_and_as_latest(tmp_path):
     write_config(run, RunConfig())
     for name in (run, str(run), run.name, "latest"):
         assert find_run(name, tmp_path) == run
+
+
+def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path):
+    run = claim_run_directory(tmp_path / "new" / "run")
+    write_config(run, RunConfig())
+    with pytest.raises(ValueError, match="run-dir: .*run holds a run already; name another"):
+        claim_run_directory(run)
 
 
 def test_the_resolved_configuration_reads_back_equal(tmp_path):

@@ -1,0 +1,77 @@
+"""Progress as people read it."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flower_app.progress import RunProgress
+from flower_app.run_directory import append_round
+
+
+def round_line(number, **entries):
+    return {"round": number, "train_loss": 3.14159, "round_s": 2.0, "metrics": {}, "failed": [], **entries}
+
+
+@pytest.fixture
+def progress(tmp_path):
+    return RunProgress(tmp_path, 100, Console(file=io.StringIO(), width=100))
+
+
+def printed(progress):
+    return progress.console.file.getvalue()
+
+
+def test_a_round_shows_loss_metric_and_time_left(progress, tmp_path):
+    with progress:
+        append_round(tmp_path, round_line(1, round_s=60.0))
+        progress.update()
+        assert progress.seconds_left() == 0.0
+        append_round(tmp_path, round_line(2, metrics={"loss": 2.0, "bleu": 41.25}))
+        progress.update()
+    assert printed(progress).splitlines() == [
+        "starting",
+        "round 1/100  loss 3.142",
+        "round 2/100  loss 3.142  bleu 41.25  3:16 left",
+    ]
+
+
+def test_the_first_round_in_which_all_is_set_up_does_not_count_for_the_time_left(progress, tmp_path):
+    for number in range(1, 31):
+        append_round(tmp_path, round_line(number, round_s=600.0 if number == 1 else 2.0))
+    progress.update()
+    assert progress.seconds_left() == pytest.approx(140.0)
+
+
+def test_rounds_that_are_very_short_do_not_flood_the_log(progress, tmp_path):
+    for number in range(1, 101):
+        append_round(tmp_path, round_line(number, metrics={"bleu": 1.0} if number == 50 else {}))
+    progress.update()
+    assert [line.split()[1] for line in printed(progress).splitlines()] == ["1/100", "50/100", "100/100"]
+
+
+def test_failed_clusters_and_a_loss_that_is_no_number_are_shown(progress, tmp_path):
+    append_round(tmp_path, round_line(1, train_loss=float("nan"), failed=[{"cluster": 1, "reason": "gone"}]))
+    progress.update()
+    assert printed(progress) == "round 1/100  loss -  1 clusters failed\n"
+
+
+def test_the_report_shows_the_way_of_the_metrics_the_result_and_where_it_lies(progress, tmp_path):
+    for number in range(1, 31):
+        append_round(tmp_path, round_line(number, metrics={"bleu": float(number)}))
+    progress.update()
+    progress.report({"metrics": {"bleu": 61.5}, "wall_s": 3725.0})
+    lines = printed(progress).splitlines()
+    assert "test: bleu 61.5  (1:02:05)" in lines
+    assert lines[-1] == f"run: {tmp_path}"
+    table = [line.split() for line in lines if line and line[0].isdigit()]
+    assert len(table) <= 8 and table[-1] == ["30", "3.142", "30"]
+
+
+def test_a_terminal_gets_a_bar(tmp_path):
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with RunProgress(tmp_path, 4, console) as progress:
+        append_round(tmp_path, round_line(3))
+        progress.update()
+        progress._bar.refresh()
+    assert "3/4" in console.file.getvalue() and "loss 3.142" in console.file.getvalue()

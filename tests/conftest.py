@@ -6,6 +6,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Actors and simulated clients find what a test hands them by the name of its module.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.path.dirname(__file__), os.environ.get("PYTHONPATH"))))
+
 import pytest  # noqa: E402
 import torch  # noqa: E402
 

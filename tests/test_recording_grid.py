@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
@@ -31,6 +31,11 @@ def simulate(server, client, num_nodes=2):
     def train(message, context):
         return client(message, int(context.node_config["partition-id"]))
 
+    @client_app.query()
+    def query(message, context):
+        answer = ConfigRecord({"partition": context.node_config["partition-id"]})
+        return Message(RecordDict({"c": answer}), reply_to=message)
+
     run_simulation(server_app, client_app, num_supernodes=num_nodes, backend_config=BACKEND)
     if "error" in outcome:
         raise outcome["error"]
@@ -47,7 +52,6 @@ def start(grid, rounds=2):
 
 def answer(message, value, weight):
     import torch
-    from flwr.app import Message
 
     content = reply_content(
         {"embedding.w": torch.full((4,), float(value))},

@@ -221,12 +221,13 @@ class Pipeline:
         embedded: list[Tensor] = []
         shapes = [(size, order.mask_BT.shape[1], self.width) for size in order.sizes]
 
+        # Receives are posted before anything moves, for the reason that run_actions gives.
         def forward() -> None:
+            outputs = [transport.receive(shape, torch.float32, last, FORWARD, i) for i, shape in enumerate(shapes)]
             for i, piece in enumerate(pieces):
                 with step.dropout(EMBEDDING_UNIT, i):
                     embedded.append(embedding(piece))
                 transport.send(embedded[i], 1, FORWARD, i)
-            outputs = [transport.receive(shape, torch.float32, last, FORWARD, i) for i, shape in enumerate(shapes)]
             for i, piece in enumerate(pieces):
                 link.send(i, outputs[i].wait(), piece["attention_mask"], targets(piece))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,9 +17,6 @@ from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, gradients
 from client_pipeline.runtime.schedules import Action, actions
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, Receive
-
-RECEIVE_AHEAD = 3
-"""Receives posted ahead of the action that runs: the link works while the stage computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +140,9 @@ class Stage:
 def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> float:
     """Run this stage's action list for one local step; returns its busy seconds.
 
-    Receives are posted a few actions ahead and sends are not waited for, so the links work while the stage
-    computes; there is no barrier between actions.
+    All receives are posted before the first action and sends are not waited for, so the links work while the stage
+    computes; there is no barrier between actions. Posting late would cost more than the wait: it sends a message to
+    the neighbour just when that one writes its next tensor, and gloo's thread there then spins until the write ends.
     """
     rank, last = transport.rank, transport.size - 1
     todo = actions(order.schedule, rank - 1, last, len(order.sizes))
@@ -157,10 +154,13 @@ def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> flo
         peer, direction = (previous, FORWARD) if action.kind == "F" else (following, BACKWARD)
         return transport.receive(shape, torch.float32, peer, direction, action.micro_batch)
 
-    posted: deque[Receive] = deque(post(action) for action in todo[:RECEIVE_AHEAD])
+    # With 1F1B the first stage alone could be flooded: the control unit's schedule is to send at once.
+    ahead = transport.size + 1 if order.schedule == "1f1b" and rank == 1 else len(order.sizes)
+    posted = {action: post(action) for action in todo if action.kind == "B" or action.micro_batch < ahead}
     busy = 0.0
-    for position, (kind, micro_batch) in enumerate(todo):
-        received = posted.popleft().wait()
+    for action in todo:
+        kind, micro_batch = action
+        received = posted.pop(action).wait()
         start = time.perf_counter()
         if kind == "F":
             result = stage.forward(order.step, micro_batch, received, masks[micro_batch])
@@ -169,7 +169,8 @@ def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> flo
             result = stage.backward(order.step, micro_batch, received, masks[micro_batch])
             transport.send(result, previous, BACKWARD, micro_batch)
         busy += time.perf_counter() - start
-        if position + RECEIVE_AHEAD < len(todo):
-            posted.append(post(todo[position + RECEIVE_AHEAD]))
+        later = Action("F", micro_batch + ahead)
+        if kind == "F" and later.micro_batch < len(order.sizes):
+            posted[later] = post(later)
     transport.flush()
     return busy

@@ -71,7 +71,12 @@ class GlooTransport:
         self.rank = rank
         self.size = address.size
         self._store = store
-        self._group: Any = ProcessGroupGloo(PrefixStore(str(address.generation), store), rank, address.size, timeout)
+        # One group for each direction: gloo's thread spins for as long as another thread writes to a connection on
+        # which something arrives, so a connection carries tensors one way only.
+        self._groups: list[Any] = [
+            ProcessGroupGloo(PrefixStore(f"{address.generation}/{direction}", store), rank, address.size, timeout)
+            for direction in (FORWARD, BACKWARD)
+        ]
         # The sender's tensors must live until the peer has read them.
         self._sent: list[tuple[Tensor, Any]] = []
         self._lock = threading.Lock()
@@ -81,7 +86,7 @@ class GlooTransport:
         tensor = tensor.detach().contiguous()
         with self._lock:
             try:
-                work = self._open_group().send([tensor], peer, 2 * micro_batch + direction)
+                work = self._group(direction).send([tensor], peer, micro_batch)
             except RuntimeError as error:
                 raise TransportError(f"sending micro-batch {micro_batch} to rank {peer}: {error}") from error
             self._sent.append((tensor, work))
@@ -95,15 +100,15 @@ class GlooTransport:
         what = f"waiting for {name} of micro-batch {micro_batch} from rank {peer}"
         with self._lock:
             try:
-                work = self._open_group().recv([tensor], peer, 2 * micro_batch + direction)
+                work = self._group(direction).recv([tensor], peer, micro_batch)
             except RuntimeError as error:
                 raise TransportError(f"{what}: {error}") from error
         return Receive(tensor, work, what)
 
-    def _open_group(self) -> Any:
-        if self._group is None:
+    def _group(self, direction: int) -> Any:
+        if not self._groups:
             raise RuntimeError("this member has left the group")
-        return self._group
+        return self._groups[direction]
 
     def flush(self) -> None:
         """Wait until the peers have read all that was sent."""
@@ -119,13 +124,12 @@ class GlooTransport:
         """Leave the group; whoever waits here, in another thread or at a neighbour, gets an error at once."""
         with self._lock:
             self._sent.clear()
-            group, self._group = self._group, None
-        if group is None:
-            return
-        # Letting go of the group closes nothing while a thread still waits in it, and gloo has no call that does.
+            groups, self._groups = self._groups, []
+        # Letting go of a group closes nothing while a thread still waits in it, and gloo has no call that does.
         # A receive that times out does: gloo then closes every connection of this member.
-        with contextlib.suppress(RuntimeError):
-            group.recv([torch.empty(1)], (self.rank + 1) % self.size, _UNUSED_TAG).wait(timedelta(milliseconds=1))
+        for group in groups:
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.empty(1)], (self.rank + 1) % self.size, _UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
 def open_store(host: str, timeout_s: float) -> TCPStore:

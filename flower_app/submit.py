@@ -50,12 +50,18 @@ def main() -> None:
     """Run ``flwr run`` with the arguments after address, time limit [s], launcher's and SuperLink's process ids."""
     address, timeout_s, launcher, superlink, *arguments = sys.argv[1:]
     processes = RunProcesses(os.environ[MARK], int(superlink))
-    threading.Thread(target=guard, args=(int(launcher), processes), daemon=True).start()
+    guarding = threading.Thread(target=guard, args=(int(launcher), processes), daemon=True)
+    guarding.start()
     from flwr.cli.app import app
 
     if not wait_for_superlink(address, float(timeout_s)):
         sys.exit(f"the SuperLink at {address} did not answer within {timeout_s} s")
-    app(["run", *arguments])
+    try:
+        app(["run", *arguments])
+    finally:
+        if os.getppid() != int(launcher):
+            # The guard has cut the line to the SuperLink, and is still clearing up.
+            guarding.join()
 
 
 if __name__ == "__main__":

@@ -188,11 +188,15 @@ def test_a_launcher_that_is_killed_leaves_no_process(tiny_app, run_dir):
         while not read_rounds(run_dir)[0]:
             assert launcher.poll() is None
             time.sleep(0.1)
+        simulation = next(pid for pid, command in left_over(run_dir).items() if "flwr-simulation" in command)
+        ray_folder = Path(psutil.Process(simulation).environ()["RAY_TMPDIR"])
+        assert ray_folder.is_dir()
     finally:
         launcher.kill()
         launcher.wait()
     while left_over(run_dir):
         time.sleep(0.1)
+    assert not ray_folder.exists()
 
 
 def test_a_superlink_that_cannot_start_is_a_failed_run(tiny_app, run_dir, monkeypatch):

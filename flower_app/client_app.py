@@ -25,6 +25,9 @@ from strategies.clusters import ClusterState
 from strategies.policies import RoundProblem, make_policy
 from strategies.records import ARRAYS, CONFIG, read_train_config, reply_content, to_tensors
 
+STATE = "collapipe"
+"""Record of this app in a node's state."""
+
 app = ClientApp()
 
 
@@ -61,6 +64,8 @@ def _setup(context: Context, told: Mapping[str, Any], node_id: int) -> dict[str,
         )
     )
     state.num_examples = described["num_examples"]
+    # Flower keeps a node's state between messages: a stock strategy's round needs it to plan.
+    context.state[STATE] = ConfigRecord({"num-blocks": described["num_blocks"]})
     return {"state": state.to_dict()}
 
 
@@ -87,7 +92,8 @@ def _train(message: Message, context: Context) -> Message:
     round_, plan, decoder = read_train_config(message.content.config_records[CONFIG])
     if plan is None:
         # A stock strategy plans nothing: the control unit plans for itself.
-        plan = own_plan(config, _state(config, cluster, message.metadata.dst_node_id), round_)
+        num_blocks = int(cast(int, context.state.config_records[STATE]["num-blocks"]))
+        plan = own_plan(config, _state(config, cluster, message.metadata.dst_node_id), round_, num_blocks)
     result = train_round(
         str(context.run_id),
         cluster,
@@ -105,11 +111,9 @@ def _train(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
-def own_plan(config: RunConfig, state: ClusterState, round_: int) -> ClusterPlan:
+def own_plan(config: RunConfig, state: ClusterState, round_: int, num_blocks: int) -> ClusterPlan:
     """Plan for one cluster alone: ``uniform``, or the plan file."""
-    problem = RoundProblem(
-        round=round_, num_blocks=config.model.encoder_layers, batch_size=config.batch_size, clusters=[state]
-    )
+    problem = RoundProblem(round=round_, num_blocks=num_blocks, batch_size=config.batch_size, clusters=[state])
     return make_policy("uniform", config.plan).plan(problem)[0]
 
 

@@ -102,3 +102,21 @@ def test_losses_are_weighted_and_one_failure_is_recorded(local_ray):
     assert len(last["failed"]) == 1
     assert "late" in last["failed"][0]["reason"]
     np.testing.assert_allclose(arrays, 1.0)
+
+
+def test_a_failure_of_our_client_reaches_the_server_as_one_line(local_ray):
+    from flower_app.client_app import app as our_client
+    from strategies.records import CONFIG
+
+    found = {}
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid, context):
+        (node,) = wait_for_nodes(grid, 1, 30)
+        content = RecordDict({CONFIG: ConfigRecord({"server-round": 1, "plan": '{"m": 2}'})})
+        (found["reply"],) = grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
+
+    run_simulation(server_app, our_client, num_supernodes=1, backend_config=BACKEND)
+    assert found["reply"].has_error()
+    assert found["reply"].error.reason == "plan: delta: expected a list of integers, found None"

@@ -134,7 +134,8 @@ class ControlUnit:
                 data = setup.load_data()
                 self.order = DataOrder(len(data), setup.batch_size, setup.seed, setup.cluster)
                 self.data = data
-            return {"cluster": self.setup.cluster, "num_examples": len(self.data), "pid": os.getpid()}
+            counts = {"num_examples": len(self.data), "num_blocks": self.num_blocks}
+            return {"cluster": self.setup.cluster, "pid": os.getpid(), **counts}
 
     @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
     def alive(self) -> None:

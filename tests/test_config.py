@@ -28,10 +28,15 @@ def test_flat_form_and_configuration_are_inverses():
 
 
 def test_length_of_the_learning_rate_schedule_follows_from_rounds_and_steps():
-    config = RunConfig.from_flat({"num-rounds": 7, "local-steps": 3})
+    config = RunConfig.from_flat({"num-rounds": 7, "local-steps": 3, "optimizer.warmup-steps": 2})
     assert config.optimizer.total_steps == 21
     assert "optimizer.total-steps" not in config.to_flat()
     assert dataclasses.replace(config, num_rounds=2).optimizer.total_steps == 6
+    # Longer than the default run, which is none of this run's business.
+    long = RunConfig.from_flat({"num-rounds": 2000, "optimizer.warmup-steps": 1000})
+    assert (long.optimizer.warmup_steps, long.optimizer.total_steps) == (1000, 8000)
+    with pytest.raises(ValueError, match="optimizer.warmup-steps: 40 exceeds the run's 20 steps"):
+        RunConfig.from_flat({"num-rounds": 5})
 
 
 @pytest.mark.parametrize(
@@ -134,9 +139,9 @@ def test_pairs_are_read_as_toml_and_plain_words_as_text(pair, expected):
 
 
 def test_pairs_win_over_the_file_and_the_file_over_the_defaults(tmp_path):
-    (tmp_path / "my.toml").write_text("num-rounds = 5\nseed = 5\n[model]\nwidth = 32\n[optimizer]\nlr = 1\n")
+    (tmp_path / "my.toml").write_text("num-rounds = 50\nseed = 5\n[model]\nwidth = 32\n[optimizer]\nlr = 1\n")
     config = load_config(str(tmp_path / "my.toml"), ["seed=6", "model.width=16"])
-    assert (config.num_rounds, config.seed, config.model.width, config.optimizer.lr) == (5, 6, 16, 1.0)
+    assert (config.num_rounds, config.seed, config.model.width, config.optimizer.lr) == (50, 6, 16, 1.0)
     assert config.batch_size == RunConfig().batch_size
 
 

@@ -33,12 +33,18 @@ def test_the_warm_up_grows_linearly_to_the_peak(schedule):
     ],
 )
 def test_the_rate_after_the_warm_up_follows_the_schedule(schedule, expected):
-    assert rates(7, schedule=schedule, warmup_steps=2, total_steps=6)[2:] == pytest.approx(expected, abs=1e-12)
+    assert rates(7, schedule=schedule, warmup_steps=2, total_steps=5)[2:] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("warmup_steps", "total_steps"), [(0, 1), (0, 6), (5, 6), (6, 6)])
+def test_every_step_of_the_run_trains_the_last_one_too(schedule, warmup_steps, total_steps):
+    assert min(rates(total_steps, schedule=schedule, warmup_steps=warmup_steps, total_steps=total_steps)) > 0
 
 
 def test_without_warm_up_the_first_step_has_almost_the_peak_rate():
     assert rates(1) == [2.0]
-    assert rates(1, schedule="linear", total_steps=10) == pytest.approx([1.8])
+    assert rates(1, schedule="linear", total_steps=9) == pytest.approx([1.8])
     assert rates(2, schedule="inverse-sqrt") == pytest.approx([2.0, math.sqrt(2.0)])
 
 
@@ -51,6 +57,10 @@ def test_without_warm_up_the_first_step_has_almost_the_peak_rate():
         ({"lr": math.nan}, "optimizer.lr: expected a number above 0, found nan"),
         ({"weight_decay": -1.0}, "optimizer.weight-decay: expected at least 0, found -1.0"),
         ({"warmup_steps": -1}, "optimizer.warmup-steps: expected at least 0, found -1"),
+        (
+            {"warmup_steps": 7, "total_steps": 6},
+            r"optimizer.warmup-steps: 7 exceeds the run's 6 steps \(num-rounds x local-steps\); lower it, or train",
+        ),
         ({"clip_norm": math.inf}, "optimizer.clip-norm: expected at least 0, found inf"),
         ({"beta2": 1.0}, r"optimizer.beta2: expected a number in \[0, 1\), found 1.0"),
     ],

@@ -18,6 +18,7 @@ def test_the_central_baseline_reports_bleu_at_the_asked_sample_counts(monkeypatc
         "model.encoder-layers": 1,
         "model.decoder-layers": 1,
         "optimizer.clip-norm": 1.0,
+        "optimizer.warmup-steps": 0,
     }
     sets = [text for key, value in settings.items() for text in ("--set", f"{key}={value}")]
     arguments = ["--json", "--samples", "60", "--evaluate-at", "20,40", "--batch-size", "16", *sets]

@@ -33,7 +33,7 @@ class OptimizerConfig:
     warmup_steps: int = 0
     """Steps of linear growth from 0."""
     total_steps: int = 0
-    """Steps of the run; ``linear`` and ``cosine`` end there."""
+    """Steps of the run; ``linear`` and ``cosine`` would reach 0 one step later. 0: not known."""
     clip_norm: float = 0.0
     """Largest norm of the whole model's gradient; 0: no clipping."""
 
@@ -53,6 +53,11 @@ class OptimizerConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"optimizer.{name}: expected a number in [0, 1), found {getattr(self, name)}")
+        if 0 < self.total_steps < self.warmup_steps:
+            raise ValueError(
+                f"optimizer.warmup-steps: {self.warmup_steps} exceeds the run's {self.total_steps} steps "
+                "(num-rounds x local-steps); lower it, or train for longer"
+            )
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of global step ``step``, counted from 1: (round - 1) * local-steps + local step."""
@@ -60,7 +65,8 @@ class OptimizerConfig:
             return self.lr * step / self.warmup_steps
         if self.schedule == "inverse-sqrt":
             return self.lr * math.sqrt(max(self.warmup_steps, 1) / step)
-        left = max(self.total_steps - self.warmup_steps, 1)
+        # The last step is one that trains, so the rate is 0 only after it.
+        left = max(self.total_steps - self.warmup_steps + 1, 1)
         done = min((step - self.warmup_steps) / left, 1.0)
         if self.schedule == "linear":
             return self.lr * (1 - done)

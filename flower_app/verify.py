@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from client_pipeline.partition import bert, transformer
 from client_pipeline.partition.families import adapter, build_parts, families
@@ -43,19 +45,13 @@ def verify(
     ValueError, FileNotFoundError
         For a model that cannot be split or a plan that does not fit.
     """
-    import ray
-
     build = model_builder(model, seed)
     spec = build().spec
     num_blocks = adapter(spec.family).num_blocks(spec)
     plan = _plan(plan_file, segments, micro_batches, schedule, num_blocks, batch_size)
     plan.check(num_blocks=num_blocks, batch_size=batch_size, where=str(plan_file or "plan"))
     batch = random_batch(spec, batch_size, length, seed)
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
-        return verify_split(build, plan, batch, seed=seed)
-    finally:
-        ray.shutdown()
+    return verify_split(build, plan, batch, seed=seed)
 
 
 def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
@@ -78,30 +74,40 @@ def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
             dropout=0.1,
         )
         return lambda: build_parts(spec, seed)
+    found = _hugging_face_config(model)
+    if found.model_type != "bert":
+        raise ValueError(
+            f"--model: {model}: model type {found.model_type!r} is not supported; expected one of "
+            f"{', '.join(families())}. To add one, write client_pipeline/partition/<family>.py and name it in "
+            "families.py"
+        )
+    tagger = any("TokenClassification" in name for name in found.architectures or ())
+    head = "token-classification" if tagger else "sequence-classification"
+    if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
+        spec = bert.spec_from_config(found, head, found.num_labels)
+        return lambda: build_parts(spec, seed)
+    try:
+        bert.load_pretrained(model, head, found.num_labels, seed)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"--model: the weights of {model} cannot be loaded as safetensors: {error}") from error
+    return lambda: bert.load_pretrained(model, head, found.num_labels, seed)
+
+
+def _hugging_face_config(model: str) -> Any:
     from transformers import AutoConfig, BertConfig
 
-    folder = Path(model)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"--model: {folder} has no config.json; give the folder of a Hugging Face model")
+    file = Path(model) / "config.json"
+    if Path(model).is_dir() and not file.is_file():
+        raise FileNotFoundError(f"--model: {model} has no config.json; give the folder of a Hugging Face model")
+    if file.is_file() and "model_type" not in json.loads(file.read_text(encoding="utf-8")):
+        # The first BERT checkpoints carry no model_type.
+        return BertConfig.from_json_file(file)
     try:
-        found = AutoConfig.from_pretrained(model)
-    except ValueError:
-        # A config.json of the first years has no model_type; "architectures" or the reader's word must do.
-        found = BertConfig.from_json_file(folder / "config.json") if folder.is_dir() else None
-    except OSError as error:
+        return AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"--model: {model!r} is neither a folder nor a hub id that can be loaded: {error}"
         ) from error
-    if found is None or found.model_type != "bert":
-        kind = "unknown" if found is None else found.model_type
-        raise ValueError(
-            f"--model: {model}: model type {kind!r} is not supported; expected one of {', '.join(families())}. To add "
-            "one, write client_pipeline/partition/<family>.py and name it in families.py"
-        )
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        spec = bert.spec_from_config(found, "sequence-classification", 2)
-        return lambda: build_parts(spec, seed)
-    return lambda: bert.load_pretrained(model, "sequence-classification", 2, seed)
 
 
 def _plan(

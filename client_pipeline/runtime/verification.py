@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import ray
 import torch
 from torch import Tensor
 
@@ -41,8 +43,8 @@ class Verification:
 
     @property
     def worst(self) -> float:
-        """The largest of all."""
-        return max(self.output, self.loss, self.reference or 0.0, *self.gradients.values())
+        """The largest of all; NaN if any is NaN."""
+        return float(torch.tensor([self.output, self.loss, self.reference or 0.0, *self.gradients.values()]).max())
 
     @property
     def passed(self) -> bool:
@@ -65,7 +67,9 @@ class _Recorder(LocalDecoder):
 def verify_split(
     build: Callable[[], ModelParts], plan: ClusterPlan, batch: Batch, *, seed: int = 0, timeout_s: float = 600.0
 ) -> Verification:
-    """Run one training step both ways, dropout included, and compare. Ray must be running.
+    """Run one training step both ways, dropout included, and compare.
+
+    It uses the Ray that runs in this process, or else one of its own that it ends.
 
     Parameters
     ----------
@@ -77,6 +81,7 @@ def verify_split(
     """
     step = StepId(seed=seed, round=1, step=1, cluster=0)
     parts = build()
+    own_ray = not ray.is_initialized()
     num_blocks = len(parts.blocks)
     plan.check(num_blocks=num_blocks, batch_size=len(batch["input_ids"]))
     reference = _against_reference(parts, batch)
@@ -91,8 +96,11 @@ def verify_split(
     optimizer = OptimizerConfig(name="sgd")
     trainer = HeadTrainer(split.head, optimizer, unit=num_blocks)
     link = _Recorder(trainer, timeout_s)
+    if own_ray:
+        # Not whatever cluster RAY_ADDRESS may name.
+        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     pipeline = Pipeline(
-        name=f"collapipe/verify-{seed}/cluster-0",
+        name=f"collapipe/verify-{secrets.token_hex(4)}/cluster-0",
         spec=split.spec,
         optimizer=optimizer,
         runtime=RuntimeConfig(timeout=timeout_s),
@@ -106,7 +114,9 @@ def verify_split(
     finally:
         link.close()
         pipeline.close()
-    largest = max(float(g.abs().max()) for g in whole.gradients.values())
+        if own_ray:
+            ray.shutdown()
+    largest = float(torch.stack([g.abs().max() for g in whole.gradients.values()]).max())
     return Verification(
         output=_difference(torch.cat(link.outputs), whole.output_BTD),
         loss=abs(outcome.loss_sum - whole.loss_sum) / max(abs(whole.loss_sum), 1e-12),

@@ -17,6 +17,10 @@ _PATHS = ("plan", "runs-dir", "run-dir", "data.path", "decoder.tls-certificate",
 """Keys whose value is a path, there or not."""
 _NAMES_OR_PATHS = ("data.tokenizer", "data.hub-id", "model.pretrained")
 """Keys whose value is a path only if such a file or folder exists; ``scenario`` is one if it ends in ``.toml``."""
+_TEXT_FILES = tuple(
+    f"data.{split}-{side}" for split in ("train", "validation", "test") for side in ("source", "target")
+)
+"""Keys whose value is a file name within ``data.path``."""
 
 
 def load_config(config_file: str | None = None, sets: Sequence[str] = ()) -> RunConfig:
@@ -40,12 +44,16 @@ def load_config(config_file: str | None = None, sets: Sequence[str] = ()) -> Run
         If there is no such configuration file.
     """
     flat: dict[str, Any] = {}
+    folder = Path.cwd()
     if config_file is not None:
         path = find_config(config_file)
+        folder = path.parent
         # Results belong to who runs, not to who wrote the configuration.
         in_file = read_config(path)
         flat |= _absolute(in_file, path.parent) | _absolute(_only(in_file, "runs-dir", "run-dir"), Path.cwd())
-    flat |= _absolute(dict(parse_set(pair) for pair in sets), Path.cwd())
+    in_sets = dict(parse_set(pair) for pair in sets)
+    flat |= _absolute(in_sets, Path.cwd())
+    flat |= _data_folder(flat, {key: Path.cwd() if key in in_sets else folder for key in _TEXT_FILES})
     flat.setdefault("runs-dir", str(Path.cwd() / RunConfig().runs_dir))
     return RunConfig.from_flat(flat)
 
@@ -117,4 +125,27 @@ def _absolute(flat: Mapping[str, Any], base: Path) -> dict[str, Any]:
             path = (base / Path(value).expanduser()).resolve()
             if key in _PATHS or (key in _NAMES_OR_PATHS and path.exists()) or value.endswith(".toml"):
                 result[key] = str(path)
+    for key in _TEXT_FILES:
+        value = result.get(key)
+        if isinstance(value, str) and value.startswith("~"):
+            result[key] = str(Path(value).expanduser())
     return result
+
+
+def _data_folder(flat: Mapping[str, Any], bases: Mapping[str, Path]) -> dict[str, str]:
+    """Settle ``data.path`` where it is empty: the server app has a working directory of its own.
+
+    Parameters
+    ----------
+    flat : all sources merged
+    bases : file name's key -> folder that it is seen from
+
+    Returns
+    -------
+    Keys to change: ``data.path`` is where the training text is; names from elsewhere become absolute.
+    """
+    if flat.get("data.source") != "files" or flat.get("data.path"):
+        return {}
+    folder = bases["data.train-source"]
+    moved = {key: flat[key] for key, base in bases.items() if base != folder and isinstance(flat.get(key), str)}
+    return {"data.path": str(folder)} | {key: str(bases[key] / name) for key, name in moved.items() if name}

@@ -99,19 +99,41 @@ def test_bad_input_is_told_before_anything_starts(arguments, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"delta": [3, 0, 0, 0, 0, 0]}, "TEBs"),
-        ({"m": 0}, "m"),
-        ({"m": 33}, "m"),
-        ({"delta": [2, 2]}, "clusters[0]"),
+        (
+            {"delta": [3, 0, 0, 0, 0, 0]},
+            "delta [3, 0, 0, 0, 0, 0] sums to 3, expected the model's L = 4 TEBs; change delta or model.encoder-layers",
+        ),
+        ({"m": 0}, "m = 0 micro-batches, expected 1 <= m <= b = 32; change m or batch-size"),
+        ({"m": 33}, "m = 33 micro-batches, expected 1 <= m <= b = 32; change m or batch-size"),
+        (
+            {"delta": [2, 2]},
+            "delta has 2 entries, expected one for each of the K = 6 devices (0 for a device without a segment)",
+        ),
+        (
+            {"delta": [1, 1, 1, 1, 0, 0], "order": [0, 1, 2, 3, 3, 1, 0]},
+            "order [0, 1, 2, 3, 3, 1, 0] must name each device with delta > 0, [0, 1, 2, 3], once, "
+            "as an index from 0 to 5",
+        ),
+        (
+            {"delta": [1, 1, 1, 1, 1, 1, 1]},
+            "delta has 7 entries, expected one for each of the K = 6 devices (0 for a device without a segment)",
+        ),
+        (
+            {"delta": [5, 0, 0, 0, 0, 0], "encoder-layers": 5},
+            "device 0 holds 5 TEBs of 0.375 GB = 1.88 GB, but has 1.5 GB (C7); give it fewer TEBs or use more devices",
+        ),
     ],
+    ids=["sum", "no m", "m over b", "short delta", "order", "S over K", "memory"],
 )
 def test_a_plan_that_does_not_fit_is_told_before_anything_starts(tmp_path, change, message):
-    plan = {"selected": True, "delta": [2, 2, 0, 0, 0, 0], "order": [0, 1], "m": 4, "schedule": "gpipe"} | change
-    plan["order"] = [k for k, size in enumerate(plan["delta"]) if size]
+    change = dict(change)
+    layers = change.pop("encoder-layers", 4)
+    plan = {"selected": True, "delta": [2, 2, 0, 0, 0, 0], "m": 4, "schedule": "gpipe"} | change
+    plan.setdefault("order", [k for k, size in enumerate(plan["delta"]) if size])
     (tmp_path / "plan.json").write_text(json.dumps({"format": "collapipe-plan/1", "clusters": [plan] * 3}))
-    result = call("run", "--set", "plan=plan.json")
+    result = call("run", "--set", "plan=plan.json", "--set", f"model.encoder-layers={layers}")
     assert result.exit_code == 2
-    assert "plan.json" in result.stderr and message in result.stderr
+    assert result.stderr == f"error: {tmp_path / 'plan.json'}: clusters[0]: {message}\n"
 
 
 @pytest.mark.usefixtures("no_launch")

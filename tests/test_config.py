@@ -188,6 +188,26 @@ def test_paths_of_pairs_are_seen_from_the_working_directory_and_paths_of_a_file_
     assert load_config(None, ["data.tokenizer=org/words"]).data.tokenizer == "org/words"
 
 
+def test_file_names_without_a_folder_are_seen_from_where_they_were_written(tmp_path, monkeypatch):
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (there / "my.toml").write_text('[data]\nsource = "files"\ntrain-source = "a.tsv"\ntest-source = "b.tsv"\n')
+    # The server app's working directory is neither.
+    data = load_config(str(there / "my.toml")).data
+    assert (data.path, data.train_source, data.test_source) == (str(there), "a.tsv", "b.tsv")
+    data = load_config(None, ["data.source=files", "data.train-source=a.tsv", "data.test-source=~/b.tsv"]).data
+    assert (data.path, data.train_source) == (str(here), "a.tsv")
+    assert data.test_source == str(tmp_path / "home" / "b.tsv")
+    data = load_config(str(there / "my.toml"), ["data.test-source=c.tsv"]).data
+    assert (data.path, data.train_source, data.test_source) == (str(there), "a.tsv", str(here / "c.tsv"))
+    data = load_config(str(there / "my.toml"), ["data.path=~/text"]).data
+    assert (data.path, data.test_source) == (str(tmp_path / "home" / "text"), "b.tsv")
+    assert load_config(None, ["data.source=generated"]).data.path == ""
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_packaged_configuration_is_valid(path):
     config = RunConfig.from_flat(read_config(path))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from torch import nn
+
+from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.system.scenario import Scenario, load_scenario
 from flower_app.config import RunConfig
-from flower_app.tasks.corpus import load_pairs
+from flower_app.tasks.base import task
 from strategies.clusters import ClusterState
+from strategies.decoder import DecoderTrainer
+from strategies.decoder_service import DecoderService
 from strategies.policies import RoundProblem, make_policy
 from strategies.stock import make_stock
 
 
 def check_run(config: RunConfig) -> int:
-    """Check scenario, plan, strategy and data files.
+    """Check scenario, strategy, data, model, plan and the decoder's address and certificates.
 
     Returns
     -------
@@ -31,16 +38,29 @@ def check_run(config: RunConfig) -> int:
         )
     if config.strategy != "collapipe":
         make_stock(config.strategy, config.strategy_arguments(), num_clusters)
+    elif config.strategy_options:
+        raise ValueError("strategy-options: collapipe takes none; leave it empty, its settings have keys of their own")
     policy = make_policy(config.policy, config.plan)
-    if not config.model.pretrained:
-        # A pretrained model brings its own number of TEBs.
-        policy.plan(_first_round(config, scenario, num_clusters))
-    if config.data.source == "files":
-        for cluster in range(num_clusters) if config.data.partition == "files" else [None]:
-            load_pairs(config.data, "train", config.seed, cluster)
-        for split in ("validation", "test"):
-            load_pairs(config.data, split, config.seed)
+    data = config.data
+    if data.source == "generated":
+        # Text without end can only be too little for its clusters; so a little of it tells.
+        few = min(data.num_examples, num_clusters)
+        data = replace(data, num_examples=few, evaluation_examples=1, partition="iid")
+    task(config.task).check(data, config.model, config.seed, num_clusters)
+    policy.plan(_first_round(config, scenario, num_clusters))
+    if config.strategy == "collapipe":
+        _try_decoder(config)
     return num_clusters
+
+
+def _try_decoder(config: RunConfig) -> None:
+    """Read the certificates and listen for a moment, with next to nothing for a decoder."""
+    trainer = DecoderTrainer(HeadTrainer(nn.Linear(1, 1), config.optimizer, unit=0), config.decoder_sync)
+    service = DecoderService(config.decoder, trainer, num_clusters=1)
+    try:
+        service.start()
+    finally:
+        service.stop()
 
 
 def _first_round(config: RunConfig, scenario: Scenario, num_clusters: int) -> RoundProblem:

@@ -1,6 +1,7 @@
 """The command line: exit codes, messages, and what goes to which stream."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from flower_app.cli import app
 from flower_app.config import RunConfig
 from flower_app.config_sources import load_config
 from flower_app.launch import Outcome
+from flower_app.preflight import check_run
 from flower_app.run_directory import append_round, create_run_directory, read_run_config, write_config
 from flower_app.saved_model import save_model
 from flower_app.tasks.base import task
@@ -82,9 +84,19 @@ def pairs_folder(folder, lines):
         (["--set", "num-clusters=9"], "num-clusters: 9 clusters, but scenario default has 3"),
         (["--set", "strategy=FedNone"], "strategy: expected collapipe or one of"),
         (["--set", "strategy=FedAdam", "--set", 'strategy-options={"et": 1}'], "strategy-options"),
+        (["--set", 'strategy-options={"eta": 1}'], "strategy-options: collapipe takes none; leave it empty"),
         (["--set", "policy=best"], "policy: expected one of"),
         (["--set", "plan=nowhere.json"], "plan: no file"),
         (["--config", "multi30k-tiny", "--set", "data.path=nowhere"], "data.train-source: "),
+        (["--set", "model.family=bert"], "trains a fresh model.family = transformer, found model.family = bert"),
+        (["--set", "model.pretrained=x"], "trains a fresh model.family = transformer, found model.pretrained = 'x'"),
+        (["--set", "data.source=hub", "--set", "data.hub-id=."], "data.hub-id: expected a dataset id or"),
+        (["--set", "data.tokenizer=/nowhere/at/all"], "data.tokenizer: expected a folder with a tokenizer"),
+        (["--set", "data.num-examples=2"], "data.partition = iid: cluster 2 of 3 gets none of 2 examples"),
+        (
+            ["--set", "decoder.tls-certificate=a.pem", "--set", "decoder.tls-key=a.key"],
+            "a.pem: No such file or directory; give the path of a PEM file",
+        ),
     ],
 )
 def test_bad_input_is_told_before_anything_starts(arguments, message):
@@ -93,6 +105,25 @@ def test_bad_input_is_told_before_anything_starts(arguments, message):
     assert message in result.stderr
     assert "Traceback" not in result.stderr and result.stdout == ""
     assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("no_launch")
+def test_a_port_that_is_in_use_is_told_before_anything_starts():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = call("run", "--set", f"decoder.bind={bind}")
+    assert result.exit_code == 2
+    assert f"decoder.bind: cannot listen on {bind}: the port is in use" in result.stderr
+
+
+def test_a_port_that_was_tried_is_free_for_the_run():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        bind = f"127.0.0.1:{probe.getsockname()[1]}"
+    for _ in range(2):
+        assert check_run(load_config(None, [f"decoder.bind={bind}"])) == 3
 
 
 @pytest.mark.usefixtures("no_launch")

@@ -139,9 +139,10 @@ def test_the_model_fits_the_tokenizer(prepared):
     ],
 )
 def test_what_cannot_be_trained_is_refused_at_the_door(model, data, num_clusters, message):
-    with pytest.raises(ValueError) as error:
-        task(TaskConfig()).prepare(data, model, 0, num_clusters)
-    assert message in str(error.value)
+    for ask in (task(TaskConfig()).check, task(TaskConfig()).prepare):
+        with pytest.raises(ValueError) as error:
+            ask(data, model, 0, num_clusters)
+        assert message in str(error.value)
 
 
 def test_one_file_per_cluster_needs_a_file_for_each(tmp_path):

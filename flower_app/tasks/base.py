@@ -138,6 +138,10 @@ class Prepared:
 class Task(Protocol):
     """One task. Configuration mistakes raise ``ValueError`` here, before any work starts."""
 
+    def check(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> None:
+        """Raise the mistakes that :meth:`prepare` would, without its long work."""
+        ...
+
     def prepare(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> Prepared:
         """Load data and tokenizer on the server, and size the model; every cluster must get an example."""
         ...

@@ -143,6 +143,12 @@ class TranslationTask:
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
 
+    def check(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> None:
+        """Load what :meth:`prepare` loads, and train no tokenizer."""
+        _load_training(data, model, seed, num_clusters)
+        for split in ("validation", "test"):
+            load_pairs(data, split, seed=0)
+
     def prepare(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> Prepared:
         """Load the data, train or load the tokenizer, and size the model.
 
@@ -151,23 +157,8 @@ class TranslationTask:
         ValueError
             For all that cannot be loaded, a cluster without an example, or a model that cannot translate.
         """
-        if model.family != "transformer" or model.pretrained:
-            found = f"model.pretrained = {model.pretrained!r}" if model.pretrained else f"model.family = {model.family}"
-            raise ValueError(f"task.name = translation trains a fresh model.family = transformer, found {found}")
-        if num_clusters < 1:
-            raise ValueError(
-                f"num-clusters: expected at least 1 cluster to share the data out to, found {num_clusters}"
-            )
-        if data.partition == "files":
-            _check_files(data, num_clusters)
-            shares = [load_pairs(data, "train", seed, cluster) for cluster in range(num_clusters)]
-            sizes = tuple(map(len, shares))
-        else:
-            shares = [load_pairs(data, "train", seed)]
-            sizes = tuple(map(len, partition(data, shares[0], num_clusters, seed)))
-        if data.tokenizer:
-            tokenizer = load_tokenizer(data.tokenizer)
-        else:
+        shares, sizes, tokenizer = _load_training(data, model, seed, num_clusters)
+        if tokenizer is None:
             texts = (text for pairs in shares for side in (pairs.sources, pairs.targets) for text in side)
             tokenizer = train_tokenizer(texts, data.vocab_size, data.pretokenized)
         spec = transformer.spec(
@@ -238,6 +229,25 @@ def bleu_score(predictions: list[str], references: list[str], pretokenized: bool
     # On tokenised text sacrebleu would warn that it looks tokenised: that is meant.
     metric = BLEU(tokenize="none" if pretokenized else "13a", force=pretokenized)
     return float(metric.corpus_score(predictions, [references]).score), str(metric.get_signature())
+
+
+def _load_training(
+    data: DataConfig, model: ModelOptions, seed: int, num_clusters: int
+) -> tuple[list[Pairs], tuple[int, ...], TextTokenizer | None]:
+    """Load the training text (one share for each file), each cluster's number of examples, and a ready tokenizer."""
+    if model.family != "transformer" or model.pretrained:
+        found = f"model.pretrained = {model.pretrained!r}" if model.pretrained else f"model.family = {model.family}"
+        raise ValueError(f"task.name = translation trains a fresh model.family = transformer, found {found}")
+    if num_clusters < 1:
+        raise ValueError(f"num-clusters: expected at least 1 cluster to share the data out to, found {num_clusters}")
+    if data.partition == "files":
+        _check_files(data, num_clusters)
+        shares = [load_pairs(data, "train", seed, cluster) for cluster in range(num_clusters)]
+        sizes = tuple(map(len, shares))
+    else:
+        shares = [load_pairs(data, "train", seed)]
+        sizes = tuple(map(len, partition(data, shares[0], num_clusters, seed)))
+    return shares, sizes, load_tokenizer(data.tokenizer) if data.tokenizer else None
 
 
 def _check_files(data: DataConfig, num_clusters: int) -> None:

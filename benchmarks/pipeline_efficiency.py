@@ -1,0 +1,277 @@
+"""Efficiency of the segment pipeline on real Ray actors, beside ``torch.distributed.pipelining`` over gloo.
+
+    efficiency = (one-thread time of the same m micro-batches through the whole model) * (S + m - 1) / (S * m)
+                 / (time of one pipelined step)
+
+1 means that the pipeline loses nothing but its unavoidable bubble. Whole model, ours and torch's take turns, round
+by round in changing order, so that all meet about the same load; the figures are medians over the rounds. All three
+run the forward and backward pass of the embedding and the TEBs of a classic Transformer under a trivial loss, without
+an optimizer step, GPipe schedule, one thread a stage; gradients are cleared between the steps, outside the clock.
+
+Ours counts everything from the control unit's call to the last device's answer, and sends the activations and their
+gradients to the control unit and back. Torch's is timed inside its processes, from a common start. Torch's column is
+empty where it cannot run the case: it fails on uneven micro-batches (m = 7).
+
+    python benchmarks/pipeline_efficiency.py                       a table, and the overhead per action
+    python benchmarks/pipeline_efficiency.py --json                [{"width": .., "segments": .., "micro_batches": ..,
+                                                                     "ours": .., "torch": ..}, ..] on standard output
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# Ray starts its workers with niceness 15: beside any other load only ours would wait, not torch's processes.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
+import torch
+from torch import Tensor
+from torch_peer import Case, TorchPipeline, trivial_loss
+
+from client_pipeline.link.base import Gradient
+from client_pipeline.partition import transformer
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.parts import block_weights
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.micro_batches import StepId, micro_batch_sizes
+from client_pipeline.runtime.optimizer import OptimizerConfig
+
+SEGMENTS = (3, 3)
+SIZES = {128: (64, 32), 512: (32, 32), 768: (32, 24)}
+"""Batch size and sequence length by width: a step takes about a second where there is time for it."""
+STEP = StepId(seed=0, round=1, step=1, cluster=0)
+WARM_UP = 2
+
+
+def make_case(width: int, segments: tuple[int, ...], num_micro_batches: int, size: tuple[int, int]) -> Case:
+    """Classic TEBs without dropout, split evenly."""
+    spec = transformer.spec(
+        vocab_size=1000,
+        width=width,
+        num_heads=max(width // 64, 1),
+        feed_forward=4 * width,
+        encoder_layers=sum(segments),
+        decoder_layers=1,
+        dropout=0.0,
+    )
+    batch_size, length = size
+    return Case(spec=spec, segments=segments, batch_size=batch_size, length=length, num_micro_batches=num_micro_batches)
+
+
+class TrivialLink:
+    """A decoder that answers at once: the gradient of :func:`trivial_loss`."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[tuple[int, Tensor]] = queue.SimpleQueue()
+
+    def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
+        """Do nothing."""
+
+    def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
+        """Hand the activations over."""
+        self._waiting.put((micro_batch, hidden_BTD))
+
+    def receive(self) -> Gradient:
+        """Answer with the activations."""
+        micro_batch, hidden_BTD = self._waiting.get(timeout=60)
+        return Gradient(micro_batch=micro_batch, tensor=hidden_BTD, loss_sum=float(trivial_loss(hidden_BTD)))
+
+    def end_step(self, scale: float) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    abort = close
+
+
+class WholeModel:
+    """The same micro-batches through the whole model, in this process and on one thread."""
+
+    def __init__(self, case: Case) -> None:
+        self._parts = build_parts(case.spec, seed=0)
+        self._pieces = case.input_ids().split(micro_batch_sizes(case.batch_size, case.num_micro_batches))
+
+    def step(self) -> float:
+        """Seconds of one step."""
+        start = time.perf_counter()
+        for ids in self._pieces:
+            x_BTD = self._parts.embedding({"input_ids": ids})
+            for block in self._parts.blocks:
+                x_BTD = block(x_BTD, None)
+            trivial_loss(x_BTD).backward()
+        seconds = time.perf_counter() - start
+        for _, parameter in self._parts.named_parameters():
+            parameter.grad = None
+        return seconds
+
+
+class Ours:
+    """The case on this project's pipeline, a Ray actor a stage; the control unit lives in this process."""
+
+    def __init__(self, case: Case) -> None:
+        from client_pipeline.runtime.pipeline import Pipeline
+
+        self._case = case
+        num_devices = len(case.segments)
+        self._pipeline = Pipeline(
+            name=f"benchmark/{os.getpid()}/{case.spec.config['width']}-{num_devices}",
+            spec=case.spec,
+            optimizer=OptimizerConfig(name="sgd"),
+            runtime=RuntimeConfig(threads=1, timeout=60.0),
+        )
+        self.cut_into(case.num_micro_batches)
+        parts = build_parts(case.spec, seed=0)
+        self._embedding = parts.embedding
+        weights = parts.weights()
+        self._pipeline.load({i: block_weights(weights, i) for i in range(sum(case.segments))})
+        ids = case.input_ids()
+        self._batch = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids, dtype=torch.bool),
+            "labels": torch.zeros_like(ids),
+        }
+
+    def cut_into(self, num_micro_batches: int) -> None:
+        """Change m; the actors stay."""
+        segments = self._case.segments
+        self._pipeline.apply_plan(ClusterPlan(delta=segments, order=tuple(range(len(segments))), m=num_micro_batches))
+
+    def step(self) -> float:
+        """Seconds of one step."""
+        start = time.perf_counter()
+        self._pipeline.run_step(STEP, self._batch, self._embedding, TrivialLink())
+        seconds = time.perf_counter() - start
+        self._pipeline.discard()
+        for parameter in self._embedding.parameters():
+            parameter.grad = None
+        return seconds
+
+    def close(self) -> None:
+        """End the actors."""
+        self._pipeline.close()
+
+
+def start_torch(case: Case) -> TorchPipeline | None:
+    """Torch's pipeline after its first step, or None if it cannot run the case."""
+    peer = TorchPipeline(case)
+    try:
+        peer.step()
+    except RuntimeError as error:
+        print(f"torch cannot run m = {case.num_micro_batches}: {error}", file=sys.stderr)
+        peer.close()
+        return None
+    return peer
+
+
+def measure(case: Case, ours: Ours, rounds: int) -> dict[str, Any]:
+    """Times of all contenders, in turns; efficiencies and times are medians over the rounds."""
+    num_stages, m = len(case.segments), case.num_micro_batches
+    ours.cut_into(m)
+    whole, peer = WholeModel(case), start_torch(case)
+    contenders: dict[str, Callable[[], float]] = {"whole": whole.step, "ours": ours.step}
+    if peer is not None:
+        contenders["torch"] = peer.step
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    try:
+        for number in range(WARM_UP + rounds):
+            names = list(contenders)[:: 1 if number % 2 else -1]
+            for name in names:
+                seconds = contenders[name]()
+                if number >= WARM_UP:
+                    times[name].append(seconds)
+    finally:
+        if peer is not None:
+            peer.close()
+    ideal = (num_stages + m - 1) / (num_stages * m)
+
+    def efficiency(name: str) -> float | None:
+        if name not in times:
+            return None
+        return round(statistics.median(w * ideal / t for w, t in zip(times["whole"], times[name], strict=True)), 3)
+
+    return {
+        "width": case.spec.config["width"],
+        "segments": num_stages,
+        "micro_batches": m,
+        "ours": efficiency("ours"),
+        "torch": efficiency("torch"),
+        "seconds": {name: statistics.median(values) for name, values in times.items()},
+    }
+
+
+def overhead(rounds: int) -> tuple[float, int]:
+    """Seconds of one step with S = 3 and tiny TEBs, and its number of actions on the devices."""
+    case = make_case(16, (1, 1, 1), 8, (8, 4))
+    ours = Ours(case)
+    try:
+        times = [ours.step() for _ in range(10 + 10 * rounds)]
+    finally:
+        ours.close()
+    return statistics.median(times[10:]), 2 * 3 * 8
+
+
+def load_average() -> str:
+    """Load of the machine over 1, 5 and 15 minutes, beside its processors."""
+    values = " ".join(f"{value:.2f}" for value in os.getloadavg())
+    return f"load average {values} on {os.cpu_count()} processors"
+
+
+def main() -> int:
+    """Run all cases."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON on standard output, all else on standard error")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds of each case")
+    parser.add_argument("--widths", type=int, nargs="+", choices=sorted(SIZES), default=sorted(SIZES))
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[8, 7])
+    given = parser.parse_args()
+    out = sys.stderr if given.json else sys.stdout
+
+    import ray
+
+    torch.set_num_threads(1)
+    print(load_average(), file=out, flush=True)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    results = []
+    try:
+        print(f"{'width':>6} {'S':>2} {'m':>3} {'ours':>7} {'torch':>7}   seconds of a step", file=out)
+        for width in given.widths:
+            cases = [make_case(width, SEGMENTS, m, SIZES[width]) for m in given.micro_batches]
+            ours = Ours(cases[0])
+            for case in cases:
+                result = measure(case, ours, given.rounds)
+                seconds = "  ".join(f"{name} {value:.3f}" for name, value in result.pop("seconds").items())
+                peer = "-" if result["torch"] is None else f"{result['torch']:.3f}"
+                row = (
+                    f"{width:>6} {result['segments']:>2} {result['micro_batches']:>3} {result['ours']:>7.3f} {peer:>7}"
+                )
+                print(f"{row}   {seconds}", file=out, flush=True)
+                results.append(result)
+            ours.close()
+        seconds, num_actions = overhead(given.rounds)
+        print(
+            f"S = 3, tiny TEBs, m = 8: {1e3 * seconds:.1f} ms a step, {1e3 * seconds / num_actions:.2f} ms an action",
+            file=out,
+        )
+    finally:
+        ray.shutdown()
+    print(load_average(), file=out)
+    if given.json:
+        print(json.dumps(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

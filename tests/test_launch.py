@@ -6,16 +6,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import tomli_w
 
 from flower_app import superlink
-from flower_app.launch import Outcome, last_error, launch
+from flower_app.launch import Outcome, _death, last_error, launch
 from flower_app.processes import MARK, RunProcesses, _family, is_alive
 from flower_app.run_directory import read_rounds, read_summary
 
@@ -126,15 +128,17 @@ def test_a_run_finishes_with_all_nodes_at_once_and_leaves_nothing_but_its_result
     (run_dir / "elsewhere" / "tiny").mkdir(parents=True)
     (run_dir / "elsewhere" / "tiny" / "__init__.py").write_text("raise ImportError('a tiny from elsewhere')")
     monkeypatch.chdir(run_dir / "elsewhere")
-    before = set(Path("/tmp").glob("collapipe-*"))
-    outcome = start(tiny_app, run_dir, "well")
+    # Ray's sockets need a short path, and other runs may be at work beside this one.
+    with tempfile.TemporaryDirectory(prefix="test-", dir="/tmp") as folder:
+        monkeypatch.setattr(superlink, "_short_folder", lambda: folder)
+        outcome = start(tiny_app, run_dir, "well")
+        assert list(Path(folder).iterdir()) == []
     assert outcome == Outcome("finished", "", {"status": "finished", "rounds": 1})
     assert outcome.exit_code == 0
     [first] = read_rounds(run_dir)[0]
     assert first["replies"] == 2
     assert first["cwd"] == str(run_dir / "flower" / "work")
     assert not (run_dir / "flower").exists()
-    assert set(Path("/tmp").glob("collapipe-*")) <= before
     assert (run_dir / "logs" / "simulation.log").stat().st_size > 0
 
 
@@ -161,6 +165,28 @@ def test_a_killed_simulation_is_noticed(tiny_app, run_dir):
     outcome = start(tiny_app, run_dir, "hang", kill)
     assert outcome.exit_code == 1
     assert outcome.error.startswith("the simulation ended without a result; see ")
+
+
+def death(server=None, submission=None, simulation=None, waited_s=0.0):
+    programs = [SimpleNamespace(poll=lambda code=code: code, returncode=code) for code in (server, submission)]
+    logs = {"superlink_log": "superlink.log"}
+    return _death(SimpleNamespace(server=programs[0], submission=programs[1], **logs), simulation, waited_s)
+
+
+@pytest.mark.parametrize("code", [0, 1, -9])
+def test_a_run_whose_log_breaks_off_goes_on(code):
+    # It was ended: flwr run had lost its stream, while the simulation trained on.
+    assert death(submission=code, simulation=os.getpid()) == ""
+
+
+def test_a_run_is_given_up_when_nobody_is_left_to_end_it():
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert death(simulation=ended.pid) == "the simulation ended without a result"
+    assert death(submission=0) == "the simulation ended without a result"
+    assert death(submission=2) == "flwr run did not accept the app"
+    assert death(server=1, simulation=os.getpid()) == "the SuperLink ended with exit code 1; see superlink.log"
+    assert death() == "" and death(waited_s=1e6) == "no simulation started within 120 s; see superlink.log"
 
 
 def test_an_interrupted_run_ends_everything_and_says_so(tiny_app, run_dir):

@@ -1,6 +1,7 @@
 """Fixtures shared by the tests."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -13,6 +14,19 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def real_data():
+    """Give the path of a file or folder of real text; the test is skipped where it is absent."""
+    root = Path(os.environ.get("COLLAPIPE_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+    def path(name):
+        if not (root / name).exists():
+            pytest.skip(f"no {name} in {root}; set COLLAPIPE_TEST_DATA to the folder that holds it")
+        return root / name
+
+    return path
 
 
 @pytest.fixture(scope="session")

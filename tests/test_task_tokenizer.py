@@ -1,12 +1,10 @@
 import json
-from pathlib import Path
 
 import pytest
 
 from flower_app.tasks.generator import generate
 from flower_app.tasks.tokenizer import SPECIAL_TOKENS, TextTokenizer, load_tokenizer, train_tokenizer
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 TOKENISED = [
     "a man &apos;s dog , running ( fast ) .",
     "ein saftig-grünes gras &amp; ein &quot; zaun &quot; .",
@@ -113,17 +111,15 @@ def test_a_tokenizer_that_knows_next_to_nothing_is_refused(tmp_path):
         load_tokenizer(str(tmp_path))
 
 
-@pytest.mark.skipif(not (SHARED / "bert_vocab").is_dir(), reason="evaluation data is not here")
-def test_the_real_bert_vocabularies_are_read_whole():
-    folders = [vocabulary.parent for vocabulary in (SHARED / "bert_vocab").rglob("vocab.txt")]
+def test_the_real_bert_vocabularies_are_read_whole(real_data):
+    folders = [vocabulary.parent for vocabulary in real_data("bert_vocab").rglob("vocab.txt")]
     assert folders
     for folder in folders:
         lines = (folder / "vocab.txt").read_text(encoding="utf-8").rstrip("\n").split("\n")
         assert load_tokenizer(str(folder)).vocab_size == len(lines)
 
 
-@pytest.mark.skipif(not (SHARED / "multi30k").is_dir(), reason="evaluation data is not here")
-def test_multi30k_tok_comes_back_exactly():
-    lines = (SHARED / "multi30k/tok/val.lc.norm.tok.de").read_text(encoding="utf-8").splitlines()
+def test_multi30k_tok_comes_back_exactly(real_data):
+    lines = real_data("multi30k/tok/val.lc.norm.tok.de").read_text(encoding="utf-8").splitlines()
     tokenizer = train_tokenizer(lines[:500], 1000, pretokenized=True)
     assert tokenizer.decode(tokenizer.encode(lines)) == [" ".join(line.split()) for line in lines]

@@ -1,5 +1,4 @@
 import pickle
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +13,6 @@ from flower_app.tasks.corpus import DataConfig, Pairs
 from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer
 from flower_app.tasks.translation import TranslationData, bleu_score
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 SMALL = DataConfig(num_examples=120, evaluation_examples=20, vocab_size=500)
 
 
@@ -246,12 +244,11 @@ def test_tokenised_text_is_scored_as_it_stands():
     assert bleu_score(other, words, True)[0] != pytest.approx(bleu_score(other, words, False)[0])
 
 
-@pytest.mark.skipif(not (SHARED / "multi30k").is_dir(), reason="evaluation data is not here")
-def test_multi30k_is_prepared_from_its_files():
+def test_multi30k_is_prepared_from_its_files(real_data):
     names = {"train": "val", "validation": "val", "test": "test_2016_flickr"}
     data = DataConfig(
         source="files",
-        path=str(SHARED / "multi30k" / "tok"),
+        path=str(real_data("multi30k/tok")),
         pretokenized=True,
         vocab_size=1000,
         **{f"{split}_source": f"{name}.lc.norm.tok.en" for split, name in names.items()},

@@ -1,7 +1,8 @@
 """The command line: ``collapipe run | evaluate | translate | schedule | verify``.
 
 Exit codes: 0 done, 1 failed or a check not met, 2 bad input, 3 infeasible, 130 interrupted. With ``--json`` standard
-output holds one object and nothing else; all words for people go to standard error.
+output holds one object and nothing else; all words for people go to standard error. A mistake in the input is told
+in a line; with ``COLLAPIPE_TRACEBACK=1`` in the environment its traceback comes first.
 """
 
 # Heavy imports stay inside the commands: --help answers at once.
@@ -9,6 +10,8 @@ output holds one object and nothing else; all words for people go to standard er
 from __future__ import annotations
 
 import json
+import os
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +29,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (ValueError, FileNotFoundError) as error:
+            if os.environ.get("COLLAPIPE_TRACEBACK") == "1":
+                _say(traceback.format_exc())
             _say(f"error: {error}")
             raise typer.Exit(2) from error
         except KeyboardInterrupt:

@@ -7,7 +7,7 @@
     plans/round-0001.json     each round's plan
     model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json
     summary.json              how it ended; written last
-    logs/                     what the programs said
+    logs/                     what the programs said; error.log: where in the code a run failed
 
 ``runs/latest`` points to the newest. Files that are replaced are written aside and renamed, so that a reader never
 sees half a file.
@@ -19,6 +19,7 @@ import json
 import os
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -151,8 +152,14 @@ def write_summary(run_dir: Path, status: str, **entries: Any) -> Path:
 
 
 def write_failure(run_dir: Path, error: BaseException) -> Path:
-    """Write that the run ended with ``error``: the user's mistake (ValueError, FileNotFoundError), or a failure."""
+    """Write that the run ended with ``error``: the user's mistake (ValueError, FileNotFoundError), or a failure.
+
+    A bug may raise these too: so the traceback is kept as ``logs/error.log``.
+    """
     mistake = isinstance(error, ValueError | FileNotFoundError)
+    (run_dir / "logs").mkdir(exist_ok=True)
+    # A file of our own: the launcher ends all programs at the summary, maybe before they have passed on their logs.
+    _write_text(run_dir / "logs" / "error.log", "".join(traceback.format_exception(error)))
     return write_summary(run_dir, BAD_INPUT if mistake else FAILED, error=str(error) or type(error).__name__)
 
 

@@ -107,6 +107,14 @@ def test_bad_input_is_told_before_anything_starts(arguments, message):
     assert not Path("runs").exists()
 
 
+def test_a_mistake_shows_its_traceback_to_who_asks_for_it(monkeypatch):
+    monkeypatch.setenv("COLLAPIPE_TRACEBACK", "1")
+    result = call("run", "--set", "seed=-1")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Traceback (most recent call last)")
+    assert result.stderr.endswith("error: seed: expected at least 0, found -1\n")
+
+
 @pytest.mark.usefixtures("no_launch")
 def test_a_port_that_is_in_use_is_told_before_anything_starts():
     with socket.socket() as taken:

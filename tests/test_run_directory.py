@@ -102,8 +102,13 @@ def test_plans_and_summary_are_plain_json(tmp_path):
         (KeyboardInterrupt(), "failed"),
     ],
 )
-def test_a_failure_says_whose_it_is(tmp_path, error, status):
-    write_failure(tmp_path, error)
+def test_a_failure_says_whose_it_is_and_keeps_its_traceback(tmp_path, error, status):
+    try:
+        raise error
+    except BaseException as raised:
+        write_failure(tmp_path, raised)
+    log = (tmp_path / "logs" / "error.log").read_text()
+    assert "test_run_directory.py" in log and type(error).__name__ in log.splitlines()[-1]
     assert read_summary(tmp_path) == {"status": status, "error": str(error) or "KeyboardInterrupt"}
 
 

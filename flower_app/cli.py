@@ -102,9 +102,11 @@ def evaluate(
     for name, value in score.metrics.items():
         _say(f"{name} {value:.4g}")
     _say(f"{score.examples} examples of {split}  {score.signature}")
+    if score.truncated:
+        _say(f"warning: {score.truncated} sequences of {split} were cut at data.max-length = {config.data.max_length}")
     if as_json:
         found = {"split": split, "examples": score.examples, "metrics": score.metrics, "signature": score.signature}
-        _print_json({"run_dir": str(run_dir), **found})
+        _print_json({"run_dir": str(run_dir), **found, "truncated": score.truncated})
 
 
 @app.command()

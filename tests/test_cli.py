@@ -236,6 +236,9 @@ def test_a_saved_model_is_scored(saved_run):
     assert found["split"] == "test" and found["examples"] == 4
     assert {"bleu", "loss"} <= found["metrics"].keys()
     assert "bleu" in result.stderr
+    assert found["truncated"] == 0 and "warning" not in result.stderr
+    cut = call("evaluate", saved_run, "--set", "data.max-length=2")
+    assert cut.exit_code == 0 and "warning: 8 sequences of test were cut at data.max-length = 2" in cut.stderr
     beam = call("evaluate", "latest", "--split", "validation", "--set", "task.decode=beam", "--set", "task.beam-size=2")
     assert beam.exit_code == 0 and beam.stdout == "" and "4 examples of validation" in beam.stderr
 

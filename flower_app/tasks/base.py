@@ -106,6 +106,8 @@ class Score:
     """Examples that were scored."""
     signature: str = ""
     """How the task's metric was computed, in its library's notation."""
+    truncated: int = 0
+    """Sequences of the split that were cut at ``data.max-length``."""
     sources: list[str] = field(default_factory=list)
     predictions: list[str] = field(default_factory=list)
     references: list[str] = field(default_factory=list)

@@ -131,6 +131,7 @@ class TranslationEvaluator:
             metrics={"loss": loss_sum / weight, "bleu": bleu},
             examples=number,
             signature=signature,
+            truncated=encoded.truncated,
             sources=pairs.sources[:number],
             predictions=predictions,
             references=pairs.targets[:number],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from logging import INFO
 from pathlib import Path
 from typing import Any, cast
@@ -23,11 +24,11 @@ from flower_app import run_directory
 from flower_app.config import RunConfig
 from flower_app.saved_model import save_model
 from flower_app.tasks.base import task
-from strategies.clusters import ClusterState, check_clusters
+from strategies.clusters import ClusterState, check_clusters, declared_clusters
 from strategies.collapipe import CollaPipe
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderService
-from strategies.policies import make_policy
+from strategies.policies import Policy, RoundProblem, make_policy
 from strategies.recording_grid import RecordingGrid
 from strategies.records import CONFIG, SETUP, to_arrays, to_tensors
 from strategies.stock import make_stock
@@ -45,9 +46,14 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run one training, from the configuration to the summary."""
     config = RunConfig.from_flat(context.run_config)
-    run_dir = (
-        Path(config.run_dir) if config.run_dir else run_directory.create_run_directory(config.runs_dir, config.name)
-    )
+    if config.run_dir:
+        # `collapipe run` has made and claimed it; under plain `flwr run` it may be new.
+        run_dir = Path(config.run_dir).resolve()
+        if run_directory.read_summary(run_dir) is not None:
+            raise ValueError(f"run-dir: {run_dir} holds a run already; name another, or leave run-dir empty")
+        run_dir.mkdir(parents=True, exist_ok=True)
+    else:
+        run_dir = run_directory.create_run_directory(config.runs_dir, config.name)
     print(run_dir, flush=True)
     try:
         run_directory.write_config(run_dir, config)
@@ -66,31 +72,34 @@ class TrainingRun:
         self.run_dir = run_dir
         self.flower_grid = grid
         self.started = time.perf_counter()
-        self.metrics: dict[str, float] = {}
-        self.arrays: ArrayRecord | None = None
 
     def run(self) -> None:
         """Prepare, train, score on the test set, and write the summary."""
         config = self.config
         scenario = load_scenario(config.scenario)
         policy = make_policy(config.policy, config.plan)
-        wanted = min(config.num_clusters or scenario.num_clusters, scenario.num_clusters)
         if config.num_clusters > scenario.num_clusters:
             raise ValueError(
                 f"num-clusters: {config.num_clusters} clusters, but scenario {config.scenario} has "
                 f"{scenario.num_clusters}; lower num-clusters or choose another scenario"
             )
-        nodes = wait_for_nodes(self.flower_grid, wanted if config.num_clusters else 1, NODES_TIMEOUT_S)
-        num_clusters = min(wanted, len(nodes))
+        nodes = wait_for_nodes(self.flower_grid, config.num_clusters or 1, NODES_TIMEOUT_S)
+        num_clusters = config.num_clusters or min(len(nodes), scenario.num_clusters)
         self.task = task(config.task)
         self.prepared = self.task.prepare(config.data, config.model, config.seed, num_clusters)
         self.parts = build_parts(self.prepared.spec, config.seed)
-        self.clusters = self._set_up(nodes, num_clusters)
-        self.grid = RecordingGrid(self.flower_grid, {state.node_id: state.cluster for state in self.clusters})
+        self.num_blocks = adapter(self.prepared.spec.family).num_blocks(self.prepared.spec)
+        declared = declared_clusters(scenario, num_clusters)
+        problem = RoundProblem(round=1, num_blocks=self.num_blocks, batch_size=config.batch_size, clusters=declared)
+        policy.plan(problem)
         if config.strategy == "collapipe":
-            self._train_collapipe(policy)
+            # The service first: a port in use is found before any control unit starts.
+            with closing_service(self._decoder_service(num_clusters)) as service:
+                clusters = self._set_up(nodes, num_clusters)
+                self._start(self._collapipe(policy, service, clusters), clusters, all_needed_s=None)
         else:
-            self._start(make_stock(config.strategy, config.strategy_arguments(), num_clusters))
+            strategy = make_stock(config.strategy, config.strategy_arguments(), num_clusters)
+            self._start(strategy, self._set_up(nodes, num_clusters), all_needed_s=NODES_TIMEOUT_S)
         self._finish()
 
     def _set_up(self, nodes: Sequence[int], num_clusters: int) -> list[ClusterState]:
@@ -116,46 +125,46 @@ class TrainingRun:
                 raise ValueError(answer["error"])
             if "state" in answer:
                 clusters.append(ClusterState.from_dict(answer["state"]))
-        check_clusters(clusters)
-        if not clusters:
-            raise RuntimeError(f"set-up: none of the {len(nodes)} nodes is one of the {num_clusters} clusters")
+        check_clusters(clusters, num_clusters)
         return sorted(clusters, key=lambda state: state.cluster)
 
-    def _train_collapipe(self, policy: Any) -> None:
+    def _decoder_service(self, num_clusters: int) -> DecoderService:
         config = self.config
         if config.strategy_options:
             raise ValueError(
                 "strategy-options: collapipe takes none; leave it empty, its settings have keys of their own"
             )
-        num_blocks = adapter(self.prepared.spec.family).num_blocks(self.prepared.spec)
         trainer = DecoderTrainer(
-            HeadTrainer(self.parts.head, config.optimizer, unit=num_blocks),
+            HeadTrainer(self.parts.head, config.optimizer, unit=self.num_blocks),
             decoder_sync=config.decoder_sync,
             join_timeout_s=config.decoder.join_timeout,
             step_timeout_s=config.decoder.step_timeout,
         )
-        service = DecoderService(config.decoder, trainer, num_clusters=len(self.clusters))
-        service.start()
-        try:
-            strategy = CollaPipe(
-                policy=policy,
-                decoder=service,
-                clusters=self.clusters,
-                num_blocks=num_blocks,
-                batch_size=config.batch_size,
-                local_steps=config.local_steps,
-                on_plan=self._write_plan,
-            )
-            strategy.plan(1)
-            self._start(strategy)
-        finally:
-            service.stop()
+        return DecoderService(config.decoder, trainer, num_clusters)
+
+    def _collapipe(self, policy: Policy, service: DecoderService, clusters: Sequence[ClusterState]) -> CollaPipe:
+        return CollaPipe(
+            policy=policy,
+            decoder=service,
+            clusters=clusters,
+            num_blocks=self.num_blocks,
+            batch_size=self.config.batch_size,
+            local_steps=self.config.local_steps,
+            on_plan=self._write_plan,
+        )
 
     def _write_plan(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
         document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}
         run_directory.write_plan(self.run_dir, server_round, document)
 
-    def _start(self, strategy: Strategy) -> None:
+    def _write_own_plans(self, server_round: int, reports: Sequence[dict[str, Any]]) -> None:
+        """Write the plans that control units made for themselves; a cluster that failed has none."""
+        plans = {report["cluster"]: report["plan"] for report in reports}
+        document = {"format": PLAN_FORMAT, "clusters": [plans.get(n) for n in range(max(plans, default=-1) + 1)]}
+        run_directory.write_plan(self.run_dir, server_round, document)
+
+    def _start(self, strategy: Strategy, clusters: Sequence[ClusterState], all_needed_s: float | None) -> None:
+        self.grid = RecordingGrid(self.flower_grid, {state.node_id: state.cluster for state in clusters}, all_needed_s)
         self.round_started = time.perf_counter()
         # The decoder's service trains self.parts.head; scoring has a model of its own.
         self.evaluated = build_parts(self.prepared.spec, self.config.seed)
@@ -169,7 +178,6 @@ class TrainingRun:
 
     def _after_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Evaluate where it is due, and write the round's line."""
-        self.arrays = arrays
         if server_round == 0:
             return None
         config = self.config
@@ -179,15 +187,15 @@ class TrainingRun:
             self.evaluated.load(to_tensors(arrays))
             metrics = self.prepared.evaluator.evaluate(self.evaluated, "validation").metrics
             self._save()
+        record = self.grid.take_round()
         if config.strategy != "collapipe":
-            plans = [report["plan"] for report in self.grid.last_round["clusters"]]
-            run_directory.write_plan(self.run_dir, server_round, {"format": PLAN_FORMAT, "clusters": plans})
+            self._write_own_plans(server_round, record["clusters"])
         now = time.perf_counter()
         run_directory.append_round(
             self.run_dir,
             {
                 "round": server_round,
-                **self.grid.last_round,
+                **record,
                 "metrics": metrics,
                 "lr": config.optimizer.learning_rate(server_round * config.local_steps),
                 "round_s": now - self.round_started,
@@ -218,6 +226,16 @@ class TrainingRun:
             signature=score.signature,
         )
         log(INFO, "Test: %s", score.metrics)
+
+
+@contextmanager
+def closing_service(service: DecoderService) -> Iterator[DecoderService]:
+    """Start the decoder's service and stop it in the end."""
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()
 
 
 def wait_for_nodes(grid: Grid, needed: int, timeout_s: float) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from client_pipeline.system.devices import DeviceProfile
+from client_pipeline.system.scenario import Scenario
 
 
 @dataclass(kw_only=True)
@@ -42,13 +43,21 @@ class ClusterState:
         return cls(**{**raw, "devices": tuple(DeviceProfile(**device) for device in raw["devices"])})
 
 
-def check_clusters(clusters: Sequence[ClusterState]) -> None:
-    """Refuse two nodes that claim one cluster.
+def declared_clusters(scenario: Scenario, num_clusters: int) -> list[ClusterState]:
+    """Return the first clusters of a scenario as it declares them, before any node has reported."""
+    return [
+        ClusterState(cluster=n, node_id=0, devices=devices, block_memory=scenario.block_memory, num_examples=0)
+        for n, devices in enumerate(scenario.clusters[:num_clusters])
+    ]
+
+
+def check_clusters(clusters: Sequence[ClusterState], num_clusters: int) -> None:
+    """Refuse two nodes that claim one cluster, and clusters that no node claims.
 
     Raises
     ------
     ValueError
-        Naming the nodes.
+        Naming the nodes, or the clusters.
     """
     seen: dict[int, int] = {}
     for state in clusters:
@@ -58,3 +67,8 @@ def check_clusters(clusters: Sequence[ClusterState]) -> None:
                 "give each node its own partition-id"
             )
         seen[state.cluster] = state.node_id
+    if missing := sorted(set(range(num_clusters)) - seen.keys()):
+        raise ValueError(
+            f"num-clusters: no node is cluster {', '.join(map(str, missing))} of {num_clusters}; give the nodes the "
+            f"partition-ids 0 to {num_clusters - 1}"
+        )

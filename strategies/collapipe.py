@@ -8,6 +8,7 @@ from logging import INFO, WARNING
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy.fedopt import FedOpt
 from flwr.supercore import log
 
 from client_pipeline.partition.parts import load_parameters, own_parameters, part_weights
@@ -15,7 +16,8 @@ from client_pipeline.partition.plan import ClusterPlan
 from strategies.clusters import ClusterState, check_clusters
 from strategies.decoder_service import DecoderService
 from strategies.policies import Policy, RoundProblem
-from strategies.records import ARRAYS, CONFIG, WEIGHT_KEY, read_metric, to_arrays, to_tensors, train_config
+from strategies.recording_grid import RoundFailed
+from strategies.records import ARRAYS, CONFIG, LOSS_KEY, WEIGHT_KEY, read_metric, to_arrays, to_tensors, train_config
 
 HEAD = "head."
 
@@ -55,7 +57,7 @@ class CollaPipe(Strategy):
         aggregator: Strategy | None = None,
         on_plan: Callable[[int, Sequence[ClusterPlan]], None] | None = None,
     ) -> None:
-        check_clusters(clusters)
+        check_clusters(clusters, num_clusters=0)
         self.policy = policy
         self.decoder = decoder
         self.clusters = sorted(clusters, key=lambda state: state.cluster)
@@ -98,11 +100,19 @@ class CollaPipe(Strategy):
         ]
         if missing := [state.cluster for state in self.clusters if state.node_id not in present]:
             log(WARNING, "configure_train: clusters %s are not connected", missing)
+        if not selected:
+            raise RoundFailed(
+                f"round {server_round}: no cluster can train: the plan selects "
+                f"{[s.cluster for s, p in zip(self.clusters, plans, strict=True) if p.selected]}, "
+                f"connected are {[s.cluster for s in self.clusters if s.node_id in present]}"
+            )
         addresses = self.decoder.open_round(server_round, [state.cluster for state, _ in selected], self.local_steps)
         encoder = ArrayRecord({name: array for name, array in arrays.items() if not name.startswith(HEAD)})
         if hasattr(self.aggregator, "current_arrays"):
-            # Flower's adaptive strategies step from where the round began.
-            self.aggregator.current_arrays = {name: array.numpy() for name, array in encoder.items()}
+            # Flower's adaptive strategies step from where the round began, each in a form of its own.
+            numpy = isinstance(self.aggregator, FedOpt)
+            start = {name: array.numpy() for name, array in encoder.items()} if numpy else encoder.copy()
+            self.aggregator.current_arrays = start
         log(INFO, "configure_train: clusters %s", [state.cluster for state, _ in selected])
         return [
             Message(
@@ -124,17 +134,20 @@ class CollaPipe(Strategy):
         """Average the encoders by what each cluster trained, and join the decoder to them."""
         cluster_of = {state.node_id: state for state in self.clusters}
         ordered = sorted(replies, key=lambda reply: cluster_of[reply.metadata.src_node_id].cluster)
-        good = [reply for reply in ordered if not reply.has_error()]
-        weights: dict[int, float] = {}
-        for reply in good:
-            state = cluster_of[reply.metadata.src_node_id]
-            weights[state.cluster] = read_metric(reply, WEIGHT_KEY)
-            state.last_loss = read_metric(reply, "loss")
-        round_ = self.decoder.finish_round(weights)
+        round_ = self.decoder.finish_round()
         for cluster, summary in round_.clusters.items():
             if summary.left is not None:
                 log(WARNING, "aggregate_train: cluster %d left round %d: %s", cluster, server_round, summary.left)
-        encoder, metrics_record = self.aggregator.aggregate_train(server_round, ordered)
+        # A cluster counts with its encoder if the decoder learned from it too, else in neither average.
+        counted = [
+            reply
+            for reply in ordered
+            if reply.has_error() or round_.clusters[cluster_of[reply.metadata.src_node_id].cluster].steps
+        ]
+        for reply in counted:
+            if not reply.has_error():
+                cluster_of[reply.metadata.src_node_id].last_loss = read_metric(reply, LOSS_KEY)
+        encoder, metrics_record = self.aggregator.aggregate_train(server_round, counted)
         if encoder is None:
             return None, metrics_record
         whole = {**to_tensors(encoder), **{HEAD + name: value for name, value in round_.head.items()}}

@@ -26,7 +26,6 @@ from client_pipeline.partition.parts import load_parameters
 from client_pipeline.runtime.head import Contribution, HeadTrainer
 from strategies.decoder_member import (
     ClusterSummary,
-    DecoderTimeout,
     Member,
     MicroBatch,
     Refusal,
@@ -187,12 +186,12 @@ class DecoderTrainer:
     def close_step(self, round_: int, cluster: int, step: int, scale: float) -> None:
         """Close a cluster's step with its clipping factor; returns when the decoder has taken the step.
 
+        Clusters that do not close it within the step timeout are taken out of the round.
+
         Raises
         ------
         Refusal
             If the step is not the one in progress or is not complete.
-        DecoderTimeout
-            If other clusters did not close it within the step timeout.
         """
         with self._state:
             member = self._member(round_, cluster)
@@ -314,10 +313,15 @@ class DecoderTrainer:
                 return True
             now = time.monotonic()
             if now >= deadline and not self._applying:
-                raise DecoderTimeout(
-                    f"cluster {', '.join(map(str, missing))} did not close step {step} of round {round_} within "
-                    f"{self.step_timeout_s:g} s; raise decoder.step-timeout if it is only slow"
-                )
+                # Those who are missing leave, and the round goes on without them.
+                for cluster in missing:
+                    self.leave(
+                        round_,
+                        cluster,
+                        f"it did not close step {step} within {self.step_timeout_s:g} s of another cluster; raise "
+                        "decoder.step-timeout if it is only slow",
+                    )
+                continue
             assert self._first_hello is not None
             join_deadline = self._first_hello + self.join_timeout_s
             wake = min(deadline, join_deadline) if join_deadline > now else deadline

@@ -17,10 +17,6 @@ class Refusal(ValueError):
     """What a CU asked cannot be done; the message says why and goes back to the CU."""
 
 
-class DecoderTimeout(Refusal):
-    """Other clusters did not come in time; the message names them."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
     """Activations and targets of one micro-batch, as a cluster sent them."""

@@ -18,7 +18,7 @@ from client_pipeline.link.frames import DEFAULT_MAX_BYTES, PROTOCOL_VERSION, Fra
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, is_loopback, read_pem
 from client_pipeline.runtime.micro_batches import StepId
 from strategies.decoder import DecoderTrainer, RoundSummary
-from strategies.decoder_member import DecoderTimeout, MicroBatch, Refusal
+from strategies.decoder_member import MicroBatch, Refusal
 
 _HELLO_BYTES = 16 * 2**10
 _HELLO_TIMEOUT_S = 20.0
@@ -236,9 +236,6 @@ class DecoderService:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         except PermissionError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        except DecoderTimeout as error:
-            reason = str(error)
-            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
         except Refusal as error:
             reason = str(error)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)

@@ -26,11 +26,14 @@ class RecordingGrid(Grid):
     ----------
     grid : Flower's own
     clusters : cluster index of each node id; other nodes stay hidden from the strategy
+    all_needed_s : how long to wait for a node that is gone, for strategies that need all; None for those that go on
+        without it. Flower's own wait has no end.
     """
 
-    def __init__(self, grid: Grid, clusters: Mapping[int, int]) -> None:
+    def __init__(self, grid: Grid, clusters: Mapping[int, int], all_needed_s: float | None = None) -> None:
         self._grid = grid
         self._clusters = dict(clusters)
+        self._all_needed_s = all_needed_s
         self.last_round: dict[str, Any] = {}
         """Of the last training exchange: ``train_loss``, ``messages_s``, ``bytes_down``, ``bytes_up``, ``clusters``
         (the control units' reports) and ``failed``."""
@@ -51,9 +54,22 @@ class RecordingGrid(Grid):
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the run's nodes that are connected, in the order of their clusters."""
-        present = set(self._grid.get_node_ids())
-        return [node for node in sorted(self._clusters, key=self._clusters.__getitem__) if node in present]
+        """Return the run's nodes that are connected, in the order of their clusters.
+
+        Raises
+        ------
+        RoundFailed
+            If all are needed and one stays away for too long; the message names its cluster.
+        """
+        deadline = time.monotonic() + (self._all_needed_s or 0.0)
+        while True:
+            present = set(self._grid.get_node_ids())
+            missing = sorted(cluster for node, cluster in self._clusters.items() if node not in present)
+            if not missing or self._all_needed_s is None:
+                return [node for node in sorted(self._clusters, key=self._clusters.__getitem__) if node in present]
+            if time.monotonic() > deadline:
+                raise RoundFailed(f"clusters {missing} have not been connected for {self._all_needed_s:g} s")
+            time.sleep(0.5)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """See Grid."""
@@ -82,6 +98,11 @@ class RecordingGrid(Grid):
         if sent and sent[0].metadata.message_type == MessageType.TRAIN:
             self._record(sent, replies, time.perf_counter() - start)
         return replies
+
+    def take_round(self) -> dict[str, Any]:
+        """Return the record of the last training exchange, once."""
+        record, self.last_round = self.last_round, {}
+        return record
 
     def _record(self, sent: list[Message], replies: list[Message], seconds: float) -> None:
         good = [reply for reply in replies if not reply.has_error()]

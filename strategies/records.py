@@ -16,6 +16,7 @@ from client_pipeline.partition.plan import ClusterPlan
 ARRAYS, CONFIG, METRICS, REPORT = "arrays", "config", "metrics", "report"
 ROUND_KEY = "server-round"
 WEIGHT_KEY = "num-examples"
+LOSS_KEY = "loss"
 SETUP = "query.setup"
 """Message type of the exchange before round 1."""
 
@@ -48,7 +49,7 @@ def reply_content(
     weights: Mapping[str, Tensor], *, weight: int, loss: float, steps: int, wall_s: float, report: dict[str, Any]
 ) -> RecordDict:
     """Pack a control unit's answer: one ArrayRecord, one MetricRecord (always the same keys), one ConfigRecord."""
-    metrics = MetricRecord({WEIGHT_KEY: weight, "loss": loss, "steps": steps, "wall-s": wall_s})
+    metrics = MetricRecord({WEIGHT_KEY: weight, LOSS_KEY: loss, "steps": steps, "wall-s": wall_s})
     return RecordDict(
         {ARRAYS: to_arrays(weights), METRICS: metrics, REPORT: ConfigRecord({"json": json.dumps(report)})}
     )

@@ -9,15 +9,22 @@ from typing import Any
 from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import Strategy
 
-from strategies.records import WEIGHT_KEY
+from strategies.records import LOSS_KEY, WEIGHT_KEY
 
 
 def stock_strategies() -> list[str]:
-    """Names that ``strategy`` accepts beside ``collapipe``."""
+    """Names that ``strategy`` accepts beside ``collapipe``.
+
+    Left out are those that average no arrays (XGBoost) and the wrappers that take another strategy as an argument.
+    """
     return sorted(
         name
         for name, value in vars(flower_strategies).items()
-        if inspect.isclass(value) and issubclass(value, Strategy) and not inspect.isabstract(value)
+        if inspect.isclass(value)
+        and issubclass(value, Strategy)
+        and not inspect.isabstract(value)
+        and not name.startswith("FedXgb")
+        and "strategy" not in inspect.signature(value).parameters
     )
 
 
@@ -43,11 +50,17 @@ def make_stock(name: str, options: Mapping[str, Any], num_clusters: int) -> Stra
         raise ValueError(
             f"strategy-options: {name} takes no argument {unknown[0]!r}; expected some of {', '.join(sorted(accepted))}"
         )
+    if options.get("proximal_mu"):
+        raise ValueError(
+            f"strategy-options: {name}: proximal_mu = {options['proximal_mu']}, but the control units add no proximal "
+            "term; leave it out"
+        )
     ours = {
         "fraction_evaluate": 0.0,
         "min_train_nodes": num_clusters,
         "min_available_nodes": num_clusters,
         "weighted_by_key": WEIGHT_KEY,
+        "train_loss_key": LOSS_KEY,
     }
     arguments = {key: value for key, value in ours.items() if key in accepted} | dict(options)
     try:

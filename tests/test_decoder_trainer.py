@@ -24,7 +24,7 @@ from client_pipeline.partition.parts import target_weight
 from client_pipeline.runtime.head import Contribution
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from strategies.decoder import DecoderTrainer
-from strategies.decoder_member import DecoderTimeout, MicroBatch, Refusal
+from strategies.decoder_member import MicroBatch, Refusal
 
 PATIENT_S = 20.0
 SHORT_S = 0.2
@@ -150,21 +150,30 @@ def test_a_refused_cluster_frees_the_other_clusters():
         assert "NaN" in service.finish_round().clusters[1].left
 
 
-def test_a_cluster_that_does_not_close_its_step_ends_the_wait_with_its_name():
+def test_clusters_that_do_not_close_their_step_are_left_behind_by_name():
     trainer = trainer_of(step_s=SHORT_S)
     trainer.open_round(1, [0, 1, 2], 1)
     for cluster in (0, 1, 2):
         trainer.join(1, cluster)
     trainer.micro_batch(0, whole_batch(0))
-    with pytest.raises(DecoderTimeout, match=r"cluster 1, 2 did not close step 1 of round 1 within 0.2 s"):
-        trainer.close_step(1, 0, 1, 1.0)
+    trainer.close_step(1, 0, 1, 1.0)
+    with pytest.raises(Refusal, match=r"cluster 1 has left round 1: it did not close step 1 within 0.2 s"):
+        trainer.micro_batch(1, whole_batch(1))
+    trainer.finish(1, 0)
+    summary = trainer.finish_round()
+    assert summary.clusters[0].steps == 1
+    assert all("it did not close step 1" in summary.clusters[n].left for n in (1, 2))
 
 
-def test_the_reason_of_a_wait_that_ended_reaches_the_cu():
+def test_a_silent_cluster_keeps_nobody_waiting_and_learns_the_reason():
     with service_of(num_clusters=2, step_s=SHORT_S) as service:
         addresses = service.open_round(1, [0, 1], 1)
-        with DecoderStream.open(addresses[1]), pytest.raises(LinkError, match="cluster 1 did not close step 1"):
+        with DecoderStream.open(addresses[1]) as silent:
             train_round(addresses[0], [batch_of(0, 3)])
+            with pytest.raises(LinkError, match="did not close step 1 within 0.2 s"):
+                train_step(silent, step_id(1), batch_of(1, 3), 1)
+            silent.abort()
+        assert service.finish_round().clusters[0].steps == 1
 
 
 def test_a_round_that_ends_early_frees_and_refuses_everyone():

@@ -6,17 +6,16 @@ import pytest
 
 from client_pipeline.partition.plan import ClusterPlan, write_plans
 from client_pipeline.system.scenario import load_scenario
-from strategies.clusters import ClusterState, check_clusters
+from strategies.clusters import ClusterState, check_clusters, declared_clusters
 from strategies.policies import FixedPolicy, RoundProblem, UniformPolicy, make_policy
 from strategies.stock import make_stock, stock_strategies
 
 
 def states():
-    scenario = load_scenario("default")
-    return [
-        ClusterState(cluster=n, node_id=100 + n, devices=devices, block_memory=scenario.block_memory, num_examples=10)
-        for n, devices in enumerate(scenario.clusters)
-    ]
+    found = declared_clusters(load_scenario("default"), 3)
+    for state in found:
+        state.node_id = 100 + state.cluster
+    return found
 
 
 def problem(num_blocks=4, batch_size=8):
@@ -44,7 +43,12 @@ def test_two_nodes_of_one_cluster_are_refused():
     twice = [states()[0], states()[0]]
     twice[1].node_id = 7
     with pytest.raises(ValueError, match="nodes 100 and 7 both say they are cluster 0"):
-        check_clusters(twice)
+        check_clusters(twice, 1)
+
+
+def test_a_cluster_that_no_node_is_is_missed():
+    with pytest.raises(ValueError, match="no node is cluster 0, 3 of 4; give the nodes the partition-ids 0 to 3"):
+        check_clusters(states()[1:], 4)
 
 
 def test_a_plan_file_is_checked_against_each_cluster(tmp_path):
@@ -90,5 +94,8 @@ def test_mistakes_in_strategy_names_and_options_are_named():
     assert {"FedAvg", "FedAdam", "Krum"} <= set(stock_strategies())
     with pytest.raises(ValueError, match="strategy: expected collapipe or one of .*FedAvg.*, found 'FedNothing'"):
         make_stock("FedNothing", {}, 2)
+    with pytest.raises(ValueError, match="FedProx: proximal_mu = 0.1, but the control units add no proximal term"):
+        make_stock("FedProx", {"proximal_mu": 0.1}, 2)
+    assert not any(name.startswith(("FedXgb", "Differential")) for name in stock_strategies())
     with pytest.raises(ValueError, match="strategy-options: FedAvg takes no argument 'etaa'"):
         make_stock("FedAvg", {"etaa": 1}, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,6 +44,9 @@ class LocalDecoder:
         self._num_micro_batches = 0
         self._total_weight = 0.0
         self._done = 0
+        self._closed = False
+        # close() comes from another thread while receive() computes: what is computed then must not be kept.
+        self._compute = threading.Lock()
 
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
         """Start a step; what an unclosed one collected is forgotten."""
@@ -66,14 +70,15 @@ class LocalDecoder:
             raise LinkError(
                 f"local decoder: no activations of micro-batch {self._done} came within {self.timeout_s:g} s"
             ) from None
-        if item is None:
-            raise LinkError("local decoder: closed while a gradient was awaited")
-        tensor, loss_sum = self.trainer.gradient(
-            item.step, item.micro_batch, item.hidden_BTD, item.mask_BT, item.targets, self._total_weight
-        )
-        self._done += 1
-        last = self._done == self._num_micro_batches
-        norm_sq = self.trainer.gradient_norm_sq(item.step.cluster) if last else None
+        with self._compute:
+            if item is None or self._closed:
+                raise LinkError("local decoder: closed while a gradient was awaited")
+            tensor, loss_sum = self.trainer.gradient(
+                item.step, item.micro_batch, item.hidden_BTD, item.mask_BT, item.targets, self._total_weight
+            )
+            self._done += 1
+            last = self._done == self._num_micro_batches
+            norm_sq = self.trainer.gradient_norm_sq(item.step.cluster) if last else None
         return Gradient(micro_batch=item.micro_batch, tensor=tensor, loss_sum=loss_sum, norm_sq=norm_sq)
 
     def end_step(self, scale: float) -> None:
@@ -86,9 +91,11 @@ class LocalDecoder:
 
     def close(self) -> None:
         """End the round; an unclosed step does not count."""
-        if self._step is not None:
-            self.trainer.discard(self._step.cluster)
-            self._step = None
+        with self._compute:
+            self._closed = True
+            if self._step is not None:
+                self.trainer.discard(self._step.cluster)
+                self._step = None
         self._waiting.put(None)
 
     abort = close

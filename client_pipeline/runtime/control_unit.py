@@ -153,7 +153,7 @@ class ControlUnit:
                 # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
                 link = DecoderStream.open(order.decoder, self.setup.certificates)
             try:
-                self.pipeline.apply_plan(order.plan)
+                self.pipeline.apply_plan(order.plan, order.decoder.step_timeout_s if order.decoder else 0.0)
                 load_parameters(self.parameters, part_weights(order.weights, "embedding"), "embedding")
                 self.pipeline.load({i: block_weights(order.weights, i) for i in range(self.num_blocks)})
                 ready = time.perf_counter()

@@ -85,8 +85,15 @@ class Pipeline:
 
     # The plan.
 
-    def apply_plan(self, plan: ClusterPlan) -> None:
-        """Start the devices that the plan needs and move the TEBs that change owner, with their optimizer state."""
+    def apply_plan(self, plan: ClusterPlan, decoder_wait_s: float = 0.0) -> None:
+        """Start the devices that the plan needs and move the TEBs that change owner, with their optimizer state.
+
+        Parameters
+        ----------
+        plan : the round's plan
+        decoder_wait_s : how long the decoder may keep a gradient back while it waits for other clusters; devices
+            bear with it that much longer than with each other
+        """
         segments = plan.segments()
         wanted = {index: segment.device for segment in segments for index in segment.blocks}
         ring = tuple(segment.device for segment in segments)
@@ -105,11 +112,15 @@ class Pipeline:
             self._devices[device].place.remote([index for index, _ in blocks], *(moved for _, moved in blocks))
             for device, blocks in arriving.items()
         ]
+        # Until all are placed nobody is known to own a TEB that moves: a failure here must not leave a wrong owner.
+        for blocks in arriving.values():
+            for index, _ in blocks:
+                self._owner.pop(index, None)
         self._wait(placed, "placing TEBs")
         self._owner = wanted
         self.segments, self.schedule, self.num_micro_batches = segments, plan.schedule, plan.m
         if ring != self._ring or self._transport is None:
-            self._connect(ring)
+            self._connect(ring, self.runtime.timeout + decoder_wait_s)
 
     def _start(self, device: int) -> Any:
         actor = ray.remote(Device).options(
@@ -121,7 +132,7 @@ class Pipeline:
         )
         return actor.remote(self.spec, self.optimizer, self.runtime)
 
-    def _connect(self, ring: tuple[int, ...]) -> None:
+    def _connect(self, ring: tuple[int, ...], timeout_s: float) -> None:
         self.disconnect()
         self._generation += 1
         address = GroupAddress(
@@ -129,15 +140,22 @@ class Pipeline:
             port=self._store.port,
             generation=self._generation,
             size=len(ring) + 1,
-            timeout_s=self.runtime.timeout,
+            timeout_s=timeout_s,
         )
         joined = [self._devices[device].connect.remote(address, rank + 1) for rank, device in enumerate(ring)]
-        self._transport = GlooTransport(address, 0, self._store)
-        self._wait(joined, "joining the cluster's group")
+        try:
+            self._transport = GlooTransport(address, 0, self._store)
+            self._wait(joined, "joining the cluster's group")
+        except BaseException as error:
+            self.disconnect()
+            if isinstance(error, RuntimeError) and not isinstance(error, PipelineError):
+                raise PipelineError(f"{self.name}: joining the cluster's group: {error}") from error
+            raise
         self._ring = ring
 
     def disconnect(self) -> None:
         """Leave the group; the next plan builds another."""
+        self._ring = ()
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -149,6 +167,8 @@ class Pipeline:
             raise PipelineError(f"{self.name}: {what}: no answer within {self.runtime.timeout:g} s") from error
         except ray.exceptions.RayActorError as error:
             raise PipelineError(f"{self.name}: {what}: a device process ended: {error}") from error
+        except ray.exceptions.RayTaskError as error:
+            raise PipelineError(f"{self.name}: {what}: {error.cause or error}") from error
 
     def _on_devices(self, call: Callable[[Any, int], Any], what: str) -> dict[int, Any]:
         """Call every scheduled device at once; answers by device index."""
@@ -327,9 +347,8 @@ class Pipeline:
         # A thread that waits on the link is the link's to free; the next step must not wait for it.
         self._threads.shutdown(wait=False)
         self._threads = _three_threads()
-        for device in self._ring:
-            self._devices[device].discard.remote()
-        self._ring = ()
+        for segment in self.segments:
+            self._devices[segment.device].discard.remote()
 
     def close(self) -> None:
         """End the devices of this cluster."""

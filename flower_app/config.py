@@ -174,9 +174,6 @@ class RunConfig:
             table, _, name = key.rpartition(".")
             tables.setdefault(table, {})[name.replace("-", "_")] = _checked(key, value, kinds[key])
         arguments, defaults = tables.pop(""), cls()
-        if "optimizer" in tables:
-            # The length of the default run is not that of this one.
-            tables["optimizer"]["total_steps"] = 0
         # The default run may set a table otherwise than the table's own class.
         arguments.update({name: replace(getattr(defaults, name), **values) for name, values in tables.items()})
         return cls(**arguments)

@@ -35,8 +35,8 @@ def test_length_of_the_learning_rate_schedule_follows_from_rounds_and_steps():
     # Longer than the default run, which is none of this run's business.
     long = RunConfig.from_flat({"num-rounds": 2000, "optimizer.warmup-steps": 1000})
     assert (long.optimizer.warmup_steps, long.optimizer.total_steps) == (1000, 8000)
-    with pytest.raises(ValueError, match="optimizer.warmup-steps: 40 exceeds the run's 20 steps"):
-        RunConfig.from_flat({"num-rounds": 5})
+    # A short trial run may end within the warm-up.
+    assert RunConfig.from_flat({"num-rounds": 5}).optimizer.learning_rate(20) == pytest.approx(5e-3 / 2)
 
 
 @pytest.mark.parametrize(

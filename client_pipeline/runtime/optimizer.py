@@ -53,11 +53,6 @@ class OptimizerConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"optimizer.{name}: expected a number in [0, 1), found {getattr(self, name)}")
-        if 0 < self.total_steps < self.warmup_steps:
-            raise ValueError(
-                f"optimizer.warmup-steps: {self.warmup_steps} exceeds the run's {self.total_steps} steps "
-                "(num-rounds x local-steps); lower it, or train for longer"
-            )
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of global step ``step``, counted from 1: (round - 1) * local-steps + local step."""

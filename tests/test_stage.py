@@ -239,3 +239,20 @@ def test_a_member_that_leaves_frees_its_own_waiting_threads_too():
     assert not any("imed out" in str(error) for error in errors), errors
     with pytest.raises(TransportError, match="this member has left the group"):
         ring[0].send(torch.zeros(1), 1, FORWARD, 1)
+
+
+def test_nothing_of_a_cluster_on_one_machine_can_be_reached_from_another():
+    import psutil
+
+    def listening():
+        found = psutil.Process().net_connections(kind="tcp")
+        return {(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN}
+
+    before = listening()
+    store = open_store("127.0.0.1", 5.0)
+    address = GroupAddress(host="127.0.0.1", port=store.port, generation=1, size=1, timeout_s=5.0)
+    transport = GlooTransport(address, 0, store)
+    opened = listening() - before
+    transport.close()
+    assert len(opened) >= 2  # the meeting point, and gloo
+    assert {ip for ip, _ in opened} == {"127.0.0.1"}

@@ -8,6 +8,7 @@ freezes at the timeout.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+
+from client_pipeline.link.stream import is_loopback
 
 FORWARD, BACKWARD = 0, 1
 
@@ -74,7 +77,9 @@ class GlooTransport:
         # One group for each direction: gloo's thread spins for as long as another thread writes to a connection on
         # which something arrives, so a connection carries tensors one way only.
         self._groups: list[Any] = [
-            ProcessGroupGloo(PrefixStore(f"{address.generation}/{direction}", store), rank, address.size, timeout)
+            ProcessGroupGloo(
+                PrefixStore(f"{address.generation}/{direction}", store), rank, address.size, _options(address)
+            )
             for direction in (FORWARD, BACKWARD)
         ]
         # The sender's tensors must live until the peer has read them.
@@ -132,6 +137,28 @@ class GlooTransport:
                 group.recv([torch.empty(1)], (self.rank + 1) % self.size, _UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
+def _options(address: GroupAddress) -> Any:
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=address.timeout_s)
+    # Neighbours speak in plain bytes: within one machine nobody outside it may listen. Between machines gloo takes
+    # the address that the host's name stands for.
+    local = is_loopback(address.host)
+    options._devices = [
+        ProcessGroupGloo.create_device(hostname=address.host) if local else ProcessGroupGloo.create_default_device()
+    ]
+    return options
+
+
 def open_store(host: str, timeout_s: float) -> TCPStore:
-    """Host the meeting point of a cluster on a free port of ``host``."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    """Host the meeting point of a cluster on a free port of ``host``, and on no other address."""
+    # torch's own socket would listen on every address of the machine.
+    with socket.create_server((host, 0), backlog=128) as server:
+        port = server.getsockname()[1]
+        return TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+            master_listen_fd=server.detach(),
+        )

@@ -45,7 +45,7 @@ def watch(num_rounds: int, sets: list[str]) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="collapipe-leaks-") as folder:
         runs = Path(folder) / "runs"
         command = [sys.executable, "-m", "flower_app.cli", "run"]
-        for item in [f"num-rounds={num_rounds}", f"runs-dir={runs}", "evaluate-every=0", *sets]:
+        for item in [f"num-rounds={num_rounds}", f"runs-dir={runs}", *sets]:
             command += ["--set", item]
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         root = psutil.Process(run.pid)
@@ -62,7 +62,7 @@ def watch(num_rounds: int, sets: list[str]) -> dict[str, object]:
         code = run.wait(timeout=60)
     left = [p for p in seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     early = [s for s in samples if 10 <= s[0] < 20]
-    # The last tenth, but not the test evaluation after the last round.
+    # The last tenth, but not the scoring of the test set after the last round.
     late = [s for s in samples if num_rounds - max(num_rounds // 10, 1) <= s[0] < num_rounds]
     if not early or not late:
         raise SystemExit(f"the run ended with exit code {code} before its memory could be compared")

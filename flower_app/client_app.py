@@ -90,10 +90,19 @@ def _train(message: Message, context: Context) -> Message:
     config = RunConfig.from_flat(context.run_config)
     cluster = cluster_index(context)
     round_, plan, decoder = read_train_config(message.content.config_records[CONFIG])
+    num_blocks = int(cast(int, context.state.config_records[STATE]["num-blocks"]))
+    state = _state(config, cluster, message.metadata.dst_node_id)
     if plan is None:
         # A stock strategy plans nothing: the control unit plans for itself.
-        num_blocks = int(cast(int, context.state.config_records[STATE]["num-blocks"]))
-        plan = own_plan(config, _state(config, cluster, message.metadata.dst_node_id), round_, num_blocks)
+        plan = own_plan(config, state, round_, num_blocks)
+    plan.check(
+        num_blocks=num_blocks,
+        batch_size=config.batch_size,
+        num_devices=len(state.devices),
+        memory=state.memories,
+        block_memory=state.block_memory,
+        where=f"round {round_}: plan of cluster {cluster}",
+    )
     result = train_round(
         str(context.run_id),
         cluster,

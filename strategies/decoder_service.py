@@ -262,7 +262,9 @@ class DecoderService:
         cluster = int(header["cluster"])
         with self._lock:
             token = self._tokens.get(cluster, "")
-            right = bool(token) and hmac.compare_digest(token.encode(), str(header["token"]).encode())
+            right = bool(token) and hmac.compare_digest(
+                token.encode(), str(header["token"]).encode(errors="surrogatepass")
+            )
             if not right or header["round"] != self._round:
                 raise PermissionError(
                     f"the token is not one of cluster {cluster} in round {header['round']}, or the round has ended"

@@ -98,7 +98,7 @@ class Pipeline:
         wanted = {index: segment.device for segment in segments for index in segment.blocks}
         ring = tuple(segment.device for segment in segments)
         for device in ring:
-            if device not in self._devices:
+            if device not in self._devices or not (device in self._owner.values() or self._lives(device)):
                 self._devices[device] = self._start(device)
         arriving: dict[int, list[tuple[int, Any]]] = {}
         for index, device in sorted(wanted.items()):
@@ -121,6 +121,14 @@ class Pipeline:
         self.segments, self.schedule, self.num_micro_batches = segments, plan.schedule, plan.m
         if ring != self._ring or self._transport is None:
             self._connect(ring, self.runtime.timeout + decoder_wait_s)
+
+    def _lives(self, device: int) -> bool:
+        """Whether a device that has had nothing to do is still there; it ends itself when idle for long."""
+        try:
+            ray.get(self._devices[device].status.remote(), timeout=self.runtime.timeout)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            return False
+        return True
 
     def _start(self, device: int) -> Any:
         actor = ray.remote(Device).options(
@@ -258,6 +266,11 @@ class Pipeline:
             loss_sum, norm_sq = 0.0, None
             for i in range(len(pieces)):
                 gradient = link.receive()
+                if tuple(gradient.tensor.shape) != shapes[i] or gradient.tensor.dtype != torch.float32:
+                    raise LinkError(
+                        f"the decoder's gradient of micro-batch {i} is {gradient.tensor.dtype} of shape "
+                        f"{list(gradient.tensor.shape)}, expected float32 of {list(shapes[i])}"
+                    )
                 loss_sum += gradient.loss_sum
                 norm_sq = gradient.norm_sq
                 transport.send(gradient.tensor, last, BACKWARD, i)

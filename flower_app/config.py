@@ -93,7 +93,7 @@ class RunConfig:
     """A plan file, ``collapipe-plan/1``; empty: the policy plans."""
     scenario: str = "default"
     """The network: a name in ``configs/scenarios``, or a file."""
-    num_rounds: int = 75
+    num_rounds: int = 60
     num_clusters: int = 0
     """Nodes to wait for; 0: those that are there, at most the scenario's."""
     local_steps: int = 4
@@ -102,7 +102,7 @@ class RunConfig:
     """b, examples per control unit and step."""
     decoder_sync: str = "auto"
     """When the decoder joins what the clusters teach it: ``step``, ``round`` or ``auto``."""
-    evaluate_every: int = 15
+    evaluate_every: int = 12
     """Rounds between evaluations; 0: only after the last round."""
     runs_dir: str = "runs"
     """Folder of the run directories."""

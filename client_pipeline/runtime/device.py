@@ -14,6 +14,7 @@ from torch import Tensor
 
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.memory import keep_freed_memory
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.stage import Stage, StepOrder, run_actions
 from client_pipeline.runtime.transport import GlooTransport, GroupAddress
@@ -60,6 +61,7 @@ class Device:
 
     def __init__(self, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig) -> None:
         torch.set_num_threads(runtime.threads)
+        keep_freed_memory()
         self.stage = Stage(spec, optimizer, recompute=runtime.recompute)
         self.transport: GlooTransport | None = None
         self.watch = Watch(runtime.actor_idle)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import FedAdam
-from test_recording_grid import simulate
+from simulation import simulate
 from test_split_equals_whole import CLASSIC, NUM_BLOCKS
 from test_strategies import states
 
@@ -47,11 +47,10 @@ def one_step(message, cluster):
 
 def run(client, rounds=1, **arguments):
     """Train two clusters; returns initial and final weights, the plans seen, and the clusters."""
-    parts = build_parts(CLASSIC, seed=1)
-    initial = parts.weights()
-    plans = []
+    initial = build_parts(CLASSIC, seed=1).weights()
 
     def server(grid):
+        parts, plans = build_parts(CLASSIC, seed=1), []
         trainer = DecoderTrainer(HeadTrainer(parts.head, SGD, unit=NUM_BLOCKS), "step", join_timeout_s=5.0)
         service = DecoderService(DecoderConfig(), trainer, num_clusters=2)
         service.start()
@@ -72,11 +71,11 @@ def run(client, rounds=1, **arguments):
             )
             recording = RecordingGrid(grid, {state.node_id: state.cluster for state in clusters})
             result = strategy.start(recording, initial_arrays=to_arrays(initial), num_rounds=rounds)
-            return to_tensors(result.arrays), clusters
+            return to_tensors(result.arrays), plans, clusters
         finally:
             service.stop()
 
-    final, clusters = simulate(server, client)
+    final, plans, clusters = simulate(server, client)
     return initial, final, plans, clusters
 
 
@@ -89,7 +88,7 @@ def index_of(grid, nodes):
     return {int(r.content.config_records["c"]["partition"]): r.metadata.src_node_id for r in replies}
 
 
-def test_encoders_are_averaged_by_what_each_cluster_trained_and_the_decoder_is_the_servers(local_ray):
+def test_encoders_are_averaged_by_what_each_cluster_trained_and_the_decoder_is_the_servers():
     initial, final, plans, clusters = run(one_step)
     assert final.keys() == initial.keys()
     for name, value in final.items():
@@ -102,7 +101,7 @@ def test_encoders_are_averaged_by_what_each_cluster_trained_and_the_decoder_is_t
     assert [state.last_loss for state in clusters] == [1.0, 1.0]
 
 
-def test_a_stock_strategy_can_do_the_averaging(local_ray):
+def test_a_stock_strategy_can_do_the_averaging():
     adam = FedAdam(eta=0.5, beta_1=0.0, beta_2=0.0, tau=1e-3)
     initial, final, _, _ = run(one_step, aggregator=adam)
     for name in (name for name in initial if not name.startswith("head.")):
@@ -113,7 +112,7 @@ def test_a_stock_strategy_can_do_the_averaging(local_ray):
         np.testing.assert_allclose(step.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_one_cluster_that_fails_is_left_out_of_average_and_decoder(local_ray):
+def test_one_cluster_that_fails_is_left_out_of_average_and_decoder():
     def client(message, cluster):
         if cluster == 1:
             raise RuntimeError("no power")
@@ -124,7 +123,7 @@ def test_one_cluster_that_fails_is_left_out_of_average_and_decoder(local_ray):
         torch.testing.assert_close(final[name], torch.ones_like(final[name]))
 
 
-def test_a_round_without_any_cluster_is_an_error(local_ray):
+def test_a_round_without_any_cluster_is_an_error():
     def client(message, cluster):
         raise RuntimeError("no power")
 

@@ -3,47 +3,16 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-from flwr.simulation import run_simulation
+from simulation import simulate
 
 from flower_app.server_app import wait_for_nodes
 from strategies.recording_grid import RecordingGrid, RoundFailed
 from strategies.records import read_train_config, reply_content
 from strategies.stock import make_stock
 
-BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
-
-
-def simulate(server, client, num_nodes=2):
-    """Run ``server(grid)`` and ``client(message, cluster)`` in a simulation; returns what the server returned."""
-    outcome = {}
-    server_app, client_app = ServerApp(), ClientApp()
-
-    @server_app.main()
-    def main(grid, context):
-        try:
-            outcome["value"] = server(grid)
-        except Exception as error:
-            outcome["error"] = error
-
-    @client_app.train()
-    def train(message, context):
-        return client(message, int(context.node_config["partition-id"]))
-
-    @client_app.query()
-    def query(message, context):
-        answer = ConfigRecord({"partition": context.node_config["partition-id"]})
-        return Message(RecordDict({"c": answer}), reply_to=message)
-
-    run_simulation(server_app, client_app, num_supernodes=num_nodes, backend_config=BACKEND)
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["value"]
-
 
 def start(grid, rounds=2):
-    nodes = wait_for_nodes(grid, 2, 30)
+    nodes = wait_for_nodes(grid, 2, 60)
     recording = RecordingGrid(grid, {node: index for index, node in enumerate(nodes)})
     arrays = ArrayRecord({"embedding.w": Array(np.zeros(4, dtype=np.float32))})
     result = make_stock("FedAvg", {}, 2).start(recording, initial_arrays=arrays, num_rounds=rounds)
@@ -64,12 +33,12 @@ def answer(message, value, weight):
     return Message(content, reply_to=message)
 
 
-def test_too_few_nodes_is_an_error_that_says_how_many_came(local_ray):
+def test_too_few_nodes_is_an_error_that_says_how_many_came():
     with pytest.raises(ValueError, match="num-clusters: 3 nodes are needed, 2 came within 3 s; start more nodes"):
         simulate(lambda grid: wait_for_nodes(grid, 3, 3.0), lambda message, cluster: None)
 
 
-def test_a_round_in_which_every_client_fails_is_an_error_with_each_reason(local_ray):
+def test_a_round_in_which_every_client_fails_is_an_error_with_each_reason():
     def fail(message, cluster):
         raise RuntimeError("device 3 is on fire")
 
@@ -77,7 +46,7 @@ def test_a_round_in_which_every_client_fails_is_an_error_with_each_reason(local_
         simulate(start, fail)
 
 
-def test_losses_are_weighted_and_one_failure_is_recorded(local_ray):
+def test_losses_are_weighted_and_one_failure_is_recorded():
     def client(message, cluster):
         round_, plan, decoder = read_train_config(message.content.config_records["config"])
         assert (plan, decoder) == (None, None)
@@ -104,19 +73,17 @@ def test_losses_are_weighted_and_one_failure_is_recorded(local_ray):
     np.testing.assert_allclose(arrays, 1.0)
 
 
-def test_a_failure_of_our_client_reaches_the_server_as_one_line(local_ray):
-    from flower_app.client_app import app as our_client
-    from strategies.records import CONFIG
+def our_client():
+    from flower_app.client_app import app
 
-    found = {}
-    server_app = ServerApp()
+    return app
 
-    @server_app.main()
-    def main(grid, context):
-        (node,) = wait_for_nodes(grid, 1, 30)
-        content = RecordDict({CONFIG: ConfigRecord({"server-round": 1, "plan": '{"m": 2}'})})
-        (found["reply"],) = grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
 
-    run_simulation(server_app, our_client, num_supernodes=1, backend_config=BACKEND)
-    assert found["reply"].has_error()
-    assert found["reply"].error.reason == "plan: delta: expected a list of integers, found None"
+def test_a_failure_of_our_client_reaches_the_server_as_one_line():
+    def server(grid):
+        (node,) = wait_for_nodes(grid, 1, 60)
+        content = RecordDict({"config": ConfigRecord({"server-round": 1, "plan": '{"m": 2}'})})
+        (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
+        return reply.has_error() and reply.error.reason
+
+    assert simulate(server, our_client(), num_nodes=1) == "plan: delta: expected a list of integers, found None"

@@ -60,7 +60,8 @@ def watch(num_rounds: int, sets: list[str]) -> dict[str, object]:
                 break
             time.sleep(1.0)
         code = run.wait(timeout=60)
-    left = [p for p in seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    # The guard that clears up after a killed run ends a moment after the run itself.
+    _, left = psutil.wait_procs(list(seen.values()), timeout=15)
     early = [s for s in samples if 10 <= s[0] < 20]
     # The last tenth, but not the scoring of the test set after the last round.
     late = [s for s in samples if num_rounds - max(num_rounds // 10, 1) <= s[0] < num_rounds]

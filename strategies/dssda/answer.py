@@ -1,0 +1,126 @@
+"""What a planner answers: plain data with status, objective, lower bound and gap."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Status = Literal["optimal", "feasible", "infeasible"]
+
+
+@dataclass(frozen=True)
+class SegmentChoice:
+    """Segments and micro-batches of one cluster."""
+
+    delta: tuple[int, ...]
+    """delta_k of each of the K devices."""
+    m: int
+    """Micro-batches."""
+    last: int | None
+    """Device at the end of the pipeline, which pays no link; None under eq15, where the order does not matter."""
+    pipeline_s: float
+    """D_n, one step of the pipeline [s]."""
+
+    @property
+    def num_segments(self) -> int:
+        """S."""
+        return sum(d > 0 for d in self.delta)
+
+    def order(self, speed: Any) -> tuple[int, ...]:
+        """Busy devices in pipeline order: faster ones first, ``last`` at the end.
+
+        Parameters
+        ----------
+        speed : (K,), phi_k f_k [FLOP/s]
+        """
+        busy = sorted((k for k, d in enumerate(self.delta) if d > 0), key=lambda k: (k == self.last, -speed[k], k))
+        return tuple(busy)
+
+
+@dataclass(frozen=True)
+class Infeasibility:
+    """A constraint that cannot be met."""
+
+    cluster: int | None
+    """None: the clusters together."""
+    constraint: str
+    """C1 to C9, or ``eps_max``."""
+    needs: float
+    has: float
+    remedy: str
+    """What would make it feasible, in words, with the figure (C8: the largest upload that fits)."""
+
+    def __str__(self) -> str:
+        who = "the round" if self.cluster is None else f"cluster {self.cluster}"
+        return f"{who}: {self.constraint} needs {self.needs:.6g}, has {self.has:.6g}; {self.remedy}"
+
+
+@dataclass(frozen=True)
+class ClusterAnswer:
+    """One cluster's part of an answer; what does not apply is None."""
+
+    status: Status
+    selected: bool
+    channel: int | None = None
+    power_w: float | None = None
+    choice: SegmentChoice | None = None
+    uplink_s: float | None = None
+    """t_up,n [s]."""
+    uplink_energy_j: float | None = None
+    """E_up,n [J]."""
+    cost: float | None = None
+    """Matched: its segment and power costs; otherwise ``skip``. The latency is shared and not in it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        choice = self.choice
+        return {
+            "status": self.status,
+            "selected": self.selected,
+            "channel": self.channel,
+            "power_w": self.power_w,
+            "S": choice.num_segments if choice else None,
+            "m": choice.m if choice else None,
+            "delta": list(choice.delta) if choice else None,
+            "last": choice.last if choice else None,
+            "pipeline_s": choice.pipeline_s if choice else None,
+            "uplink_s": self.uplink_s,
+            "uplink_energy_j": self.uplink_energy_j,
+            "cost": self.cost,
+        }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a round's problem."""
+
+    status: Status
+    """``optimal``: within the planner's tolerance of the lower bound; ``feasible``: the constraints hold."""
+    clusters: tuple[ClusterAnswer, ...]
+    objective: float | None = None
+    lower_bound: float | None = None
+    """No decision costs less; -inf where the planner proves nothing."""
+    latency_s: float | None = None
+    """tau, Eq. (26) [s]."""
+    infeasible: tuple[Infeasibility, ...] = ()
+
+    @property
+    def gap(self) -> float | None:
+        """(objective - lower bound) / max(|objective|, 1e-12); None without an objective or a bound."""
+        if self.objective is None or self.lower_bound is None or not math.isfinite(self.lower_bound):
+            return None
+        return max(self.objective - self.lower_bound, 0.0) / max(abs(self.objective), 1e-12)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values: the answer of ``collapipe plan --json``."""
+        bounded = self.lower_bound is not None and math.isfinite(self.lower_bound)
+        return {
+            "status": self.status,
+            "objective": self.objective,
+            "lower_bound": self.lower_bound if bounded else None,
+            "gap": self.gap,
+            "latency_s": self.latency_s,
+            "infeasible": [asdict(i) for i in self.infeasible],
+            "clusters": [c.to_dict() for c in self.clusters],
+        }

@@ -1,0 +1,178 @@
+"""What a decision costs, and which constraints it meets, whoever made it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from client_pipeline.system.energy import chunk_energy, num_chunks
+from client_pipeline.system.latency import (
+    flow_shop_latency,
+    link_time,
+    pipeline_latency_paper,
+    round_latency,
+    stage_time,
+    teb_time,
+)
+from client_pipeline.system.radio import Array, upload_energy, upload_time
+from strategies.dssda.answer import Answer, ClusterAnswer, SegmentChoice, Status
+from strategies.dssda.instance import Instance
+
+TOLERANCE = 1e-9
+"""Relative: a constraint that is met with equality may fail by rounding."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a matched cluster does."""
+
+    choice: SegmentChoice
+    channel: int
+    power_w: float
+
+
+def teb_and_link_seconds(instance: Instance, cluster: int, m: int) -> tuple[Array, Array]:
+    """Seconds of one TEB, a_k, and of one link, tau_k, for one of m micro-batches; (K,) each."""
+    devices = instance.device_arrays(cluster)
+    teb = teb_time(instance.work(m), devices.phi, devices.f, instance.t0)
+    return teb, link_time(instance.link_bits(m), devices.rate, instance.lat)
+
+
+def pipeline_seconds(instance: Instance, cluster: int, delta: Sequence[int], m: int, last: int | None) -> float:
+    """D_n of a choice of segments, Eq. (15) or the flow shop, as the instance says [s].
+
+    Parameters
+    ----------
+    delta : (K,)
+    m : micro-batches
+    last : the device that pays no link; read under ``flowshop`` alone
+    """
+    teb, link = teb_and_link_seconds(instance, cluster, m)
+    busy = [k for k, d in enumerate(delta) if d > 0]
+    if instance.latency == "eq15":
+        stages = [float(stage_time(delta[k], teb[k], link[k])) for k in busy]
+        return pipeline_latency_paper(stages, [float(link[k]) for k in busy], m, instance.tail)
+    stages = [float(stage_time(delta[k], teb[k], 0.0 if k == last else link[k])) for k in busy]
+    return flow_shop_latency(stages, m)
+
+
+def device_energy(instance: Instance, cluster: int, delta: Sequence[int], m: int, last: int | None) -> Array:
+    """Joules that count against each device's budget, C9, (K,); 0 for idle ones and without a budget.
+
+    Under ``flowshop`` the last device sends nothing.
+    """
+    devices = instance.device_arrays(cluster)
+    _, link = teb_and_link_seconds(instance, cluster, m)
+    sends = np.array([d > 0 and not (instance.latency == "flowshop" and k == last) for k, d in enumerate(delta)])
+    chunk = chunk_energy(
+        np.array(delta), instance.work(m), devices.phi, devices.f, devices.kappa, devices.p, np.where(sends, link, 0.0)
+    )
+    return chunk * num_chunks(instance.energy, m)
+
+
+def violations(instance: Instance, matches: Sequence[Match | None]) -> list[str]:
+    """Constraints C1 to C9 that a decision breaks, in words; empty if it breaks none.
+
+    Parameters
+    ----------
+    matches : (N,), None for a cluster without a channel
+    """
+    found = []
+    channels = [match.channel for match in matches if match]
+    if len(set(channels)) != len(channels):
+        found.append(f"C4: channels {sorted(channels)} are not distinct")
+    if len(channels) != instance.num_matched:
+        found.append(f"C5: {len(channels)} clusters are matched, expected min(N, J) = {instance.num_matched}")
+    for n, match in enumerate(matches):
+        if match:
+            found += [f"cluster {n}: {text}" for text in _cluster_violations(instance, n, match)]
+    return found
+
+
+def _cluster_violations(instance: Instance, n: int, match: Match) -> list[str]:
+    cluster, choice, devices = instance.clusters[n], match.choice, instance.device_arrays(n)
+    found = []
+    if sum(choice.delta) != instance.L:
+        found.append(f"C1: segments hold {sum(choice.delta)} TEBs, expected {instance.L}")
+    if choice.num_segments not in instance.segment_range(n):
+        found.append(f"C2: S = {choice.num_segments} is outside {instance.segment_range(n)}")
+    energy = device_energy(instance, n, choice.delta, choice.m, choice.last)
+    for k, d in enumerate(choice.delta):
+        if exceeds(d * instance.gamma0, devices.mem[k]):
+            found.append(f"C7: device {k} needs {d * instance.gamma0:.6g} byte, has {devices.mem[k]:.6g}")
+        if instance.energy != "none" and exceeds(energy[k], devices.Emax[k]):
+            found.append(f"C9: device {k} needs {energy[k]:.6g} J, has {devices.Emax[k]:.6g}")
+    if exceeds(match.power_w, cluster.up.Pmax) or match.power_w < 0:
+        found.append(f"C6: power {match.power_w:.6g} W is outside 0 to {cluster.up.Pmax:.6g}")
+    spent = float(
+        upload_energy(cluster.up.e_bits, match.power_w, instance.uplink_rate(n, match.power_w, match.channel))
+    )
+    if exceeds(spent, cluster.up.Emax):
+        found.append(f"C8: the upload needs {spent:.6g} J, has {cluster.up.Emax:.6g}")
+    distortion = float(instance.distortion(n, match.power_w, match.channel))
+    if cluster.up.eps_max is not None and exceeds(distortion, cluster.up.eps_max):
+        found.append(f"eps_max: distortion {distortion:.6g} is above {cluster.up.eps_max:.6g}")
+    return found
+
+
+def exceeds(value: float, limit: float) -> bool:
+    """Whether a value is above its limit by more than rounding."""
+    return bool(value > limit + TOLERANCE * max(abs(limit), 1e-12))
+
+
+def power_cost(instance: Instance, cluster: int, channel: int, power_w: float) -> float:
+    """Cost wP p + wE E_up(p) + wG epsilon(p) of a matched cluster; a term of weight 0 is 0, even if infinite."""
+    c = instance.clusters[cluster]
+    cost = c.wP * power_w
+    if c.wE:
+        rate = instance.uplink_rate(cluster, power_w, channel)
+        cost += c.wE * float(upload_energy(c.up.e_bits, power_w, rate))
+    if c.wG:
+        cost += c.wG * float(instance.distortion(cluster, power_w, channel))
+    return cost
+
+
+def score(
+    instance: Instance, matches: Sequence[Match | None], status: Status, lower_bound: float = -math.inf
+) -> Answer:
+    """The answer that a decision amounts to: times, energies and costs by the formulas, not by the planner's word.
+
+    Parameters
+    ----------
+    matches : (N,), None for a cluster without a channel
+    status : what the planner proved
+    lower_bound : no decision costs less
+    """
+    answers, steps, uploads = [], [], []
+    total = 0.0
+    for n, match in enumerate(matches):
+        cluster = instance.clusters[n]
+        if match is None:
+            total += cluster.skip
+            answers.append(ClusterAnswer(status=status, selected=False, cost=cluster.skip))
+            continue
+        c = match.choice
+        pipeline_s = pipeline_seconds(instance, n, c.delta, c.m, c.last)
+        rate = float(instance.uplink_rate(n, match.power_w, match.channel))
+        uplink_s = float(upload_time(cluster.up.t_bits, rate))
+        cost = cluster.size_cost(c.num_segments) + power_cost(instance, n, match.channel, match.power_w)
+        total += cost
+        steps.append(pipeline_s)
+        uploads.append(uplink_s)
+        answers.append(
+            ClusterAnswer(
+                status=status,
+                selected=True,
+                channel=match.channel,
+                power_w=match.power_w,
+                choice=SegmentChoice(c.delta, c.m, c.last, pipeline_s),
+                uplink_s=uplink_s,
+                uplink_energy_j=float(upload_energy(cluster.up.e_bits, match.power_w, rate)),
+                cost=cost,
+            )
+        )
+    latency = round_latency(steps, uploads, instance.steps)
+    return Answer(status, tuple(answers), instance.V * latency + total, lower_bound, latency)

@@ -88,7 +88,14 @@ def verify_split(
     weights = parts.weights()
     for part in (parts.embedding, parts.blocks, parts.head):
         part.train()
-    whole = whole_step(parts, step, batch, plan.m)
+    runtime = RuntimeConfig(timeout=timeout_s)
+    # Threads decide in which order products are summed: as many as on the devices, or rounding would be compared.
+    own_threads = torch.get_num_threads()
+    torch.set_num_threads(runtime.threads)
+    try:
+        whole = whole_step(parts, step, batch, plan.m)
+    finally:
+        torch.set_num_threads(own_threads)
     del parts
 
     split = build()
@@ -103,7 +110,7 @@ def verify_split(
         name=f"collapipe/verify-{secrets.token_hex(4)}/cluster-0",
         spec=split.spec,
         optimizer=optimizer,
-        runtime=RuntimeConfig(timeout=timeout_s),
+        runtime=runtime,
     )
     try:
         pipeline.apply_plan(plan)

@@ -23,6 +23,8 @@ from strategies.dssda.instance import Instance
 
 TOLERANCE = 1e-9
 """Relative: a constraint that is met with equality may fail by rounding."""
+_TIGHT = 1e-6
+"""Relative distance within which a constraint is said to bind."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,35 @@ def _cluster_violations(instance: Instance, n: int, match: Match) -> list[str]:
     distortion = float(instance.distortion(n, match.power_w, match.channel))
     if cluster.up.eps_max is not None and exceeds(distortion, cluster.up.eps_max):
         found.append(f"eps_max: distortion {distortion:.6g} is above {cluster.up.eps_max:.6g}")
+    return found
+
+
+def binding(instance: Instance, answer: Answer, cluster: int) -> list[str]:
+    """What keeps a matched cluster from doing better, in words: constraints met with equality, and the round's max.
+
+    C7 and C9 bind a busy device that could not hold one TEB more.
+    """
+    found: list[str] = []
+    part = answer.clusters[cluster]
+    if part.choice is None or part.power_w is None or part.uplink_s is None or part.uplink_energy_j is None:
+        return found
+    choice, devices, up = part.choice, instance.device_arrays(cluster), instance.clusters[cluster].up
+    seconds = instance.steps * choice.pipeline_s + part.uplink_s
+    if answer.latency_s is not None and seconds >= answer.latency_s * (1 - _TIGHT):
+        found.append("the round waits for it")
+    for k, blocks in enumerate(choice.delta):
+        if blocks == 0:
+            continue
+        more = [d + (i == k) for i, d in enumerate(choice.delta)]
+        if exceeds(more[k] * instance.gamma0, devices.mem[k]):
+            found.append(f"C7 memory of device {k}")
+        energy = device_energy(instance, cluster, more, choice.m, choice.last)
+        if instance.energy != "none" and exceeds(energy[k], devices.Emax[k]):
+            found.append(f"C9 energy of device {k}")
+    if part.power_w >= up.Pmax * (1 - _TIGHT):
+        found.append("C6 power")
+    if part.uplink_energy_j >= up.Emax * (1 - _TIGHT):
+        found.append("C8 upload energy")
     return found
 
 

@@ -173,7 +173,7 @@ class Uplinks:
             return np.clip(np.log1p(np.maximum(root - self.beta, 0.0) / self.alpha), self.low, self.high)
 
         def rises(x: Array) -> NDArray[np.bool_]:
-            return np.asarray(self.slope(x) * x**2 >= latency_weight * self.k)
+            return np.asarray(self.slope(x) >= _over(latency_weight * self.k, x**2))
 
         return first_true(rises, self.low, np.maximum(self.high, self.low))
 

@@ -105,7 +105,7 @@ class Uplinks:
             high=_largest_within_budget(np.log1p(Pmax * gain / noise), e0, column("Emax")),
         )
 
-    def select(self, *index: NDArray[np.intp] | int) -> Uplinks:
+    def select(self, *index: NDArray[np.intp] | NDArray[np.bool_] | int) -> Uplinks:
         """The columns at an index of their shape."""
         return Uplinks(**{f.name: np.asarray(getattr(self, f.name)[index]) for f in fields(self)})
 

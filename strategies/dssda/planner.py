@@ -1,0 +1,71 @@
+"""The certified planner ``dssda``: one round's optimum, with a proof."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility
+from strategies.dssda.branching import DeadlineSearch
+from strategies.dssda.deadline import Options
+from strategies.dssda.evaluation import Match, score
+from strategies.dssda.instance import Instance
+from strategies.dssda.power import Uplinks, uplink_infeasibility
+from strategies.dssda.segments import SegmentTable, segment_tables
+
+
+def plan_round(instance: Instance, *, tolerance: float = 1e-6, tables: Sequence[SegmentTable] | None = None) -> Answer:
+    """Segments, micro-batches, channels and powers of least cost in one round, with a certificate.
+
+    Parameters
+    ----------
+    tolerance : relative gap between objective and lower bound at which the answer counts as optimal
+    tables : (N,), the clusters' segments, where they are known already
+
+    Returns
+    -------
+    Status ``optimal``; ``feasible`` if the search gave up before the gap was closed; or ``infeasible``, with all that
+    is missing.
+    """
+    tables = segment_tables(instance) if tables is None else tables
+    uplinks = Uplinks.of(instance)
+    if missing := _infeasibilities(instance, tables, uplinks):
+        at_fault = {fault.cluster for fault in missing}
+        clusters = tuple(
+            ClusterAnswer(status="infeasible" if n in at_fault else "feasible", selected=False)
+            for n in range(instance.num_clusters)
+        )
+        return Answer("infeasible", clusters, infeasible=missing)
+    search = DeadlineSearch(instance.V, tolerance)
+    search.run(Options.of(instance, [table.choices for table in tables], uplinks))
+    taken = search.taken
+    assert taken is not None
+    matches: list[Match | None] = [None] * instance.num_clusters
+    powers = taken.uplinks.power(taken.efficiency(search.deadline))
+    for n, j, size, power in zip(taken.cluster, taken.channel, taken.segments, powers, strict=True):
+        matches[n] = Match(tables[n].choices[int(size)], int(j), float(power))
+    answer = score(instance, matches, "optimal", search.bound)
+    proved = answer.gap is not None and answer.gap <= tolerance
+    return answer if proved else score(instance, matches, "feasible", search.bound)
+
+
+def _infeasibilities(instance: Instance, tables: Sequence[SegmentTable], uplinks: Uplinks) -> tuple[Infeasibility, ...]:
+    """All that keeps min(N, J) clusters from being matched; empty if nothing does."""
+    possible = uplinks.feasible & np.array([[bool(table.choices)] for table in tables])
+    rows, columns = linear_sum_assignment(~possible)
+    num_matched = int(possible[rows, columns].sum())
+    if num_matched == instance.num_matched:
+        return ()
+    faults = [table.infeasible for table in tables if table.infeasible is not None]
+    lacking = [uplink_infeasibility(instance, uplinks, n) for n in range(instance.num_clusters)]
+    faults += [fault for fault in lacking if fault is not None]
+    faults.sort(key=lambda fault: -1 if fault.cluster is None else fault.cluster)
+    sound = instance.num_clusters - len({fault.cluster for fault in faults})
+    if instance.num_clusters > instance.num_channels or num_matched < sound:
+        lonely = [n for n, j in zip(rows, columns, strict=True) if possible[n].any() and not possible[n, j]]
+        usable = [f"cluster {n} can use channels {np.flatnonzero(possible[n]).tolist()}" for n in lonely]
+        remedy = "; ".join(["mend more of the clusters or channels", *usable])
+        faults.append(Infeasibility(None, "C5", instance.num_matched, num_matched, remedy))
+    return tuple(faults)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from strategies.dssda.deadline import Assignment, Options
+from strategies.dssda.deadline import Options
 
 INTERVAL_LIMIT = 10_000
 """Intervals looked at before the proof is given up."""
@@ -54,16 +54,18 @@ class DeadlineSearch:
         """No decision costs less."""
         self.num_intervals = 0
         self._weight, self._tolerance = weight, tolerance
+        self._least_cost = -np.inf
 
     def run(self, options: Options) -> None:
         """Search all options, of which some assignment must be possible."""
-        without_deadline = options.assign(options.costs(np.inf))
+        costs = options.costs(np.inf)
+        without_deadline = options.match(costs)
         assert without_deadline is not None
-        if self._weight == 0.0:
-            self.taken, self.objective = options.select(without_deadline.rows), without_deadline.cost
-            self.bound = self.objective
-            return
         self._least_cost = without_deadline.cost
+        if self._weight == 0.0:
+            self.taken = options.taken(without_deadline, costs)
+            self.objective = self.bound = self._least_cost
+            return
         first = options.least_deadline()
         self._descend(options, first)
         options = options.useful(first, self._last_deadline())
@@ -108,22 +110,23 @@ class DeadlineSearch:
         # Tangents at the best deadline are exact there, which closes the gap around it.
         touch = self.deadline if first <= self.deadline <= last else first + (last - first) / 2
         at_first, at_last = options.tangents(touch, (first, last))
-        ends: list[tuple[float, Assignment]] = []
-        for deadline, costs in ((first, at_first), (last, at_last)):
-            assignment = options.assign(costs)
-            if assignment is None:
-                return
-            ends.append((self._weight * deadline + assignment.cost, assignment))
-        is_first = ends[0][0] <= ends[1][0]
-        bound, assignment = ends[0] if is_first else ends[1]
-        taken = options.select(assignment.rows)
-        heapq.heappush(heap, _Interval(max(bound, at_least), self.num_intervals, first, last, options, taken, is_first))
+        matchings = options.match(at_first), options.match(at_last)
+        if matchings[0] is None or matchings[1] is None:
+            return
+        bounds = self._weight * first + matchings[0].cost, self._weight * last + matchings[1].cost
+        is_first = bounds[0] <= bounds[1]
+        taken = options.taken(*((matchings[0], at_first) if is_first else (matchings[1], at_last)))
+        bound = max(min(bounds), at_least)
+        heapq.heappush(heap, _Interval(bound, self.num_intervals, first, last, options, taken, is_first))
 
     def _descend(self, options: Options, deadline: float) -> None:
         """Best matching at the deadline, best deadline of the matching, and so on as long as that improves."""
-        assignment = options.assign(options.costs(deadline))
-        while assignment is not None and self._improve(options.select(assignment.rows)):
-            assignment = options.assign(options.costs(self.deadline))
+        while True:
+            costs = options.costs(deadline)
+            matching = options.match(costs)
+            if matching is None or not self._improve(options.taken(matching, costs)):
+                return
+            deadline = self.deadline
 
     def _improve(self, taken: Options) -> bool:
         """Take an assignment at its best deadline if that is better than the best so far."""

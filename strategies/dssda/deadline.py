@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +20,10 @@ from numpy.typing import NDArray
 from client_pipeline.system.radio import Array
 from strategies.dssda.answer import SegmentChoice
 from strategies.dssda.instance import Cluster, Instance
-from strategies.dssda.matching import match_channels
+from strategies.dssda.matching import Matching, match_channels
 from strategies.dssda.power import Uplinks, first_true
 
 Index = NDArray[np.intp]
-
-
-class Assignment(NamedTuple):
-    """A matching with an option for each matched cluster."""
-
-    rows: Index
-    """Positions of the options in their table."""
-    cost: float
-    """Costs of the options, and ``skip`` of the other clusters."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +110,19 @@ class Options:
         slope = self.slopes(touch)
         return at_touch + slope * (ends[0] - touch), at_touch + slope * (ends[1] - touch)
 
-    def assign(self, costs: Array) -> Assignment | None:
+    def match(self, costs: Array) -> Matching | None:
         """Cheapest matching of min(N, J) clusters when each pair takes its cheapest option; None if there is none."""
         table = np.full((len(self.skip), self.num_channels), np.inf)
         table[self.cluster[self._starts], self.channel[self._starts]] = self.least(costs)
-        matching = match_channels(table, self.skip)
-        if matching is None:
-            return None
-        rows = []
-        for n, j in enumerate(matching.channel_of):
-            if j is not None:
-                pair = slice(*np.searchsorted(self._pair, [n * self.num_channels + j, n * self.num_channels + j + 1]))
-                rows.append(pair.start + int(np.argmin(costs[pair])))
-        return Assignment(np.array(rows, dtype=np.intp), matching.cost)
+        return match_channels(table, self.skip)
+
+    def taken(self, matching: Matching, costs: Array) -> Options:
+        """Cheapest option of each matched pair."""
+        pairs = [n * self.num_channels + j for n, j in enumerate(matching.channel_of) if j is not None]
+        pair = self.cluster * self.num_channels + self.channel
+        begins, ends = np.searchsorted(pair, pairs), np.searchsorted(pair, pairs, side="right")
+        rows = [begin + np.argmin(costs[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+        return self.select(np.array(rows, dtype=np.intp))
 
     def least(self, costs: Array) -> Array:
         """Least cost among the options of each pair that has any, in order."""
@@ -152,7 +143,7 @@ class Options:
         low, high = 0, len(deadlines) - 1
         while low < high:
             middle = (low + high) // 2
-            possible = self.assign(np.where(self.earliest <= deadlines[middle], 0.0, np.inf)) is not None
+            possible = self.match(np.where(self.earliest <= deadlines[middle], 0.0, np.inf)) is not None
             low, high = (low, middle) if possible else (middle + 1, high)
         return float(deadlines[low])
 
@@ -179,14 +170,11 @@ class Options:
 
         return float(first_true(rises, np.asarray(first), np.asarray(max(first, min(settled, last)))))
 
-    @property
-    def _pair(self) -> Index:
-        return self.cluster * self.num_channels + self.channel
-
-    @property
+    @cached_property
     def _starts(self) -> Index:
-        pair = self._pair
-        return np.flatnonzero(np.append(True, pair[1:] != pair[:-1])) if len(pair) else pair
+        """Where the options of each pair that has any begin."""
+        begins = np.diff(self.cluster * self.num_channels + self.channel, prepend=-1) != 0
+        return np.flatnonzero(begins)
 
 
 def _front(cluster: Cluster, choices: Mapping[int, SegmentChoice]) -> list[tuple[float, SegmentChoice]]:

@@ -135,6 +135,10 @@ class Uplinks:
         """Upload energy [J], Eq. (12)."""
         return self.e0 * _expm1_over(x)
 
+    def energy_slope(self, x: Array) -> Array:
+        """dE/dx [J]."""
+        return self.e0 * _expm1_over_slope(x)
+
     def distortion(self, x: Array) -> Array:
         """Distortion of the upload, Eq. (25) or its form with the SINR."""
         return _over(self.scale, self.alpha * np.expm1(x) + self.beta)
@@ -148,7 +152,7 @@ class Uplinks:
     def slope(self, x: Array) -> Array:
         """dq/dx."""
         growth = np.expm1(x)
-        of_power = self.wP * self.noise_gain * (growth + 1.0) + self.wE * self.e0 * _expm1_over_slope(x)
+        of_power = self.wP * self.noise_gain * (growth + 1.0) + self.wE * self.energy_slope(x)
         received = self.alpha * growth + self.beta
         return np.asarray(of_power - _over(self.wG * self.scale * self.alpha * (growth + 1.0), received**2))
 

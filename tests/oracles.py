@@ -211,3 +211,53 @@ def _pipeline_seconds(instance, devices, delta, busy, m, last):
     if instance.latency == "flowshop":
         return sum(stages) + (m - 1) * max(stages)
     return (len(busy) + m - 1) * max(stages) - (max(links) if instance.tail == "last" else 0.0)
+
+
+# Segments, from an instance as JSON values
+
+
+def best_pipelines(instance, cluster):
+    """Least D of a cluster for every S that is possible, over all sets, compositions, last devices and m."""
+    best = {}
+    for m in instance["m_set"]:
+        for delta in _compositions(instance["L"], len(instance["clusters"][cluster]["devices"])):
+            size = sum(d > 0 for d in delta)
+            if size < instance.get("S_min", 1) or (instance.get("S_max") or size) < size:
+                continue
+            for last in [k for k, d in enumerate(delta) if d] if instance["latency"] == "flowshop" else [None]:
+                seconds = pipeline_time(instance, cluster, delta, m, last)
+                if seconds is not None and seconds < best.get(size, math.inf):
+                    best[size] = seconds
+    return best
+
+
+def pipeline_time(instance, cluster, delta, m, last):
+    """D of one decision, None where a device's memory or energy does not allow it."""
+    b_hat = instance["b"] / m
+    work, act = instance["work"], instance["act"]
+    flop = b_hat * work["o_f"] + work["o_b"] * (b_hat if work["o_b_scaling"] == "sample" else 1)
+    bits = (act["z_bits"] + act["g_bits"]) * (b_hat if act["scaling"] == "sample" else 1)
+    stages, links = [], []
+    for k, (blocks, d) in enumerate(zip(delta, instance["clusters"][cluster]["devices"], strict=True)):
+        if blocks == 0:
+            continue
+        rate = d["B"] * math.log2(1 + d["p"] * d["h"] / (d["I"] + d["B"] * instance["N0"]))
+        tau = bits / rate + act.get("lat", 0.0)
+        if last == k:
+            tau = 0.0
+        joules = d["kappa"] * blocks * flop / d["phi"] * d["f"] ** 2 + d["p"] * tau
+        joules *= {"none": 0, "c9p": 1, "c9": 2 * m, "exact": m}[instance["energy"]]
+        if blocks * instance["gamma0"] > d["mem"] or joules > d["Emax"]:
+            return None
+        stages.append(blocks * (flop / (d["phi"] * d["f"]) + work.get("t0", 0.0)) + tau)
+        links.append(tau)
+    if instance["latency"] == "flowshop":
+        return sum(stages) + (m - 1) * max(stages)
+    return (len(stages) + m - 1) * max(stages) - (max(links) if instance["tail"] == "last" else 0.0)
+
+
+def _compositions(total, parts):
+    """All ways to write ``total`` as ``parts`` numbers of at least 0."""
+    for bars in itertools.combinations(range(total + parts - 1), parts - 1):
+        edges = (-1, *bars, total + parts - 1)
+        yield tuple(b - a - 1 for a, b in zip(edges, edges[1:], strict=False))

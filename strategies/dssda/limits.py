@@ -1,0 +1,74 @@
+"""How many TEBs each device of a cluster may hold, by memory (C7) and energy (C9), and how long they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from client_pipeline.system.energy import block_energy, num_chunks
+from client_pipeline.system.latency import link_time, teb_time
+from client_pipeline.system.radio import Array
+from strategies.dssda.evaluation import TOLERANCE
+from strategies.dssda.instance import Instance
+
+
+@dataclass(frozen=True)
+class Limits:
+    """One cluster, for every m of ``m_set``: rows are m, columns devices."""
+
+    cluster: int
+    memory_cap: Array
+    """(K,), TEBs that fit the memory, at most L."""
+    teb_s: Array
+    """(M, K), a_k [s]."""
+    link_s: Array
+    """(M, K), tau_k [s]."""
+    cap: Array
+    """(M, K), TEBs on a device that sends to the next one."""
+    last_cap: Array
+    """(M, K), TEBs on the last device, which sends nothing under ``flowshop``; equal to ``cap`` under ``eq15``."""
+
+    @classmethod
+    def of(cls, instance: Instance, cluster: int) -> Limits:
+        """Collect the limits of a cluster."""
+        d, m = instance.device_arrays(cluster), np.array(instance.m_set, dtype=np.float64)[:, None]
+        work = instance.work(m)
+        link_s = link_time(instance.link_bits(m), d.rate, instance.lat)
+        memory = np.full(len(d.mem), float(instance.L))
+        if instance.gamma0 > 0:
+            memory = np.minimum(_whole(d.mem / instance.gamma0), instance.L)
+        per_block, chunks = block_energy(work, d.phi, d.f, d.kappa), num_chunks(instance.energy, m)
+
+        def within(sending: Array) -> Array:
+            if instance.energy == "none":
+                return np.broadcast_to(memory, link_s.shape)
+            left = d.Emax / chunks - sending
+            # Rounding must not break a budget that is met with equality.
+            left = left + TOLERANCE * d.Emax / chunks
+            with np.errstate(divide="ignore", invalid="ignore"):
+                blocks = np.where(per_block > 0, np.floor(left / per_block), np.where(left >= 0, np.inf, 0.0))
+            return np.clip(blocks, 0.0, memory)
+
+        cap = within(d.p * link_s)
+        last_cap = within(np.zeros_like(link_s)) if instance.latency == "flowshop" else cap
+        return cls(
+            cluster=cluster,
+            memory_cap=memory,
+            teb_s=np.asarray(teb_time(work, d.phi, d.f, instance.t0)),
+            link_s=np.asarray(link_s),
+            cap=cap,
+            last_cap=last_cap,
+        )
+
+    def largest_caps(self) -> Iterator[Array]:
+        """For each m, the TEBs of each device, one device at a time in the place of the last one, (K,)."""
+        for cap, last in zip(self.cap, self.last_cap, strict=True):
+            yield cap
+            for k in np.flatnonzero(last > cap):
+                yield np.where(np.arange(len(cap)) == k, last, cap)
+
+
+def _whole(ratio: Array) -> Array:
+    return np.asarray(np.floor(ratio * (1 + TOLERANCE)))

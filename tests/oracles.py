@@ -32,41 +32,41 @@ class Upload:
     """One control unit on one channel, as functions of the power in W; arrays welcome."""
 
     def __init__(self, instance, n, j):
-        cluster = instance.clusters[n]
-        self.cluster, self.up = cluster, cluster.up
-        self.bandwidth, self.gain, self.interference = cluster.B[j], cluster.h[j], cluster.I[j]
-        self.noise = self.interference + self.bandwidth * instance.N0
+        self.weights = instance["clusters"][n]
+        self.up = self.weights["up"]
+        self.bandwidth, self.gain, self.interference = (self.weights[name][j] for name in "BhI")
+        self.noise = self.interference + self.bandwidth * instance["N0"]
 
     def seconds(self, p):
-        return self.up.t_bits / self._rate(p) if self.up.t_bits else np.zeros_like(p)
+        return self.up["t_bits"] / self._rate(p) if self.up["t_bits"] else np.zeros_like(p)
 
     def energy(self, p):
-        return p * self.up.e_bits / self._rate(p) if self.up.e_bits else np.zeros_like(p)
+        return p * self.up["e_bits"] / self._rate(p) if self.up["e_bits"] else np.zeros_like(p)
 
     def _rate(self, p):
         return self.bandwidth * np.log1p(p * self.gain / self.noise) / math.log(2)
 
     def distortion(self, p):
-        if self.up.eps_mode == "paper":
-            return self.up.C / (p * self.gain + self.interference)
-        return self.up.C / (1 + p * self.gain / self.noise)
+        if self.up["eps_mode"] == "paper":
+            return self.up["C"] / (p * self.gain + self.interference)
+        return self.up["C"] / (1 + p * self.gain / self.noise)
 
     def cost(self, p):
-        c = self.cluster
-        return c.wP * p + c.wE * self.energy(p) + (c.wG * self.distortion(p) if c.wG else 0.0)
+        w = self.weights
+        return w["wP"] * p + w["wE"] * self.energy(p) + (w["wG"] * self.distortion(p) if w["wG"] else 0.0)
 
     def allowed(self):
         """Least and largest power, or None. Nothing is known but that energy rises and distortion falls."""
-        least, most = self.up.Pmax * 1e-12, self.up.Pmax
-        if self.up.eps_max is not None:
-            if self.distortion(most) > self.up.eps_max:
+        least, most = self.up["Pmax"] * 1e-12, self.up["Pmax"]
+        if self.up["eps_max"] is not None:
+            if self.distortion(most) > self.up["eps_max"]:
                 return None
-            if self.distortion(least) > self.up.eps_max:
-                least = brentq(lambda p: self.distortion(p) - self.up.eps_max, least, most, xtol=1e-16, rtol=1e-15)
-        if self.energy(least) > self.up.Emax:
+            if self.distortion(least) > self.up["eps_max"]:
+                least = brentq(lambda p: self.distortion(p) - self.up["eps_max"], least, most, xtol=1e-16, rtol=1e-15)
+        if self.energy(least) > self.up["Emax"]:
             return None
-        if self.energy(most) > self.up.Emax:
-            most = brentq(lambda p: self.energy(p) - self.up.Emax, least, most, xtol=1e-16, rtol=1e-15)
+        if self.energy(most) > self.up["Emax"]:
+            most = brentq(lambda p: self.energy(p) - self.up["Emax"], least, most, xtol=1e-16, rtol=1e-15)
         return least, most
 
     def powers(self, weight=0.0, count=2000):
@@ -113,40 +113,41 @@ def cheapest_upload(instance, n, j, weight=0.0):
 
 def cheapest_round(instance):
     """Objective of the best round by trying all matchings, segments, micro-batches, deadlines; None if infeasible."""
-    sizes = [fastest_by_size(instance, n) for n in range(len(instance.clusters))]
+    clusters, num_channels = instance["clusters"], len(instance["clusters"][0]["h"])
+    sizes = [best_pipelines(instance, n) for n in range(len(clusters))]
     options = {}
-    for n, j in itertools.product(range(len(instance.clusters)), range(len(instance.clusters[0].h))):
+    for n, j in itertools.product(range(len(clusters)), range(num_channels)):
         upload = Upload(instance, n, j)
         powers = upload.powers()
         if powers is not None:
             from_here = np.minimum.accumulate(upload.cost(powers)[::-1])[::-1]
             options[n, j] = upload, powers, from_here
     plans = []
-    for channel_of in all_matchings(len(instance.clusters), len(instance.clusters[0].h)):
+    for channel_of in all_matchings(len(clusters), num_channels):
         pairs = [(n, j) for n, j in enumerate(channel_of) if j is not None]
         if all(pair in options for pair in pairs):
-            unmatched = math.fsum(c.skip for c, j in zip(instance.clusters, channel_of, strict=True) if j is None)
+            unmatched = math.fsum(c["skip"] for c, j in zip(clusters, channel_of, strict=True) if j is None)
             for chosen in itertools.product(*(sizes[n].items() for n, _ in pairs)):
                 plans.append(_RoundPlan(instance, [(n, options[n, j]) for n, j in pairs], chosen, unmatched))
     if not plans:
         return None
-    if instance.V == 0:
+    if instance["V"] == 0:
         return min(plan.cost(np.inf) for plan in plans)
     plans.sort(key=lambda plan: plan.rough)
     close = plans[0].rough + 0.02 * abs(plans[0].rough)
-    return min(plan.refined() for i, plan in enumerate(plans) if i < 4 or plan.rough <= close and i < 40)
+    return min(plan.refined() for plan in plans if plan.rough <= close)
 
 
 class _RoundPlan:
     """A matching with segments; what is left is the deadline, and the power of each control unit."""
 
     def __init__(self, instance, matched, chosen, unmatched):
-        self.weight = instance.V
+        self.weight = instance["V"]
         self.matched = [
-            (option, instance.steps * seconds) for (_, option), (_, seconds) in zip(matched, chosen, strict=True)
+            (option, instance["steps"] * seconds) for (_, option), (_, seconds) in zip(matched, chosen, strict=True)
         ]
         sizes = [
-            instance.clusters[n].wS * s + instance.clusters[n].wS2 * s**2
+            instance["clusters"][n]["wS"] * s + instance["clusters"][n]["wS2"] * s**2
             for (n, _), (s, _) in zip(matched, chosen, strict=True)
         ]
         self.fixed = math.fsum(sizes) + unmatched
@@ -164,7 +165,7 @@ class _RoundPlan:
         total = self.fixed
         for (upload, powers, from_here), seconds in self.matched:
             left = np.maximum(deadline - seconds, 1e-300)
-            bits_per_hz = upload.up.t_bits / upload.bandwidth
+            bits_per_hz = upload.up["t_bits"] / upload.bandwidth
             with np.errstate(over="ignore"):
                 least = np.expm1(np.log(2) * bits_per_hz / left) * upload.noise / upload.gain
             least = np.clip(least, powers[0], powers[-1])
@@ -175,42 +176,6 @@ class _RoundPlan:
         around = self.deadlines[max(self.best - 1, 0)], self.deadlines[min(self.best + 1, len(self.deadlines) - 1)]
         _, value = golden_section(lambda t: float(self.weight * t + self.cost(t)), *around)
         return min(self.rough, value)
-
-
-def fastest_by_size(instance, n):
-    """Least D_n for each S by trying all compositions of L, all m and all last devices."""
-    devices = instance.clusters[n].devices
-    found = {}
-    for delta in itertools.product(range(instance.L + 1), repeat=len(devices)):
-        busy = [k for k, d in enumerate(delta) if d]
-        allowed = instance.S_min <= len(busy) <= (instance.S_max or len(devices))
-        fits = all(delta[k] * instance.gamma0 <= devices[k].mem for k in busy)
-        if sum(delta) != instance.L or not allowed or not fits:
-            continue
-        for m, last in itertools.product(instance.m_set, [None] if instance.latency == "eq15" else busy):
-            seconds = _pipeline_seconds(instance, devices, delta, busy, m, last)
-            if seconds is not None and seconds < found.get(len(busy), math.inf):
-                found[len(busy)] = seconds
-    return found
-
-
-def _pipeline_seconds(instance, devices, delta, busy, m, last):
-    samples = instance.b / m
-    work = samples * instance.o_f + instance.o_b * (samples if instance.o_b_scaling == "sample" else 1)
-    bits = (instance.z_bits + instance.g_bits) * (samples if instance.act_scaling == "sample" else 1)
-    stages, links = [], []
-    for k in busy:
-        d = devices[k]
-        link = bits / (d.B * math.log2(1 + d.p * d.h / (d.I + d.B * instance.N0))) + instance.lat
-        sent = 0.0 if k == last else link
-        chunk = d.kappa * delta[k] * work / d.phi * d.f**2 + d.p * sent
-        if chunk * {"none": 0, "c9p": 1, "c9": 2 * m, "exact": m}[instance.energy] > d.Emax:
-            return None
-        stages.append(delta[k] * (work / (d.phi * d.f) + instance.t0) + sent)
-        links.append(link)
-    if instance.latency == "flowshop":
-        return sum(stages) + (m - 1) * max(stages)
-    return (len(busy) + m - 1) * max(stages) - (max(links) if instance.tail == "last" else 0.0)
 
 
 # Segments, from an instance as JSON values

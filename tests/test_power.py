@@ -1,0 +1,169 @@
+"""Transmit power against fine grids, and the facts that the planner builds on."""
+
+from dataclasses import replace
+
+import numpy as np
+import oracles
+import pytest
+from instances import random_instance
+
+from strategies.dssda.answer import Infeasibility
+from strategies.dssda.instance import Instance, instance_to_dict, parse_instance
+from strategies.dssda.power import (
+    Uplinks,
+    cheapest_power,
+    least_power_for_time,
+    power_interval,
+    uplink_infeasibility,
+)
+
+
+def draw(generator, **up):
+    """An instance of one cluster and one channel, with weights that are often zero and any scale of budget."""
+    raw = random_instance(generator, num_clusters=1, num_channels=1, num_devices=1)
+    cluster = raw["clusters"][0]
+    cluster["up"]["Emax"] = float(10 ** generator.uniform(-0.5, 1.5))
+    cluster["up"]["Pmax"] = float(10 ** generator.uniform(-1.5, 1.0))
+    cluster["h"] = [float(10 ** generator.uniform(-2.0, 1.0))]
+    for name in ("wP", "wE", "wG"):
+        cluster[name] = float(generator.choice([0.0, 1.0]) * 10 ** generator.uniform(-2.0, 2.0))
+    cluster["up"].update(up)
+    return parse_instance(raw, "drawn")
+
+
+def with_up(instance: Instance, **up) -> Instance:
+    cluster = instance.clusters[0]
+    return replace(instance, clusters=(replace(cluster, up=replace(cluster.up, **up)),))
+
+
+def test_the_cheapest_power_costs_no_more_than_any_power_of_a_fine_grid():
+    generator = np.random.default_rng(1)
+    kinds = set()
+    for _ in range(150):
+        instance = draw(generator)
+        weight = float(generator.choice([0.0, 1.0]) * 10 ** generator.uniform(-3, 1))
+        raw = instance_to_dict(instance)
+        best = oracles.cheapest_upload(raw, 0, 0, weight)
+        found = cheapest_power(instance, 0, 0, latency_weight=weight)
+        if isinstance(found, Infeasibility):
+            assert best is None
+            kinds.add(found.constraint)
+            continue
+        upload = oracles.Upload(raw, 0, 0)
+        cost = float((weight * upload.seconds(found) if weight else 0.0) + upload.cost(found))
+        assert cost == pytest.approx(best, rel=1e-9, abs=1e-9)
+        low, high = power_interval(instance, 0, 0)
+        assert low <= found <= high
+        kinds.add("low" if found == low else "high" if found == high else "inside")
+    assert kinds == {"C8", "eps_max", "low", "high", "inside"}
+
+
+def test_the_interval_of_powers_ends_where_c6_c8_or_the_distortion_bind():
+    generator = np.random.default_rng(2)
+    kinds = set()
+    for _ in range(100):
+        instance = draw(generator)
+        interval = power_interval(instance, 0, 0)
+        upload = oracles.Upload(instance_to_dict(instance), 0, 0)
+        if isinstance(interval, Infeasibility):
+            assert upload.allowed() is None
+            continue
+        low, high = interval
+        up = instance.clusters[0].up
+        assert upload.energy(high) <= up.Emax * (1 + 1e-12)
+        assert high <= up.Pmax
+        assert high >= up.Pmax * (1 - 1e-12) or upload.energy(high * (1 + 1e-9)) > up.Emax
+        kinds.add("C6" if high >= up.Pmax * (1 - 1e-12) else "C8")
+        if up.eps_max is not None:
+            assert upload.distortion(low) <= up.eps_max * (1 + 1e-12)
+            if low > 1e-20:
+                assert upload.distortion(low * (1 - 1e-9)) > up.eps_max
+                kinds.add("eps_max")
+    assert kinds == {"C6", "C8", "eps_max"}
+
+
+def test_the_least_power_for_a_time_uploads_in_just_that_time():
+    generator = np.random.default_rng(3)
+    seen = 0
+    for _ in range(60):
+        instance = draw(generator, eps_max=None)
+        interval = power_interval(instance, 0, 0)
+        if isinstance(interval, Infeasibility):
+            continue
+        upload = oracles.Upload(instance_to_dict(instance), 0, 0)
+        shortest = float(upload.seconds(interval[1]))
+        for factor in (1.5, 10.0, 1000.0):
+            power = least_power_for_time(instance, 0, 0, factor * shortest)
+            assert float(upload.seconds(power)) == pytest.approx(factor * shortest, rel=1e-10)
+        assert least_power_for_time(instance, 0, 0, 0.99 * shortest) == np.inf
+        assert least_power_for_time(instance, 0, 0, 0.0) == np.inf
+        seen += 1
+    assert seen > 20
+
+
+@pytest.mark.parametrize("eps_mode", ["paper", "sinr"])
+def test_the_cost_is_convex_in_the_upload_time_as_far_as_it_falls(eps_mode):
+    # With wE > 0 the cost is neither convex nor concave in the power; the planner's bounds rest on this instead.
+    generator = np.random.default_rng(4)
+    falling = 0
+    for _ in range(80):
+        instance = draw(generator, eps_mode=eps_mode, eps_max=None, Emax=1e6)
+        uplinks = Uplinks.of(instance)
+        upload = oracles.Upload(instance_to_dict(instance), 0, 0)
+        first, last = uplinks.seconds(uplinks.high), uplinks.seconds(np.maximum(uplinks.cheapest(), 1e-3))
+        if last <= first * 1.01:
+            continue
+        seconds = np.linspace(float(first[0, 0]), float(last[0, 0]), 3001)
+        power = np.expm1(np.log(2) * upload.up["t_bits"] / (upload.bandwidth * seconds)) * upload.noise / upload.gain
+        cost = upload.cost(power)
+        steps = np.diff(cost)
+        rounding = 1e-12 * np.max(np.abs(cost))
+        assert np.all(steps <= rounding)
+        assert np.all(np.diff(steps) >= -rounding)
+        slope = uplinks.slope_in_time(uplinks.efficiency(seconds[1:-1])).ravel()
+        assert np.all(slope >= (steps[:-1] - rounding) / np.diff(seconds)[:-1])
+        assert np.all(slope <= (steps[1:] + rounding) / np.diff(seconds)[1:])
+        falling += 1
+    assert falling > 20
+
+
+def test_the_largest_upload_that_is_told_fits_and_a_larger_one_does_not():
+    generator = np.random.default_rng(5)
+    seen = 0
+    for _ in range(40):
+        instance = draw(generator, eps_max=None, Emax=0.05)
+        fault = power_interval(instance, 0, 0)
+        if not isinstance(fault, Infeasibility):
+            continue
+        assert (fault.constraint, fault.cluster, fault.has) == ("C8", 0, 0.05)
+        assert fault.needs > fault.has
+        bits = float(fault.remedy.split("fits: ")[1].split(" bit")[0])
+        assert not isinstance(power_interval(with_up(instance, e_bits=bits * 0.999), 0, 0), Infeasibility)
+        assert isinstance(power_interval(with_up(instance, e_bits=bits * 1.001), 0, 0), Infeasibility)
+        seen += 1
+    assert seen > 10
+
+
+def test_a_distortion_out_of_reach_names_the_power_that_it_takes():
+    instance = draw(np.random.default_rng(6), eps_mode="sinr", C=1.0, eps_max=0.01, Pmax=1e-3, Emax=1e9)
+    fault = uplink_infeasibility(instance, Uplinks.of(instance), 0)
+    assert fault is not None
+    assert (fault.constraint, fault.has) == ("eps_max", 0.01)
+    power = float(fault.remedy.split("a power of ")[1].split(" W")[0])
+    assert isinstance(power_interval(with_up(instance, Pmax=power * 0.999), 0, 0), Infeasibility)
+    assert not isinstance(power_interval(with_up(instance, Pmax=power * 1.001), 0, 0), Infeasibility)
+
+
+def test_an_upload_of_no_bits_takes_no_time_and_no_power():
+    instance = draw(np.random.default_rng(7), t_bits=0.0, e_bits=0.0, Emax=0.0, eps_max=None)
+    instance = replace(instance, clusters=(replace(instance.clusters[0], wP=1.0, wG=0.0),))
+    assert power_interval(instance, 0, 0)[0] == 0.0
+    assert cheapest_power(instance, 0, 0, latency_weight=1.0) == 0.0
+    assert least_power_for_time(instance, 0, 0, 0.0) == 0.0
+
+
+def test_a_channel_without_noise_is_refused_by_name():
+    instance = draw(np.random.default_rng(8))
+    silent = replace(instance, N0=0.0, clusters=(replace(instance.clusters[0], I=(0.0,)),))
+    with pytest.raises(ValueError, match=r"clusters\[0\]\.I\[0\].*N0 = 0"):
+        Uplinks.of(silent)

@@ -43,10 +43,10 @@ from client_pipeline.link.base import Gradient
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import block_weights
-from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.memory import keep_freed_memory
-from client_pipeline.runtime.micro_batches import StepId, micro_batch_sizes
+from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 
 SEGMENTS = (3, 3)

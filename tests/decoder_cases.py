@@ -10,8 +10,9 @@ from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import IGNORED_LABEL, target_weight
+from client_pipeline.partition.plan import micro_batch_sizes
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.micro_batches import StepId, micro_batch_sizes
+from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderConfig, DecoderService

@@ -8,8 +8,8 @@ import torch
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import block_weights
-from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.micro_batches import StepId, micro_batch_sizes
+from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
+from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.schedules import SCHEDULES
 from client_pipeline.runtime.stage import Stage, StepOrder, run_actions

@@ -155,6 +155,26 @@ class ClusterPlan:
         )
 
 
+def micro_batch_sizes(batch_size: int, num_micro_batches: int) -> list[int]:
+    """Sizes of m micro-batches of b examples: as equal as possible, larger ones first.
+
+    >>> micro_batch_sizes(7, 3)
+    [3, 2, 2]
+
+    Raises
+    ------
+    ValueError
+        If m < 1 or m > b.
+    """
+    if not 1 <= num_micro_batches <= batch_size:
+        raise ValueError(
+            f"m = {num_micro_batches} micro-batches do not fit a batch of b = {batch_size} examples; "
+            f"expected 1 <= m <= {batch_size}: change the plan's m or batch-size"
+        )
+    size, larger = divmod(batch_size, num_micro_batches)
+    return [size + 1] * larger + [size] * (num_micro_batches - larger)
+
+
 def _integers(raw: dict[str, Any], key: str, where: str) -> tuple[int, ...]:
     value = raw.get(key)
     if not isinstance(value, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):

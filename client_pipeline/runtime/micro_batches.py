@@ -11,30 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from client_pipeline.partition.plan import micro_batch_sizes
+
 _GENERATOR_LOCK = threading.Lock()
 
 EMBEDDING_UNIT = -1
 """Stands for the embedding where a TEB's index is asked for; the head is unit L."""
-
-
-def micro_batch_sizes(batch_size: int, num_micro_batches: int) -> list[int]:
-    """Sizes of m micro-batches of b examples: as equal as possible, larger ones first.
-
-    >>> micro_batch_sizes(7, 3)
-    [3, 2, 2]
-
-    Raises
-    ------
-    ValueError
-        If m < 1 or m > b.
-    """
-    if not 1 <= num_micro_batches <= batch_size:
-        raise ValueError(
-            f"m = {num_micro_batches} micro-batches do not fit a batch of b = {batch_size} examples; "
-            f"expected 1 <= m <= {batch_size}: change the plan's m or batch-size"
-        )
-    size, larger = divmod(batch_size, num_micro_batches)
-    return [size + 1] * larger + [size] * (num_micro_batches - larger)
 
 
 def split_batch(batch: Mapping[str, Tensor], num_micro_batches: int) -> list[dict[str, Tensor]]:

@@ -1,0 +1,228 @@
+"""The pipeline's virtual clock: action lists executed on given stage and link times.
+
+The lists are those that the runtime executes (:mod:`client_pipeline.runtime.schedules`), or ``fused``: one chunk of
+forward and backward per micro-batch, as the closed forms of :mod:`client_pipeline.system.latency` see a pipeline.
+
+A device starts its next action as soon as it is free and the action's input is there. Activations of micro-batch i go
+over link s from stage s to s + 1, gradients back from s + 1 to s; what happens meanwhile is the link mode:
+
+* ``blocking``: the sender is busy while it sends;
+* ``overlapping``: the sender goes on; each direction of a link sends one message at a time, in the order of production;
+* ``shared``: the sender goes on; all links of the cluster are one medium, which sends one message at a time, the one
+  that was ready first.
+
+No wait for the receiver: it has room for what comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_pipeline.runtime.schedules import Action, actions
+from client_pipeline.system.latency import Scaling
+
+Array = NDArray[np.float64]
+LINK_MODES = ("blocking", "overlapping", "shared")
+FUSED = "fused"
+
+
+class Event(NamedTuple):
+    """One action of a stage, or one message on a link."""
+
+    kind: str
+    """``F``, ``B`` or ``FB`` on a stage; ``z`` (activations), ``g`` (gradient) or ``zg`` on a link."""
+    place: int
+    """Stage s; or link s, between the stages s and s + 1."""
+    micro_batch: int
+    start: float
+    """[s]."""
+    end: float
+    """[s]."""
+
+
+class Simulation(NamedTuple):
+    """What happened when."""
+
+    makespan: float
+    """[s]."""
+    events: list[Event]
+    """In the order of their starts."""
+
+
+def simulate(
+    schedule: str,
+    forward_s: Array,
+    backward_s: Array,
+    forward_link_s: Array,
+    backward_link_s: Array,
+    *,
+    links: str = "blocking",
+    decoder_s: float = 0.0,
+) -> Simulation:
+    """Execute a schedule.
+
+    Parameters
+    ----------
+    schedule : ``gpipe``, ``1f1b`` or ``fused``
+    forward_s, backward_s : (S, m), seconds of each stage's pass of each micro-batch
+    forward_link_s, backward_link_s : (S - 1, m), seconds of activations and gradients on the link after each stage
+    links : ``blocking``, ``overlapping`` or ``shared``
+    decoder_s : from the end of the last stage's forward pass to its gradient [s]; ``fused`` adds it to the last chunk
+
+    Raises
+    ------
+    ValueError
+        For an unknown schedule or link mode, or shapes that do not fit.
+    """
+    num_stages, num_micro_batches = forward_s.shape
+    if links not in LINK_MODES:
+        raise ValueError(f"links: expected one of {', '.join(LINK_MODES)}, found {links!r}")
+    shapes = (backward_s.shape, forward_link_s.shape, backward_link_s.shape)
+    expected = ((num_stages, num_micro_batches), *2 * ((num_stages - 1, num_micro_batches),))
+    if shapes != expected:
+        raise ValueError(f"times: found shapes {shapes} beside (S, m) = {forward_s.shape}; expected {expected}")
+    if schedule == FUSED:
+        todo = [[Action("FB", i) for i in range(num_micro_batches)] for _ in range(num_stages)]
+        chunk = forward_s + backward_s
+        chunk[-1] += decoder_s
+        compute, send = {"FB": chunk.tolist()}, {"FB": (forward_link_s + backward_link_s).tolist()}
+    else:
+        todo = [actions(schedule, s, num_stages, num_micro_batches) for s in range(num_stages)]
+        compute = {"F": forward_s.tolist(), "B": backward_s.tolist()}
+        send = {"F": forward_link_s.tolist(), "B": backward_link_s.tolist()}
+    return _Run(todo, compute, send, links, decoder_s).execute()
+
+
+_MESSAGE = {"F": "z", "B": "g", "FB": "zg"}
+
+
+class _Run:
+    def __init__(
+        self,
+        todo: list[list[Action]],
+        compute: dict[str, list[list[float]]],
+        send: dict[str, list[list[float]]],
+        links: str,
+        decoder_s: float,
+    ) -> None:
+        self._todo, self._compute, self._send = todo, compute, send
+        self._links, self._decoder_s = links, decoder_s
+        self._last = len(todo) - 1
+        self._next = [0] * len(todo)
+        self._free = [0.0] * len(todo)
+        """When each device can start again."""
+        self._arrival = {("F", 0, i): 0.0 for i in range(len(todo[0]))}
+        """When the input of an action is there, by kind, stage and micro-batch."""
+        self._arrival |= {("FB", 0, i): 0.0 for i in range(len(todo[0]))}
+        self._medium: dict[tuple[str, int], float] = {}
+        """When each direction of a link, or the shared medium, is free."""
+        self._waiting: list[tuple[float, int, int, str]] = []
+        """Messages for the shared medium: ready, link, micro-batch, kind of the action that made it."""
+        self._events: list[Event] = []
+
+    def execute(self) -> Simulation:
+        """Take what starts first, until nothing is left."""
+        while True:
+            starts = [(start, s) for s in range(self._last + 1) if (start := self._start(s)) is not None]
+            message = min(self._waiting, default=None)
+            # A message that is sent now must have been ready before any other: first all actions that start until then.
+            sent = None if message is None else max(message[0], self._medium.get(("shared", 0), 0.0))
+            if starts and (sent is None or min(starts)[0] <= sent):
+                start, stage = min(starts)
+                self._act(stage, start)
+            elif message is not None and sent is not None:
+                self._waiting.remove(message)
+                _, link, micro_batch, kind = message
+                self._transfer(kind, link, micro_batch, sent, ("shared", 0))
+            else:
+                break
+        if any(place < len(own) for place, own in zip(self._next, self._todo, strict=True)):
+            raise AssertionError("the schedule dead-locks")
+        events = sorted(self._events, key=lambda e: (e.start, e.end))
+        return Simulation(max(e.end for e in events), events)
+
+    def _start(self, stage: int) -> float | None:
+        """When a device starts its next action; None if its input is not on the way or all is done."""
+        if self._next[stage] == len(self._todo[stage]):
+            return None
+        action = self._todo[stage][self._next[stage]]
+        arrival = self._arrival.get((action.kind, stage, action.micro_batch))
+        return None if arrival is None else max(self._free[stage], arrival)
+
+    def _act(self, stage: int, start: float) -> None:
+        action = self._todo[stage][self._next[stage]]
+        self._next[stage] += 1
+        end = start + self._compute[action.kind][stage][action.micro_batch]
+        self._free[stage] = end
+        self._events.append(Event(action.kind, stage, action.micro_batch, start, end))
+        link = stage - 1 if action.kind == "B" else stage
+        if action.kind == "F" and stage == self._last:
+            self._arrival["B", stage, action.micro_batch] = end + self._decoder_s
+        elif 0 <= link < self._last:
+            if self._links == "blocking":
+                self._free[stage] = self._transfer(action.kind, link, action.micro_batch, end, (action.kind, link))
+            elif self._links == "overlapping":
+                channel = (action.kind, link)
+                ready = max(end, self._medium.get(channel, 0.0))
+                self._transfer(action.kind, link, action.micro_batch, ready, channel)
+            else:
+                self._waiting.append((end, link, action.micro_batch, action.kind))
+
+    def _transfer(self, kind: str, link: int, micro_batch: int, start: float, channel: tuple[str, int]) -> float:
+        end = start + self._send[kind][link][micro_batch]
+        self._medium[channel] = end
+        self._events.append(Event(_MESSAGE[kind], link, micro_batch, start, end))
+        receiver = link if kind == "B" else link + 1
+        self._arrival[kind, receiver, micro_batch] = end
+        return end
+
+
+def stage_times(
+    *,
+    num_blocks: Sequence[int],
+    speed: Sequence[float],
+    link_rate: Sequence[float],
+    micro_batches: Sequence[float],
+    o_f: float,
+    o_b: float,
+    o_b_scaling: Scaling,
+    t0: float,
+    z_bits: float,
+    g_bits: float,
+    act_scaling: Scaling,
+    lat: float,
+) -> tuple[Array, Array, Array, Array]:
+    """Times for :func:`simulate` from what devices and TEBs cost; t0 and lat count half in each direction.
+
+    Parameters
+    ----------
+    num_blocks : (S,), TEBs of the stages, in pipeline order
+    speed : (S,), phi_k f_k [FLOP/s]
+    link_rate : (S,), r_k of each stage's device [bit/s]; the last one's does not matter
+    micro_batches : (m,), samples of each
+    o_f : forward FLOP of one TEB for one sample
+    o_b : backward FLOP of one TEB, for one micro-batch or for one sample, as ``o_b_scaling`` says
+    t0 : seconds of one TEB for one micro-batch beside its FLOP
+    z_bits, g_bits : activations and gradient, of one micro-batch or of one sample, as ``act_scaling`` says [bit]
+    lat : seconds of one micro-batch on a link beside its bits, both directions together
+
+    Returns
+    -------
+    ``forward_s`` and ``backward_s``, (S, m); ``forward_link_s`` and ``backward_link_s``, (S - 1, m) [s]. Both
+    directions of a link run at the rate of the device before it, as in Eq. (15).
+    """
+    samples = np.asarray(micro_batches, dtype=np.float64)
+    blocks, rate = np.asarray(num_blocks, dtype=np.float64)[:, None], np.asarray(link_rate, dtype=np.float64)[:-1, None]
+    flops = np.asarray(speed, dtype=np.float64)[:, None]
+    backward = o_b * (samples if o_b_scaling == "sample" else np.ones_like(samples))
+    units = samples if act_scaling == "sample" else np.ones_like(samples)
+    return (
+        blocks * (samples * o_f / flops + t0 / 2),
+        blocks * (backward / flops + t0 / 2),
+        units * z_bits / rate + lat / 2,
+        units * g_bits / rate + lat / 2,
+    )

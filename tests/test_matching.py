@@ -43,3 +43,9 @@ def test_skip_has_no_say_when_every_cluster_has_a_channel():
 def test_channels_are_filled_even_if_skipping_all_would_be_cheaper():
     matching = match_channels(np.array([[3.0], [4.0]]), np.array([-10.0, -10.0]))
     assert matching == ((0, None), -7.0)
+
+
+def test_a_huge_skip_does_not_drown_the_costs_in_rounding():
+    # Once costs less skip were matched: cluster 0 then got either channel.
+    costs = np.array([[2e-4, 1e-4], [5.0, 5.0], [0.0, 0.0]])
+    assert match_channels(costs, np.array([1e15, 0.0, 1.0])) == ((1, None, 0), 1e-4)

@@ -77,7 +77,9 @@ def upload_energy(bits: Real, power_w: Real, rate: Real) -> Array:
     -------
     [J]; infinite where the rate is 0 and something is sent.
     """
-    return np.asarray(power_w, dtype=np.float64) * upload_time(bits, rate)
+    power, seconds = np.broadcast_arrays(np.asarray(power_w, dtype=np.float64), upload_time(bits, rate))
+    # At no power an upload never ends: no energy by the formula's 0 * inf, which is no number.
+    return np.multiply(power, seconds, out=np.full(seconds.shape, np.inf), where=np.isfinite(seconds))
 
 
 def least_upload_energy(bits: Real, bandwidth_hz: Real, gain: Real, interference_w: Real, noise_psd: float) -> Array:

@@ -95,12 +95,14 @@ class DeadlineSearch:
 
     def _middle(self, node: _Interval) -> float:
         """Where to cut an interval."""
-        begins = float(np.max(node.taken.earliest))
-        if node.at_first and begins > node.first:
-            # The bound counts an assignment before it is possible: no longer so on either side of its beginning.
-            return begins
         if node.first < self.deadline < node.last:
             return self.deadline
+        if node.at_first:
+            # The bound counts options before they begin. Cut at the median beginning: to its left half of them are
+            # gone, to its right half of them have begun.
+            begins = np.sort(node.taken.earliest[node.taken.earliest > node.first])
+            if len(begins):
+                return float(begins[len(begins) // 2])
         return node.first + (node.last - node.first) / 2
 
     def _push(self, heap: list[_Interval], options: Options, first: float, last: float, at_least: float) -> None:

@@ -22,8 +22,8 @@ class Matching(NamedTuple):
 def match_channels(costs: Array, skip: Array) -> Matching | None:
     """Cheapest matching of exactly min(N, J) clusters, by the Hungarian method.
 
-    When N > J the paper adds N - J virtual channels, and a cluster on one of them pays ``skip``. The rectangular
-    problem with costs less ``skip`` has the same matchings and the same order among them, in a smaller table.
+    When N > J there are N - J virtual channels more, on which a cluster pays ``skip``. (Costs less ``skip`` would do
+    without them, but a large ``skip`` would then drown the costs in rounding.)
 
     Parameters
     ----------
@@ -35,14 +35,11 @@ def match_channels(costs: Array, skip: Array) -> Matching | None:
     None when fewer than min(N, J) clusters can be matched.
     """
     num_clusters, num_channels = costs.shape
-    saved = costs - skip[:, None] if num_clusters > num_channels else costs
+    num_virtual = max(num_clusters - num_channels, 0)
+    padded = np.hstack([costs, np.repeat(skip[:, None], num_virtual, axis=1)])
     try:
-        rows, columns = linear_sum_assignment(saved)
+        rows, columns = linear_sum_assignment(padded)
     except ValueError:  # no matching avoids the infinite costs
         return None
-    channel_of: list[int | None] = [None] * num_clusters
-    for n, j in zip(rows.tolist(), columns.tolist(), strict=True):
-        channel_of[n] = j
-    unmatched = np.ones(num_clusters, dtype=bool)
-    unmatched[rows] = False
-    return Matching(tuple(channel_of), float(costs[rows, columns].sum() + skip[unmatched].sum()))
+    channel_of = tuple(j if j < num_channels else None for j in columns.tolist())
+    return Matching(channel_of, float(padded[rows, columns].sum()))

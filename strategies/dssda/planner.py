@@ -46,9 +46,11 @@ def plan_round(instance: Instance, *, tolerance: float = 1e-6, tables: Sequence[
     powers = taken.uplinks.power(taken.efficiency(search.deadline))
     for n, j, size, power in zip(taken.cluster, taken.channel, taken.segments, powers, strict=True):
         matches[n] = Match(tables[n].choices[int(size)], int(j), float(power))
-    answer = score(instance, matches, "optimal", search.bound)
-    proved = answer.gap is not None and answer.gap <= tolerance
-    return answer if proved else score(instance, matches, "feasible", search.bound)
+    objective = score(instance, matches, "optimal").objective
+    assert objective is not None
+    bound = min(search.bound, objective)  # both are rounded
+    proved = objective - bound <= tolerance * max(abs(objective), 1e-12)
+    return score(instance, matches, "optimal" if proved else "feasible", bound)
 
 
 def _infeasibilities(instance: Instance, tables: Sequence[SegmentTable], uplinks: Uplinks) -> tuple[Infeasibility, ...]:

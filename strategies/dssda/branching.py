@@ -76,7 +76,8 @@ class DeadlineSearch:
         proven = np.inf
         while heap:
             node = heapq.heappop(heap)
-            target = self.objective - self._tolerance * abs(self.objective)
+            # A tenth of the tolerance is left to rounding.
+            target = self.objective - 0.9 * self._tolerance * abs(self.objective)
             if node.bound >= target or self.num_intervals >= INTERVAL_LIMIT:
                 proven = min(proven, node.bound)
                 break

@@ -50,10 +50,32 @@ def test_a_list_gives_each_device_its_own_value():
         (("seed",), -1, "x: seed: expected an integer of at least 0, found -1"),
         (("device", "memory-gb"), -1.5, "x: device.memory-gb: expected a number above 0"),
         (("device", "memory-gb"), float("nan"), "x: device.memory-gb: expected a number above 0"),
-        (("device", "memory-gb"), [1, 2], "x: device.memory-gb: expected one value for each of 6 devices, found 2"),
+        (("device", "memory-gb"), [1, 2], "x: device.memory-gb: expected one value for each of 6, found 2"),
         (("device", "frequency-ghz"), {"min": 2, "max": 1}, "x: device.frequency-ghz: min 2 is above max 1"),
         (("device", "frequency-mhz"), 5, "unknown key 'device.frequency-mhz'; did you mean 'frequency-ghz'?"),
         (("cluster",), 3, "unknown key 'cluster'; did you mean 'clusters'?"),
+        (("device", "frequency-ghz"), "0.5 GHz", "x: device.frequency-ghz: expected a number above 0 in the unit"),
+        (("device", "kappa"), float("inf"), "x: device.kappa: expected a number above 0"),
+        (("device", "flop-per-cycle"), None, "x: device.flop-per-cycle: expected a number above 0"),
+        (("device", "speed-factor"), 1.2, "x: device.speed-factor: expected at most 1, found 1.2"),
+        (("channels",), 0, "x: channels: expected an integer of at least 1, found 0"),
+        (("noise-dbm-per-hz",), "low", "x: noise-dbm-per-hz: expected a number in the unit"),
+        (("link",), {"gain": -30}, "unknown key 'link.gain'; did you mean 'gain-db'?"),
+        (("link",), {"bandwidth-mhz": 0}, "x: link.bandwidth-mhz: expected a number above 0"),
+        (("uplink",), {"max-power-dbm": 27}, "unknown key 'uplink.max-power-dbm'; did you mean 'max-power-w'?"),
+        (("uplink",), {"mean-energy-j": [1, 2, 3]}, "x: uplink.mean-energy-j: expected one number, found [1, 2, 3]"),
+        (("channel",), {"fading-floor": 2}, "x: channel.fading-floor: expected at most 1, found 2"),
+        (("channel",), {"interference-w": [0.1]}, "x: channel.interference-w: expected a number or a range"),
+        (("channel",), 5, "x: expected a table [channel], found 5"),
+        (("block", "upload-mbit"), -1, "x: block.upload-mbit: expected a number of at least 0"),
+        (
+            ("block", "backward-per"),
+            "batch",
+            "x: block.backward-per: expected one of microbatch, sample, found 'batch'",
+        ),
+        (("planner",), {"blocks": 0}, "x: planner.blocks: expected an integer of at least 1, found 0"),
+        (("planner",), {"v": float("nan")}, "x: planner.v: expected a number of at least 0"),
+        (("planner",), {"gama-max": 3}, "unknown key 'planner.gama-max'; did you mean 'gamma-max'?"),
         (("block",), None, "missing table"),
     ],
 )
@@ -73,8 +95,42 @@ def test_mistakes_name_file_and_key(path, value, message):
 
 def test_an_unknown_scenario_lists_the_packaged_ones():
     with pytest.raises(
-        FileNotFoundError, match="no packaged scenario 'nowhere'; expected one of default, two-clusters"
+        FileNotFoundError, match="no packaged scenario 'nowhere'; expected one of default, physical, table2"
     ):
         load_scenario("nowhere")
     with pytest.raises(FileNotFoundError, match="no file"):
         load_scenario("nowhere.toml")
+
+
+def test_natural_units_become_si():
+    scenario = load_scenario("table2")
+    device, uplink = scenario.clusters[0][0], scenario.uplinks[0]
+    assert device.link_gain == pytest.approx(1e-3)
+    assert device.link_bandwidth_hz == 0.5e6
+    assert 0.07 <= device.link_power_w <= 0.1
+    assert 0.4e6 <= uplink.bandwidth_hz <= 0.6e6
+    assert uplink.mean_energy_j is None
+    assert scenario.noise_psd == pytest.approx(10**-17.4 * 1e-3)
+    assert scenario.costs.upload_time_bits == scenario.costs.upload_energy_bits == 19e6
+    assert scenario.costs.o_f == 2e9
+    assert scenario.planner.gamma_max == 2.6
+
+
+def test_keys_that_are_absent_have_the_values_of_table2():
+    short, full = load_scenario("default"), load_scenario("table2")
+    assert (short.uplinks, short.channels, short.costs) == (full.uplinks, full.channels, full.costs)
+    assert (short.planner, short.clusters, short.noise_psd) == (full.planner, full.clusters, full.noise_psd)
+
+
+def test_the_contended_network_has_more_clusters_than_channels_and_the_same_first_ones():
+    contended, full = load_scenario("table2-contended"), load_scenario("table2")
+    assert (contended.num_clusters, contended.num_channels) == (8, 4)
+    assert contended.clusters[:3] == full.clusters
+    assert contended.channels.large_scale_gain[:3] == full.channels.large_scale_gain
+
+
+def test_path_loss_falls_with_the_distance():
+    raw = copy.deepcopy(GOOD)
+    raw["channel"] = {"gain-db": -30, "distance-m": [10, 100, 1000], "path-loss-exponent": 3}
+    gains = [g[0] for g in parse_scenario(raw, "x").channels.large_scale_gain]
+    assert gains == pytest.approx([1e-6, 1e-9, 1e-12])

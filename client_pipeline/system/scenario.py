@@ -1,41 +1,172 @@
-"""Scenario files: a network of clusters in natural units (GHz, GB), converted to SI at load."""
+"""Scenario files: a network of clusters in natural units (dB, dBm, MHz, GHz, GB, Mbit), converted to SI at load.
+
+A quantity is a number, a range ``{min, max}`` (drawn once, seeded) or a list with one entry for each device, cluster or
+channel. Keys that are absent have the values of Table II, as calibrated in ``configs/scenarios/table2.toml``.
+"""
 
 from __future__ import annotations
 
-import difflib
-import math
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from client_pipeline.system.devices import DeviceProfile
+from client_pipeline.system.devices import DeviceProfile, UplinkProfile
+from client_pipeline.system.energy import EnergyMode
+from client_pipeline.system.latency import Scaling, Tail
+from client_pipeline.system.scenario_table import Quantity, ScenarioTable
+from client_pipeline.system.units import from_db, giga, mega, watt_from_dbm
 
 SCENARIO_FORMAT = "collapipe-scenario/1"
-_KEYS = {
-    "": ("format", "clusters", "devices", "seed", "device", "block"),
-    "device": ("flop-per-cycle", "frequency-ghz", "memory-gb"),
-    "block": ("memory-gb",),
+_NOT_NEGATIVE = "of at least 0"
+
+_DEVICE = {
+    "flop-per-cycle": Quantity(),
+    "frequency-ghz": Quantity(giga),
+    "memory-gb": Quantity(giga),
+    "kappa": Quantity(default=1e-27),
+    "energy-budget-j": Quantity(default=5.0),
 }
-_GIGA = 1e9
+_SPEED_FACTOR = Quantity(default=(0.7, 1.0))
+_LINK = {
+    "power-w": Quantity(default=(0.07, 0.1)),
+    "bandwidth-mhz": Quantity(mega, default=0.5),
+    "gain-db": Quantity(from_db, "any", default=-30.0),
+    "interference-w": Quantity(sign=_NOT_NEGATIVE, default=5e-10),
+}
+_UPLINK = {
+    "bandwidth-mhz": Quantity(mega, default=(0.4, 0.6)),
+    "max-power-w": Quantity(default=0.5),
+    "energy-budget-j": Quantity(default=10.0),
+    "mean-energy-j": Quantity(),
+}
+_CHANNEL = {
+    "gain-db": Quantity(sign="any", default=(-0.12, -0.08)),
+    "distance-m": Quantity(default=1.0),
+    "path-loss-exponent": Quantity(sign=_NOT_NEGATIVE, default=0.0),
+    "shadowing-db": Quantity(sign=_NOT_NEGATIVE, default=0.0),
+    "fading-floor": Quantity(sign=_NOT_NEGATIVE, default=0.2),
+    "interference-w": Quantity(sign=_NOT_NEGATIVE, default=(0.06, 0.08)),
+}
+_BLOCK = {
+    "memory-gb": Quantity(giga),
+    "forward-gflop": Quantity(giga, default=2.0),
+    "backward-gflop": Quantity(giga, default=2.0),
+    "overhead-s": Quantity(sign=_NOT_NEGATIVE, default=0.0),
+    "activations-mbit": Quantity(mega, _NOT_NEGATIVE, default=1.25),
+    "gradient-mbit": Quantity(mega, _NOT_NEGATIVE, default=1.25),
+    "link-latency-s": Quantity(sign=_NOT_NEGATIVE, default=0.0),
+    "upload-mbit": Quantity(mega, _NOT_NEGATIVE, default=19.0),
+    "upload-energy-mbit": Quantity(mega, _NOT_NEGATIVE),
+}
+_PLANNER = {
+    "v": Quantity(sign=_NOT_NEGATIVE, default=1.0),
+    "gamma-max": Quantity(default=2.6),
+    "g0": Quantity(default=1.0),
+    "phi": Quantity(default=1.0),
+    "distortion-scale": Quantity(sign=_NOT_NEGATIVE, default=0.2),
+}
+_NOISE = Quantity(watt_from_dbm, "any", default=-174.0)
+
+DistortionForm = Literal["paper", "sinr"]
+LatencyForm = Literal["eq15", "flowshop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelModel:
+    """How the uplinks' gains and the devices' speeds come about; see :mod:`client_pipeline.system.channels`."""
+
+    large_scale_gain: tuple[tuple[float, ...], ...]
+    """Gain of each cluster on each channel before fading: path loss and shadowing, (N, J), linear."""
+    fading_floor: float
+    """Fading multiplies the gain by floor + (1 - floor) Exp(1): mean 1."""
+    interference_w: tuple[float, float]
+    """Range from which each channel's interference is drawn every round [W]."""
+    speed_factor: tuple[float, float]
+    """Range from which each device's share of its frequency is drawn every round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What TEBs and uploads cost."""
+
+    o_f: float
+    """Forward FLOP of one TEB for one sample."""
+    o_b: float
+    """Backward FLOP of one TEB: for one micro-batch, or for one sample."""
+    o_b_scaling: Scaling
+    t0: float
+    """Seconds of one TEB for one micro-batch beside its FLOP."""
+    z_bits: float
+    """Activations on a link [bit]: of a micro-batch, or of a sample."""
+    g_bits: float
+    """Their gradient, likewise."""
+    act_scaling: Scaling
+    lat: float
+    """Seconds of one micro-batch on a link beside its bits."""
+    upload_time_bits: float
+    """D_t: a round's upload, activations included [bit]."""
+    upload_energy_bits: float
+    """D_e: the encoder's part of it [bit]."""
+    block_memory: float
+    """gamma_0: memory of one TEB with its gradients, optimizer state and stored activations [byte]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerSettings:
+    """What is planned, and how it is charged."""
+
+    num_blocks: int
+    """L."""
+    batch_size: int
+    """b."""
+    max_micro_batches: int
+    """Largest m."""
+    local_steps: int
+    v: float
+    """V [1/s]."""
+    gamma_max: float
+    """Threshold of the mean convergence bound, C10."""
+    g0: float
+    """beta eta^2 / (2N)."""
+    phi: float
+    distortion_scale: float
+    """C of Eq. (25)."""
+    distortion: DistortionForm
+    latency: LatencyForm
+    tail: Tail
+    energy: EnergyMode
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A network: N clusters of K devices."""
+    """A network: N clusters of K devices, J channels."""
 
     name: str
     clusters: tuple[tuple[DeviceProfile, ...], ...]
-    block_memory: float
-    """gamma_0: memory of one TEB on a device, with its optimizer and stored activations [byte]."""
+    uplinks: tuple[UplinkProfile, ...]
+    """Of the control units, (N,)."""
+    num_channels: int
+    """J."""
+    noise_psd: float
+    """N0 [W/Hz]."""
+    channels: ChannelModel
+    costs: Costs
+    planner: PlannerSettings
+    seed: int
 
     @property
     def num_clusters(self) -> int:
         """N."""
         return len(self.clusters)
+
+    @property
+    def block_memory(self) -> float:
+        """gamma_0 [byte]."""
+        return self.costs.block_memory
 
 
 def load_scenario(name: str) -> Scenario:
@@ -66,76 +197,152 @@ def load_scenario(name: str) -> Scenario:
 
 
 def parse_scenario(raw: dict[str, Any], where: str) -> Scenario:
-    """Check a scenario and convert it to SI; ``where`` names the file in messages."""
-    _check_keys(raw, "", where)
+    """Check a scenario and convert it to SI; ``where`` names the file in messages.
+
+    A cluster's draws depend on the seed and its index alone: it keeps its devices when others come or go.
+
+    Raises
+    ------
+    ValueError
+        Naming the file and the key at fault.
+    """
+    tables = ("device", "link", "uplink", "channel", "block", "planner")
+    counts = ("format", "clusters", "devices", "channels", "seed", "noise-dbm-per-hz")
+    top = ScenarioTable(raw, "", (*counts, *tables), where)
     if raw.get("format") != SCENARIO_FORMAT:
         raise ValueError(f"{where}: format: expected {SCENARIO_FORMAT!r}, found {raw.get('format')!r}")
-    num_clusters, num_devices = _count(raw, "clusters", where), _count(raw, "devices", where)
-    seed = raw.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"{where}: seed: expected an integer of at least 0, found {seed!r}")
-    device, block = _table(raw, "device", where), _table(raw, "block", where)
-    clusters = []
-    for n in range(num_clusters):
-        generator = np.random.default_rng([seed, n])
-        drawn = {key: _draw(device, "device", key, num_devices, generator, where) for key in _KEYS["device"]}
-        clusters.append(
-            tuple(
-                DeviceProfile(
-                    flop_per_cycle=drawn["flop-per-cycle"][k],
-                    frequency=drawn["frequency-ghz"][k] * _GIGA,
-                    memory=drawn["memory-gb"][k] * _GIGA,
-                )
-                for k in range(num_devices)
-            )
+    for name in ("device", "block"):
+        if name not in raw:
+            raise ValueError(f"{where}: missing table [{name}]")
+    num_clusters, num_devices = top.count("clusters"), top.count("devices")
+    num_channels, seed = top.count("channels", 4), top.count("seed", 0, least=0)
+
+    def table(name: str, *keys: str) -> ScenarioTable:
+        return ScenarioTable(raw.get(name, {}), name, keys, where)
+
+    device, link = table("device", *_DEVICE, "speed-factor"), table("link", *_LINK)
+    uplink, channel = table("uplink", *_UPLINK), table("channel", *_CHANNEL)
+    # A key of its own stream: one key more or less does not change the draws of the others.
+    clusters = tuple(_devices(device, link, num_devices, np.random.default_rng([seed, n])) for n in range(num_clusters))
+    speed_factor = device.limits("speed-factor", _SPEED_FACTOR)
+    if speed_factor[1] > 1:
+        raise ValueError(f"{where}: device.speed-factor: expected at most 1, found {speed_factor[1]:g}")
+    return Scenario(
+        name=Path(where).stem,
+        clusters=clusters,
+        uplinks=_uplinks(uplink, num_clusters, np.random.default_rng([seed, 0, 1])),
+        num_channels=num_channels,
+        noise_psd=top.number("noise-dbm-per-hz", _NOISE),
+        channels=_channels(channel, num_clusters, num_channels, seed, speed_factor, where),
+        costs=_costs(table("block", *_BLOCK, "backward-per", "activations-per")),
+        planner=_planner(table("planner", *_PLANNER, *_PLANNER_COUNTS, *_PLANNER_CHOICES)),
+        seed=seed,
+    )
+
+
+def _devices(
+    device: ScenarioTable, link: ScenarioTable, num_devices: int, generator: np.random.Generator
+) -> tuple[DeviceProfile, ...]:
+    of_device = {key: device.draw(key, q, num_devices, generator) for key, q in _DEVICE.items()}
+    of_link = {key: link.draw(key, q, num_devices, generator) for key, q in _LINK.items()}
+    return tuple(
+        DeviceProfile(
+            flop_per_cycle=float(of_device["flop-per-cycle"][k]),
+            frequency=float(of_device["frequency-ghz"][k]),
+            memory=float(of_device["memory-gb"][k]),
+            kappa=float(of_device["kappa"][k]),
+            energy_budget_j=float(of_device["energy-budget-j"][k]),
+            link_power_w=float(of_link["power-w"][k]),
+            link_bandwidth_hz=float(of_link["bandwidth-mhz"][k]),
+            link_gain=float(of_link["gain-db"][k]),
+            link_interference_w=float(of_link["interference-w"][k]),
         )
-    block_memory = _draw(block, "block", "memory-gb", 1, np.random.default_rng(seed), where)[0] * _GIGA
-    return Scenario(name=Path(where).stem, clusters=tuple(clusters), block_memory=block_memory)
+        for k in range(num_devices)
+    )
 
 
-def _check_keys(table: dict[str, Any], name: str, where: str) -> None:
-    for key in table:
-        if key not in _KEYS[name]:
-            near = difflib.get_close_matches(key, _KEYS[name], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_KEYS[name])}"
-            raise ValueError(f"{where}: unknown key {'.'.join(filter(None, (name, key)))!r}; {hint}")
+def _uplinks(table: ScenarioTable, num_clusters: int, generator: np.random.Generator) -> tuple[UplinkProfile, ...]:
+    keys = ("bandwidth-mhz", "max-power-w", "energy-budget-j")
+    drawn = {key: table.draw(key, _UPLINK[key], num_clusters, generator) for key in keys}
+    mean = table.optional("mean-energy-j", _UPLINK["mean-energy-j"])
+    return tuple(
+        UplinkProfile(
+            bandwidth_hz=float(drawn["bandwidth-mhz"][n]),
+            max_power_w=float(drawn["max-power-w"][n]),
+            energy_budget_j=float(drawn["energy-budget-j"][n]),
+            mean_energy_j=mean,
+        )
+        for n in range(num_clusters)
+    )
 
 
-def _table(raw: dict[str, Any], name: str, where: str) -> dict[str, Any]:
-    table = raw.get(name)
-    if not isinstance(table, dict):
-        raise ValueError(f"{where}: missing table [{name}]")
-    _check_keys(table, name, where)
-    return table
+def _channels(
+    table: ScenarioTable, num_clusters: int, num_channels: int, seed: int, speed: tuple[float, float], where: str
+) -> ChannelModel:
+    distance = table.draw("distance-m", _CHANNEL["distance-m"], num_clusters, np.random.default_rng([seed, 0, 2]))
+    exponent = table.number("path-loss-exponent", _CHANNEL["path-loss-exponent"])
+    deviation = table.number("shadowing-db", _CHANNEL["shadowing-db"])
+    floor = table.number("fading-floor", _CHANNEL["fading-floor"])
+    if floor > 1:
+        raise ValueError(f"{where}: channel.fading-floor: expected at most 1, found {floor:g}")
+    gains = []
+    for n in range(num_clusters):
+        generator = np.random.default_rng([seed, n, 3])
+        gain_db = table.draw("gain-db", _CHANNEL["gain-db"], num_channels, generator)
+        # Shadowing is of the place: the same on all channels.
+        gain_db = gain_db - 10 * exponent * np.log10(distance[n]) + deviation * generator.standard_normal()
+        gains.append(tuple(from_db(float(v)) for v in gain_db))
+    return ChannelModel(
+        large_scale_gain=tuple(gains),
+        fading_floor=floor,
+        interference_w=table.limits("interference-w", _CHANNEL["interference-w"]),
+        speed_factor=speed,
+    )
 
 
-def _count(raw: dict[str, Any], key: str, where: str) -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{where}: {key}: expected an integer of at least 1, found {value!r}")
-    return value
+def _costs(table: ScenarioTable) -> Costs:
+    value = {key: table.number(key, q) for key, q in _BLOCK.items() if key != "upload-energy-mbit"}
+    energy_bits = table.optional("upload-energy-mbit", _BLOCK["upload-energy-mbit"])
+    return Costs(
+        o_f=value["forward-gflop"],
+        o_b=value["backward-gflop"],
+        o_b_scaling=table.choice("backward-per", get_args(Scaling), "microbatch"),
+        t0=value["overhead-s"],
+        z_bits=value["activations-mbit"],
+        g_bits=value["gradient-mbit"],
+        act_scaling=table.choice("activations-per", get_args(Scaling), "microbatch"),
+        lat=value["link-latency-s"],
+        upload_time_bits=value["upload-mbit"],
+        upload_energy_bits=value["upload-mbit"] if energy_bits is None else energy_bits,
+        block_memory=value["memory-gb"],
+    )
 
 
-def _draw(
-    table: dict[str, Any], name: str, key: str, count: int, generator: np.random.Generator, where: str
-) -> list[float]:
-    """One value a device: a number for all, {min, max} drawn, or an explicit list."""
-    value = table.get(key)
-    where = f"{where}: {name}.{key}"
-    if isinstance(value, dict) and value.keys() == {"min", "max"}:
-        low, high = _positive(value["min"], f"{where}.min"), _positive(value["max"], f"{where}.max")
-        if low > high:
-            raise ValueError(f"{where}: min {low:g} is above max {high:g}")
-        return [float(v) for v in generator.uniform(low, high, count)]
-    if isinstance(value, list):
-        if len(value) != count:
-            raise ValueError(f"{where}: expected one value for each of {count} devices, found {len(value)}")
-        return [_positive(v, where) for v in value]
-    return [_positive(value, where)] * count
+_PLANNER_COUNTS = {"blocks": 12, "batch-size": 64, "max-micro-batches": 64, "local-steps": 1}
+_PLANNER_CHOICES = {
+    "distortion": (get_args(DistortionForm), "paper"),
+    "latency": (get_args(LatencyForm), "eq15"),
+    "tail": (get_args(Tail), "last"),
+    "energy": (get_args(EnergyMode), "c9p"),
+}
 
 
-def _positive(value: Any, where: str) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value <= 0:
-        raise ValueError(f"{where}: expected a number above 0, a range {{min, max}} or a list, found {value!r}")
-    return float(value)
+def _planner(table: ScenarioTable) -> PlannerSettings:
+    count = {key: table.count(key, default) for key, default in _PLANNER_COUNTS.items()}
+    choice = {key: table.choice(key, names, default) for key, (names, default) in _PLANNER_CHOICES.items()}
+    number = {key: table.number(key, q) for key, q in _PLANNER.items()}
+    return PlannerSettings(
+        num_blocks=count["blocks"],
+        batch_size=count["batch-size"],
+        max_micro_batches=min(count["max-micro-batches"], count["batch-size"]),
+        local_steps=count["local-steps"],
+        v=number["v"],
+        gamma_max=number["gamma-max"],
+        g0=number["g0"],
+        phi=number["phi"],
+        distortion_scale=number["distortion-scale"],
+        distortion=choice["distortion"],
+        latency=choice["latency"],
+        tail=choice["tail"],
+        energy=choice["energy"],
+    )

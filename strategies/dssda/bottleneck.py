@@ -49,9 +49,9 @@ class _Cases:
 
     def counts(self, bottleneck: Array) -> Array:
         """c_k(T), (C, K)."""
-        room = (bottleneck[:, None] - self.link_s) / self.teb_s
         # A T that is a stage time itself must admit that stage in spite of rounding.
-        return np.minimum(np.floor(room * (1 + _PRECISION) + _PRECISION), self.cap).clip(0.0)
+        room = (bottleneck[:, None] * (1 + _PRECISION) - self.link_s) / self.teb_s
+        return np.minimum(np.floor(room), self.cap).clip(0.0)
 
     def works(self, bottleneck: Array, forced: Index | None = None) -> NDArray[np.bool_]:
         """Whether T works, (C,); with ``forced``, with that device among the S."""

@@ -82,9 +82,9 @@ class _Stages:
 
     def _counts(self, bottleneck: Array, link: Array, cap: Array) -> Array:
         """TEBs that each device may hold, (T, K)."""
-        with np.errstate(invalid="ignore"):
-            room = (bottleneck[:, None] - link) / self._teb
-        return np.minimum(np.floor(room * (1 + _PRECISION) + _PRECISION), cap).clip(0.0)
+        # A T that is a stage time itself must admit that stage in spite of rounding.
+        room = (bottleneck[:, None] * (1 + _PRECISION) - link) / self._teb
+        return np.minimum(np.floor(room), cap).clip(0.0)
 
     def _programme(self, bottleneck: Array) -> list[Array]:
         """Least sums after each device, (T, last chosen or not, S + 1, L + 1) each."""

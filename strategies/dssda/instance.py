@@ -283,7 +283,7 @@ def parse_instance(raw: Any, where: str) -> Instance:
         latency=top.choice("latency", get_args(Latency)),
         tail=top.choice("tail", get_args(Tail)) if "tail" in raw else "none",
         energy=top.choice("energy", get_args(EnergyMode)),
-        o_f=work.number("o_f"),
+        o_f=work.number("o_f", positive=True),
         o_b=work.number("o_b"),
         o_b_scaling=work.choice("o_b_scaling", get_args(Scaling)),
         t0=work.number("t0") if "t0" in raw["work"] else 0.0,

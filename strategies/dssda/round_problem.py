@@ -1,0 +1,114 @@
+"""A scenario's network in one round, with the queues, as the planner's problem; and the bound that a plan leads to."""
+
+from __future__ import annotations
+
+import numpy as np
+from client_pipeline.system.channels import NetworkState
+
+from client_pipeline.system.radio import Array, distortion_paper, distortion_sinr
+from client_pipeline.system.scenario import Scenario
+from strategies.dssda.answer import Answer
+from strategies.dssda.convergence import BoundParameters, gamma, gamma_unmatched
+from strategies.dssda.instance import Cluster, Device, Instance, Uplink
+from strategies.dssda.queues import DriftWeights, Queues, drift_weights
+
+
+def round_instance(scenario: Scenario, network: NetworkState, queues: Queues, *, drift: str = "true") -> Instance:
+    """The problem of a round: minimise V tau plus the drift of the queues.
+
+    Parameters
+    ----------
+    scenario : devices, budgets, costs and the planner's settings
+    network : this round's device speeds, gains and interference
+    queues : Y and Z so far
+    drift : ``true``; or ``printed``, the paper's P2, which adds Y_n p_n
+    """
+    settings, costs = scenario.planner, scenario.costs
+    weights = drift_weights(
+        queues, bound_parameters(scenario), settings.num_blocks, silent_distortion(scenario, network), drift
+    )
+    return Instance(
+        L=settings.num_blocks,
+        b=settings.batch_size,
+        m_set=tuple(range(1, settings.max_micro_batches + 1)),
+        S_min=1,
+        S_max=None,
+        V=settings.v,
+        steps=settings.local_steps,
+        latency=settings.latency,
+        tail=settings.tail,
+        energy=settings.energy,
+        o_f=costs.o_f,
+        o_b=costs.o_b,
+        o_b_scaling=costs.o_b_scaling,
+        t0=costs.t0,
+        z_bits=costs.z_bits,
+        g_bits=costs.g_bits,
+        act_scaling=costs.act_scaling,
+        lat=costs.lat,
+        gamma0=costs.block_memory,
+        N0=scenario.noise_psd,
+        clusters=tuple(_cluster(scenario, network, weights, n) for n in range(scenario.num_clusters)),
+    )
+
+
+def _cluster(scenario: Scenario, network: NetworkState, weights: DriftWeights, n: int) -> Cluster:
+    uplink, costs, settings = scenario.uplinks[n], scenario.costs, scenario.planner
+    return Cluster(
+        wS=0.0,
+        wS2=float(weights.wS2[n]),
+        wP=float(weights.wP[n]),
+        wE=float(weights.wE[n]),
+        wG=float(weights.wG[n]),
+        skip=float(weights.skip[n]),
+        devices=tuple(
+            Device(
+                phi=d.flop_per_cycle,
+                f=float(frequency),
+                kappa=d.kappa,
+                p=d.link_power_w,
+                B=d.link_bandwidth_hz,
+                h=d.link_gain,
+                I=d.link_interference_w,
+                mem=d.memory,
+                Emax=d.energy_budget_j,
+            )
+            for d, frequency in zip(scenario.clusters[n], network.frequency[n], strict=True)
+        ),
+        up=Uplink(
+            t_bits=costs.upload_time_bits,
+            e_bits=costs.upload_energy_bits,
+            Pmax=uplink.max_power_w,
+            Emax=uplink.energy_budget_j,
+            eps_mode=settings.distortion,
+            C=settings.distortion_scale,
+            eps_max=None,
+        ),
+        h=tuple(float(v) for v in network.gain[n]),
+        I=tuple(float(v) for v in network.interference_w[n]),
+        B=tuple(float(v) for v in network.bandwidth_hz[n]),
+    )
+
+
+def bound_parameters(scenario: Scenario) -> BoundParameters:
+    """g0 and phi of the convergence bound."""
+    return BoundParameters(g0=scenario.planner.g0, phi=scenario.planner.phi)
+
+
+def silent_distortion(scenario: Scenario, network: NetworkState) -> Array:
+    """Distortion epsilon(0) of a control unit that sends nothing, at the mean interference over the channels, (N,)."""
+    settings, interference = scenario.planner, np.mean(network.interference_w, axis=1)
+    if settings.distortion == "paper":
+        return distortion_paper(0.0, 1.0, interference, settings.distortion_scale)
+    return distortion_sinr(1.0, 0.0, 1.0, interference, scenario.noise_psd, settings.distortion_scale)
+
+
+def round_bound(scenario: Scenario, network: NetworkState, instance: Instance, answer: Answer) -> Array:
+    """Gamma_n of each cluster under an answer, Eq. (28): it moves the virtual queues, (N,)."""
+    parameters = bound_parameters(scenario)
+    bound = np.array(gamma_unmatched(silent_distortion(scenario, network), parameters), dtype=np.float64)
+    for n, part in enumerate(answer.clusters):
+        if part.selected and part.choice is not None and part.channel is not None and part.power_w is not None:
+            distortion = instance.distortion(n, part.power_w, part.channel)
+            bound[n] = gamma(part.choice.num_segments, instance.L, distortion, parameters)
+    return bound

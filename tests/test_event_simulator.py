@@ -7,7 +7,15 @@ import pytest
 from longest_path import makespan
 
 from client_pipeline.runtime.event_simulator import simulate, stage_times
-from client_pipeline.system.latency import flow_shop_latency, gpipe_latency
+from client_pipeline.runtime.schedules import actions
+from client_pipeline.system.latency import (
+    flow_shop_latency,
+    gpipe_latency,
+    link_time,
+    micro_batch_work,
+    stage_time,
+    teb_time,
+)
 
 SIZES = [(1, 1), (1, 5), (2, 1), (2, 3), (3, 8), (5, 2), (6, 14)]
 
@@ -102,6 +110,35 @@ def test_a_device_does_one_thing_at_a_time_and_everything_once(schedule, links):
         assert all(a.end <= b.start + 1e-12 for a, b in itertools.pairwise(own))
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "fused"])
+@pytest.mark.parametrize("links", ["blocking", "overlapping", "shared"])
+def test_every_action_starts_the_moment_its_device_and_its_input_allow(schedule, links):
+    """So no device rests while it could work, and the timeline, not just its end, is the earliest one."""
+    times, decoder = own_times(np.random.default_rng(7), 4, 5), 0.7
+    found = simulate(schedule, *times, links=links, decoder_s=decoder)
+    end = {e[:3]: e.end for e in found.events}
+    for stage in range(4):
+        own = [e for e in found.events if e.kind in ("F", "B", "FB") and e.place == stage]
+        if schedule != "fused":
+            assert [(e.kind, e.micro_batch) for e in own] == actions(schedule, stage, 4, 5)
+        free = 0.0
+        for event in own:
+            kind, _, i = event[:3]
+            if kind == "B":
+                data = end["F", 3, i] + decoder if stage == 3 else end["g", stage, i]
+            else:
+                data = end["z" if kind == "F" else "zg", stage - 1, i] if stage else 0.0
+            assert event.start == max(free, data)
+            seconds = {"F": times[0], "B": times[1], "FB": times[0] + times[1]}[kind][stage, i]
+            late = decoder if (kind, stage) == ("FB", 3) else 0.0
+            assert event.end == pytest.approx(event.start + seconds + late, rel=1e-12)
+            free = end.get(_message(event), event.end) if links == "blocking" else event.end
+    for event in found.events:
+        if event.kind in ("z", "g", "zg"):
+            z, g = (t[event.place, event.micro_batch] for t in times[2:])
+            assert event.end - event.start == pytest.approx({"z": z, "g": g, "zg": z + g}[event.kind], abs=1e-12)
+
+
 def test_1f1b_never_holds_more_than_s_activations():
     found = simulate("1f1b", *own_times(np.random.default_rng(4), 4, 9))
     for stage in range(4):
@@ -139,6 +176,30 @@ def test_times_of_stages_follow_the_micro_batches():
     assert backward.tolist() == [[2 * 1.1, 2 * 1.1], [2.1, 2.1]]
     assert z.tolist() == [[6.5, 4.5]]
     assert g.tolist() == [[3.5, 2.5]]
+
+
+@pytest.mark.parametrize("scaling", ["microbatch", "sample"])
+def test_equal_micro_batches_take_what_the_planner_says(scaling):
+    """The virtual clock and the formulas that a plan is made with agree where b = 12 divides by m = 4."""
+    blocks, phi, f, rate = [3, 2, 1], [10.0, 14.0, 20.0], [2.0, 1.0, 0.5], [5.0, 7.0, 9.0]
+    times = stage_times(
+        num_blocks=blocks,
+        speed=[p * q for p, q in zip(phi, f, strict=True)],
+        link_rate=rate,
+        micro_batches=[3] * 4,
+        o_f=8.0,
+        o_b=6.0,
+        o_b_scaling=scaling,
+        t0=0.3,
+        z_bits=4.0,
+        g_bits=2.0,
+        act_scaling=scaling,
+        lat=0.2,
+    )
+    teb = teb_time(micro_batch_work(8.0, 6.0, 3.0, scaling), np.array(phi), np.array(f), 0.3)
+    link = link_time(6.0 * (3 if scaling == "sample" else 1), np.array(rate), 0.2) * [1, 1, 0]
+    expected = flow_shop_latency(stage_time(np.array(blocks), teb, link).tolist(), 4)
+    assert simulate("fused", *times).makespan == pytest.approx(expected, rel=1e-12)
 
 
 def test_mistakes_are_named():

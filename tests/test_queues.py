@@ -17,6 +17,15 @@ def test_the_virtual_queue_grows_by_what_the_bound_exceeds_and_never_falls_below
     assert queues.after_round(np.array([1.5, 2.5]), 2.0, np.zeros(2), None).virtual.tolist() == [0.5, 0.5]
 
 
+def test_the_queue_bounds_by_how_much_the_mean_of_gamma_exceeds_the_threshold():
+    """C10: mean Gamma <= Gamma_max + Y_T / T, whatever the rounds brought."""
+    gammas, queues = np.random.default_rng(3).uniform(0.0, 4.0, (50, 3)), Queues.empty(3)
+    for gamma in gammas:
+        queues = queues.after_round(gamma, 1.9, np.zeros(3), None)
+    assert queues.virtual.max() > 0
+    assert np.all(gammas.mean(axis=0) <= 1.9 + queues.virtual / 50 + 1e-12)
+
+
 def test_the_energy_queue_is_off_without_a_budget():
     spent = np.array([5.0, 1.0])
     assert Queues.empty(2).after_round(np.zeros(2), 1.0, spent, None).energy.tolist() == [0.0, 0.0]

@@ -5,12 +5,16 @@ What the paper prints, and what we add
 Printed are Gamma_n = g0 (phi^2 S_n^2 / L + epsilon_n + phi^2) with g0 = beta eta^2 / (2N), Eq. (28), and epsilon_n =
 C / (p h + I), Eq. (25). The derivation below is ours; it ends in the printed bound and names what it assumes.
 
-* **Lemma 1** (error of an aggregated gradient). Cluster n's contribution differs from its full gradient by three
-  independent errors of mean 0: one for each of its S segments, whose mean square adds up to phi^2 S^2 / L; the
+* **Lemma 1** (error of an aggregated gradient). Cluster n's contribution differs from its full gradient by
+  independent errors of mean 0: of the S segments, phi^2 S / L each in mean square, phi^2 S^2 / L together; the
   distortion epsilon of the upload; and the sampling of the batch, phi^2. Their sum is :func:`gradient_error`.
 * **Theorem 1**. If the loss F is beta-smooth and eta <= 1 / beta, one round w <- w - eta (grad F + e) gives
-  E F(w') <= F(w) - eta / 2 |grad F|^2 + beta eta^2 / 2 E|e|^2; averaging N independent errors divides their mean square
-  by N, so the last term is the mean of the Gamma_n. Summed over T rounds it is :func:`convergence_bound`.
+  E F(w') <= F(w) - eta / 2 |grad F|^2 + beta eta^2 / 2 E|e|^2. The mean of N independent errors has 1 / N of their
+  mean square, so the last term is the mean of the Gamma_n. Summed over T rounds it is :func:`convergence_bound`.
+
+What it assumes and training does not always do: plain SGD, one local step a round, every cluster in the mean with the
+same weight. A cluster without a channel is out of the mean, which biases the gradient where data differ; its Gamma
+charges it with the distortion of silence instead (:func:`gamma_unmatched`). Elsewhere Gamma is a cost, not a proof.
 
 Differences. As printed, (25) lets interference lower the distortion; the consistent form is C / (1 + SINR)
 (:func:`client_pipeline.system.radio.distortion_sinr`). The printed condition on Gamma holds in every round (C11); the

@@ -1,4 +1,4 @@
-"""The command line: ``collapipe run | evaluate | translate | schedule | verify``.
+"""The command line: ``collapipe run | evaluate | translate | plan | compare | schedule | verify``.
 
 Exit codes: 0 done, 1 failed or a check not met, 2 bad input, 3 infeasible, 130 interrupted. With ``--json`` standard
 output holds one object and nothing else; all words for people go to standard error. A mistake in the input is told
@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 INTERRUPTED = 130
+INFEASIBLE = 3
 
 
 class _Commands(TyperGroup):
@@ -139,6 +140,70 @@ def schedule(
     if segments < 1 or micro_batches < 1:
         raise ValueError(f"--segments and --micro-batches: expected at least 1, found {segments} and {micro_batches}")
     typer.echo(timetable(schedule, segments, micro_batches))
+
+
+@app.command()
+def plan(
+    instance: Annotated[str, typer.Option(help="One round's problem (collapipe-instance/1); - reads it.")] = "",
+    scenario: Annotated[str, typer.Option(help="A packaged scenario's name, or a TOML file.")] = "",
+    planner: Annotated[str, typer.Option(help="dssda, dssda-paper or another policy.")] = "dssda",
+    problem: Annotated[str, typer.Option(help="round, or segments: each cluster by itself, no radio.")] = "round",
+    rounds: Annotated[int, typer.Option(help="T, with a scenario: the queues evolve.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Instead of the scenario's own.")] = None,
+    segments: Annotated[str, typer.Option(help="uniform or optimal, for random, loss-only, delay-only.")] = "uniform",
+    plan_file: Annotated[str, typer.Option("--plan", help="A plan file, for the planner fixed.")] = "",
+    drift: Annotated[str, typer.Option(help="true, or printed for dssda-paper as printed.")] = "true",
+    c11: Annotated[bool, typer.Option("--c11", help="dssda-paper: hold the bound in every round.")] = False,
+    write_plan: Annotated[Path | None, typer.Option(help="Write the (last round's) plan for collapipe run.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan rounds without training: segments, micro-batches, channels and powers; exit 3 if that is infeasible."""
+    from flower_app.plan import PlanRequest, make_plan
+
+    request = PlanRequest(
+        instance=instance,
+        scenario=scenario,
+        planner=planner,
+        problem=problem,
+        rounds=rounds,
+        seed=seed,
+        segments=segments,
+        plan_file=plan_file,
+        drift=drift,
+        c11=c11,
+        write_plan=write_plan,
+    )
+    found = make_plan(request, None if as_json else typer.echo)
+    if as_json:
+        _print_json(found.document)
+    raise typer.Exit(0 if found.feasible else INFEASIBLE)
+
+
+@app.command()
+def compare(
+    scenario: Annotated[str, typer.Option(help="A packaged scenario's name, or a TOML file.")],
+    policies: Annotated[str, typer.Option(help="Policies, with commas; random+optimal has optimal segments.")],
+    rounds: Annotated[int, typer.Option(help="T of each seed.")] = 80,
+    seeds: Annotated[int, typer.Option(help="How many networks.")] = 4,
+    plan_file: Annotated[str, typer.Option("--plan", help="A plan file, for the policy fixed.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Compare policies on planning alone: latency, convergence bound, energy, fairness, gap to the optimum."""
+    from rich.console import Console
+
+    from client_pipeline.system.scenario import load_scenario
+    from flower_app.compare import compare_policies, figures_table, named_policies
+
+    if rounds < 1 or seeds < 1:
+        raise ValueError(f"--rounds and --seeds: expected at least 1, found {rounds} and {seeds}")
+    makers = named_policies(policies, plan_file)
+    first = load_scenario(scenario)
+    networks = [first, *(load_scenario(scenario, first.seed + i) for i in range(1, seeds))]
+    figures = compare_policies(networks, makers, rounds, _say)
+    if as_json:
+        _print_json({"policies": [f.to_dict() for f in figures]})
+    else:
+        Console(width=160).print(figures_table(figures))
 
 
 @app.command()

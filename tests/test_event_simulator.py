@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from longest_path import makespan
+from oracles import makespan
 
 from client_pipeline.runtime.event_simulator import simulate, stage_times
 from client_pipeline.runtime.schedules import actions

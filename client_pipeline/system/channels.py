@@ -36,7 +36,7 @@ class NetworkTrace:
     Parameters
     ----------
     scenario : the network
-    seed : of the draws that change; the scenario's own seed is that of the devices
+    seed : beside the scenario's own: other rounds for the same devices
     """
 
     def __init__(self, scenario: Scenario, seed: int = 0) -> None:

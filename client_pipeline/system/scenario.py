@@ -169,8 +169,13 @@ class Scenario:
         return self.costs.block_memory
 
 
-def load_scenario(name: str) -> Scenario:
+def load_scenario(name: str, seed: int | None = None) -> Scenario:
     """Load a scenario by the name of a packaged one, or by path.
+
+    Parameters
+    ----------
+    name : ``table2`` for instance, or a path that ends in .toml
+    seed : instead of the file's: other devices and other rounds from the same ranges
 
     Raises
     ------
@@ -191,7 +196,8 @@ def load_scenario(name: str) -> Scenario:
     else:
         raise FileNotFoundError(f"scenario: no file {path}")
     try:
-        return parse_scenario(tomllib.loads(text), name)
+        raw = tomllib.loads(text)
+        return parse_scenario(raw if seed is None else raw | {"seed": seed}, name)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{name}: expected TOML, {error}") from error
 

@@ -73,6 +73,27 @@ def paper_segment_choices(instance: Instance, cluster: int) -> Mapping[int, Segm
     return best
 
 
+def cheapest_sizes(instance: Instance, tables: Mapping[int, Mapping[int, SegmentChoice]]) -> dict[int, int]:
+    """The S of each cluster for the least V max_n D_n + size costs: exact, for the max is one of the D.
+
+    Parameters
+    ----------
+    tables : by cluster, its choices by S
+    """
+    seconds, costs, sizes = {}, {}, {}
+    for n, table in tables.items():
+        front = sorted(table.values(), key=lambda choice: choice.pipeline_s)
+        size_cost = [instance.clusters[n].size_cost(choice.num_segments) for choice in front]
+        seconds[n] = instance.steps * np.array([choice.pipeline_s for choice in front])
+        costs[n] = np.minimum.accumulate(size_cost)
+        sizes[n] = [front[size_cost.index(least)].num_segments for least in costs[n]]
+    latest = np.concatenate(list(seconds.values()))
+    latest = latest[latest >= max(s[0] for s in seconds.values())]
+    at = {n: np.searchsorted(s, latest, side="right") - 1 for n, s in seconds.items()}
+    best = np.argmin(instance.V * latest + np.sum([costs[n][at[n]] for n in tables], axis=0))
+    return {n: sizes[n][at[n][best]] for n in tables}
+
+
 @dataclass(frozen=True)
 class _Slope:
     """A time of each device that falls with m as shared / m + fixed, (K,) each [s]."""
@@ -152,7 +173,10 @@ class _Alternation:
         first, last = np.argmax(allowed, axis=1), len(self._m) - 1 - np.argmax(allowed[:, ::-1], axis=1)
         below = np.clip(np.searchsorted(self._m, wanted, side="right") - 1, first, last)
         above = np.minimum(below + 1, last)
-        return np.where(self._seconds(blocks, above) < self._seconds(blocks, below), above, below)
+        # Where another stage is the slowest at m*, the m so far may be better than both.
+        tried = np.stack([at, below, above])
+        best = np.argmin([self._seconds(blocks, m) for m in tried], axis=0)
+        return np.asarray(tried[best, rows])
 
     def _stages(self, blocks: Index, at: Index) -> Array:
         """Stage times t_k, 0 for idle devices, (P, K) [s]."""

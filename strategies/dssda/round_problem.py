@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from client_pipeline.system.channels import NetworkState
 
+from client_pipeline.system.channels import NetworkState
 from client_pipeline.system.radio import Array, distortion_paper, distortion_sinr
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.answer import Answer
 from strategies.dssda.convergence import BoundParameters, gamma, gamma_unmatched
 from strategies.dssda.instance import Cluster, Device, Instance, Uplink
+from strategies.dssda.per_round_bound import PerRoundBound
 from strategies.dssda.queues import DriftWeights, Queues, drift_weights
 
 
@@ -93,6 +94,11 @@ def _cluster(scenario: Scenario, network: NetworkState, weights: DriftWeights, n
 def bound_parameters(scenario: Scenario) -> BoundParameters:
     """g0 and phi of the convergence bound."""
     return BoundParameters(g0=scenario.planner.g0, phi=scenario.planner.phi)
+
+
+def per_round_bound(scenario: Scenario) -> PerRoundBound:
+    """C11 with the scenario's Gamma_max."""
+    return PerRoundBound(parameters=bound_parameters(scenario), gamma_max=scenario.planner.gamma_max)
 
 
 def silent_distortion(scenario: Scenario, network: NetworkState) -> Array:

@@ -1,0 +1,95 @@
+"""TEB costs of real models against counts by hand."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from client_pipeline.partition import transformer
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.system.costs import model_costs, teb_costs
+
+BERT_BASE = ModelSpec(
+    family="bert",
+    head="sequence-classification",
+    config={
+        "vocab_size": 30522,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 512,
+        "num_labels": 2,
+    },
+)
+
+
+def by_hand(width, feed_forward, length):
+    """Matrix products of one TEB: four of the attention, two of the feed-forward net, scores and their use."""
+    return 2 * length * (4 * width**2 + 2 * width * feed_forward) + 4 * length**2 * width
+
+
+@pytest.mark.parametrize("length", [1, 20, 64])
+def test_flop_of_a_classic_teb_are_those_of_its_matrix_products(length):
+    spec = transformer.spec(vocab_size=100, width=64, num_heads=4, feed_forward=160, encoder_layers=3)
+    costs = teb_costs(spec, length)
+    assert costs.forward_flop == by_hand(64, 160, length)
+    assert costs.backward_flop == 2 * costs.forward_flop
+    assert costs.num_parameters == sum(p.numel() for p in build_parts(spec, 0).blocks[0].parameters())
+    assert costs.activation_bits == 32 * length * 64
+
+
+def test_flop_and_parameters_of_bert_base():
+    costs = teb_costs(BERT_BASE, 128)
+    assert costs.forward_flop == by_hand(768, 3072, 128)
+    assert costs.num_parameters == 7_087_872
+    assert costs.parameter_bytes == 4 * 7_087_872
+
+
+def test_saved_bytes_are_those_that_a_real_forward_pass_keeps():
+    spec = transformer.spec(vocab_size=100, width=64, num_heads=4, feed_forward=160, encoder_layers=1, dropout=0.0)
+    block, storages = build_parts(spec, 0).blocks[0], {}
+    weights = {p.data_ptr() for p in block.parameters()}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in weights:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        y = block(torch.randn(1, 30, 64, requires_grad=True), None)
+    real = sum(storage.nbytes() for storage in storages.values())
+    assert y.requires_grad
+    # The processor's attention kernel keeps other tensors than the one that is counted.
+    assert teb_costs(spec, 30).saved_bytes == pytest.approx(real, rel=0.35)
+
+
+def test_memory_counts_optimizer_state_and_all_micro_batches():
+    teb = teb_costs(BERT_BASE, 128)
+
+    def memory(**changes):
+        return model_costs(BERT_BASE, **{"sequence_length": 128, "batch_size": 16, **changes}).block_memory
+
+    assert memory(optimizer="adamw") - memory(optimizer="sgd") == 2 * teb.parameter_bytes
+    assert memory(batch_size=17) - memory() == teb.saved_bytes
+    assert memory() == pytest.approx(0.25e9, rel=0.3)
+
+
+def test_uploads_count_the_encoder_and_the_activations_of_the_local_steps():
+    costs = model_costs(BERT_BASE, sequence_length=128, batch_size=16, local_steps=3)
+    embedding = (30522 + 512 + 2) * 768 + 2 * 768
+    assert costs.upload_energy_bits == 32 * (embedding + 12 * 7_087_872)
+    assert costs.upload_time_bits - costs.upload_energy_bits == 3 * 16 * 128 * 768 * 32
+    with pytest.raises(ValueError, match="optimizer: expected one of sgd, momentum, adamw, found 'lion'"):
+        model_costs(BERT_BASE, sequence_length=8, batch_size=1, optimizer="lion")
+
+
+def test_the_planner_imports_neither_torch_nor_flower_nor_ray_and_cvxpy_only_to_solve():
+    script = (
+        "import sys, flower_app.plan, flower_app.compare, client_pipeline.system.costs\n"
+        "print([m for m in ('torch', 'flwr', 'ray', 'cvxpy', 'transformers') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"

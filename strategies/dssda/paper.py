@@ -214,12 +214,7 @@ class _Round:
 
 
 def _solve_power(instance: Instance, cluster: int, channel: int) -> PowerSolution | None:
-    """Algorithm 3; None where the convex solver gives up, once in thousands of problems: the power so far stands."""
-    from cvxpy.error import SolverError  # takes over a second
-
-    try:
-        solution = solve_power(instance, cluster, channel, latency_weight=instance.V)
-    except SolverError:
-        return None
+    """Algorithm 3; None where the convex solver gives up: the power so far stands."""
+    solution = solve_power(instance, cluster, channel, latency_weight=instance.V)
     assert not isinstance(solution, Infeasibility)  # pairs without an allowed power are not matched
-    return solution
+    return None if solution.status == "failed" else solution

@@ -27,8 +27,8 @@ class PowerSolution(NamedTuple):
     """Convex problems solved."""
     residual: float
     """What the slope of the cost promises on the way to the last convex problem's optimum, as a share of the cost."""
-    status: Literal["converged", "stopped"]
-    """``stopped``: the limit of iterations came first."""
+    status: Literal["converged", "stopped", "failed"]
+    """``stopped``: the limit of iterations came first; ``failed``: the convex solver gave up, at this power."""
 
 
 def solve_power(
@@ -65,6 +65,8 @@ def solve_power(
     for iteration in range(1, max_iterations + 1):
         # Steps 2 and 3: the parameter of the ratio and the tangent of E_up at this power, then the convex problem.
         target = _convex_step(one, power, low, high, latency_weight)
+        if target is None:
+            return PowerSolution(power, value, iteration, residual, "failed")
         promise = max(_slope(one, power, latency_weight) * (power - target), 0.0)
         residual = promise / max(abs(value), 1e-12)
         # Step 4: stop at a stationary power.
@@ -73,7 +75,8 @@ def solve_power(
         # The paper takes the full step. -lambda R lies below V D / R, so a full step may overshoot and the powers swing
         # for ever: halve it until the cost falls by a share of what the slope promises.
         step = 1.0
-        while objective(trial := power + step * (target - power)) > value - 0.1 * step * promise:
+        # Rounding must not take the power below its interval.
+        while objective(trial := max(power + step * (target - power), low)) > value - 0.1 * step * promise:
             step /= 2
         power, value = trial, objective(trial)
     return PowerSolution(power, value, max_iterations, residual, "stopped")
@@ -95,8 +98,8 @@ def _rate_weight(one: Uplinks, x: float, latency_weight: float) -> float:
     return latency_weight * float(one.k) / x**2 if latency_weight * one.k > 0 else 0.0
 
 
-def _convex_step(one: Uplinks, power: float, low: float, high: float, latency_weight: float) -> float:
-    """Optimum of the convex problem around a power: min -lambda R(p) + wP p + wE E_up'(p_i) p + wG eps(p)."""
+def _convex_step(one: Uplinks, power: float, low: float, high: float, latency_weight: float) -> float | None:
+    """Optimum of the convex problem around a power, None if the solver gives up: min -lambda R(p) + wP p + wE E_up'(p_i) p + wG eps(p)."""
     x = float(np.log1p(power / one.noise_gain))
     sinr = high / float(one.noise_gain)
     rate_weight = _rate_weight(one, x, latency_weight)
@@ -118,7 +121,7 @@ def _convex_step(one: Uplinks, power: float, low: float, high: float, latency_we
         signal=float(one.alpha) * sinr / received if distortion_weight else 0.0,
         interference=float(one.beta) / received if distortion_weight else 1.0,
     )
-    return float(np.clip(share * high, low, high))
+    return None if share is None else float(np.clip(share * high, low, high))
 
 
 class _ConvexProblem:
@@ -151,14 +154,17 @@ class _ConvexProblem:
                 y <= 1.0,
             ],
         )
-        self._solver = cp.CLARABEL
+        self._solver, self._error = cp.CLARABEL, cp.error.SolverError
 
-    def solve(self, **values: float) -> float:
-        """The y of least cost."""
+    def solve(self, **values: float) -> float | None:
+        """The y of least cost; None if the solver gives up, once in thousands of problems."""
         for name, value in values.items():
             self._parameters[name].value = value
-        self._problem.solve(solver=self._solver)
-        return float(self._share.value)
+        try:
+            self._problem.solve(solver=self._solver)
+        except self._error:
+            return None
+        return None if self._share.value is None else float(self._share.value)
 
 
 @cache

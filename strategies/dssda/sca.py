@@ -99,7 +99,10 @@ def _rate_weight(one: Uplinks, x: float, latency_weight: float) -> float:
 
 
 def _convex_step(one: Uplinks, power: float, low: float, high: float, latency_weight: float) -> float | None:
-    """Optimum of the convex problem around a power, None if the solver gives up: min -lambda R(p) + wP p + wE E_up'(p_i) p + wG eps(p)."""
+    """Optimum of the convex problem around a power: min -lambda R(p) + wP p + wE E_up'(p_i) p + wG eps(p).
+
+    None if the solver gives up.
+    """
     x = float(np.log1p(power / one.noise_gain))
     sinr = high / float(one.noise_gain)
     rate_weight = _rate_weight(one, x, latency_weight)

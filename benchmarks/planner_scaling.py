@@ -31,7 +31,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from strategies.dssda.evaluation import teb_and_link_seconds
-from strategies.dssda.instance import Instance, parse_instance
+from strategies.dssda.instance import Instance
+from strategies.dssda.instance_file import parse_instance
 from strategies.dssda.limits import Limits
 from strategies.dssda.planner import plan_round
 from strategies.dssda.segments import solve_segments

@@ -18,7 +18,8 @@ from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario
 from flower_app.plan_report import print_answer
 from strategies.dssda.answer import Answer
-from strategies.dssda.instance import Instance, read_instance
+from strategies.dssda.instance import Instance
+from strategies.dssda.instance_file import read_instance
 from strategies.dssda.queues import DRIFTS, Queues
 from strategies.dssda.round_problem import per_round_bound, round_instance
 from strategies.dssda.segments import solve_segments
@@ -60,9 +61,7 @@ class PlanRequest:
         if self.drift not in DRIFTS:
             raise ValueError(f"--drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
         if self.planner != "dssda-paper" and (self.drift == "printed" or self.c11):
-            raise ValueError(
-                "--drift printed and --c11 are of the paper as printed; add --planner dssda-paper"
-            )
+            raise ValueError("--drift printed and --c11 are of the paper as printed; add --planner dssda-paper")
         if self.instance and (self.drift == "printed" or self.c11):
             raise ValueError("--drift and --c11 need a scenario: an instance has its weights, and no Gamma_max")
         if self.problem == "segments" and (self.planner != "dssda" or self.write_plan):

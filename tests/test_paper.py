@@ -10,7 +10,7 @@ from instances import random_instance
 
 from strategies.dssda.convergence import BoundParameters
 from strategies.dssda.evaluation import Match, exceeds, violations
-from strategies.dssda.instance import parse_instance
+from strategies.dssda.instance_file import parse_instance
 from strategies.dssda.paper import plan_round_paper, trace_round_paper
 from strategies.dssda.paper_segments import MOST_DEVICES, cheapest_sizes, micro_batches, paper_segment_choices
 from strategies.dssda.per_round_bound import PerRoundBound

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from client_pipeline.partition.plan import read_plans
 from flower_app.cli import app
-from strategies.dssda.instance import instance_to_dict, parse_instance
+from strategies.dssda.instance_file import instance_to_dict, parse_instance
 from strategies.dssda.planner import plan_round
 
 

@@ -10,7 +10,7 @@ from instances import random_instance
 
 import strategies.dssda.branching as branching
 from strategies.dssda.evaluation import Match, score, violations
-from strategies.dssda.instance import parse_instance, read_instance
+from strategies.dssda.instance_file import parse_instance, read_instance
 from strategies.dssda.planner import plan_round
 from strategies.dssda.power import Uplinks
 from strategies.dssda.segments import segment_tables

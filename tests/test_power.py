@@ -8,7 +8,8 @@ import pytest
 from instances import random_instance
 
 from strategies.dssda.answer import Infeasibility
-from strategies.dssda.instance import Instance, instance_to_dict, parse_instance
+from strategies.dssda.instance import Instance
+from strategies.dssda.instance_file import instance_to_dict, parse_instance
 from strategies.dssda.power import (
     Uplinks,
     cheapest_power,

@@ -11,7 +11,7 @@ from client_pipeline.partition.plan import read_plans, write_plans
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario
 from strategies.dssda.evaluation import Match, violations
-from strategies.dssda.instance import parse_instance
+from strategies.dssda.instance_file import parse_instance
 from strategies.dssda.planner import plan_round
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance

@@ -8,7 +8,7 @@ import pytest
 from test_power import draw
 
 from strategies.dssda.answer import Infeasibility
-from strategies.dssda.instance import instance_to_dict
+from strategies.dssda.instance_file import instance_to_dict
 from strategies.dssda.power import power_interval
 from strategies.dssda.sca import solve_power
 

@@ -7,7 +7,7 @@ import pytest
 from instances import random_instance
 from oracles import best_pipelines, pipeline_time
 
-from strategies.dssda.instance import parse_instance
+from strategies.dssda.instance_file import parse_instance
 from strategies.dssda.segments import segment_table, segment_tables, solve_segments
 
 NUM_INSTANCES = 400

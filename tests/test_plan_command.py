@@ -158,6 +158,17 @@ def test_rounds_are_planned_with_queues_that_evolve_and_the_last_is_written(tmp_
     assert other["objective"] != document["rounds"][0]["objective"]
 
 
+def test_a_plan_for_the_default_network_fits_the_default_run(tmp_path):
+    from flower_app.config_sources import load_config
+    from flower_app.preflight import check_run
+
+    path = tmp_path / "plan.json"
+    assert call("plan", "--scenario", "default", "--write-plan", str(path)).exit_code == 0
+    config = load_config(None, [f"plan={path}"])
+    assert check_run(config) == 3
+    assert {sum(plan.delta) for plan in read_plans(path)} == {config.model.encoder_layers}
+
+
 def test_compare_sets_policies_beside_each_other():
     arguments = ("compare", "--scenario", "table2-contended", "--rounds", "8", "--seeds", "2")
     outcome = call(*arguments, "--policies", "dssda,uniform,random,random+optimal", "--json")

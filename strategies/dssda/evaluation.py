@@ -101,6 +101,8 @@ def _cluster_violations(instance: Instance, n: int, match: Match) -> list[str]:
         found.append(f"C1: segments hold {sum(choice.delta)} TEBs, expected {instance.L}")
     if choice.num_segments not in instance.segment_range(n):
         found.append(f"C2: S = {choice.num_segments} is outside {instance.segment_range(n)}")
+    if choice.m not in instance.m_set:
+        found.append(f"m_set: m = {choice.m} is not among {list(instance.m_set)}")
     energy = device_energy(instance, n, choice.delta, choice.m, choice.last)
     for k, d in enumerate(choice.delta):
         if exceeds(d * instance.gamma0, devices.mem[k]):

@@ -154,6 +154,8 @@ def plan(
     plan_file: Annotated[str, typer.Option("--plan", help="A plan file, for the planner fixed.")] = "",
     drift: Annotated[str, typer.Option(help="true, or printed for dssda-paper as printed.")] = "true",
     c11: Annotated[bool, typer.Option("--c11", help="dssda-paper: hold the bound in every round.")] = False,
+    model: Annotated[str, typer.Option(help="Count the scenario's costs from this model: a folder or hub id.")] = "",
+    length: Annotated[int, typer.Option(help="Tokens of a sample, with --model.")] = 128,
     write_plan: Annotated[Path | None, typer.Option(help="Write the (last round's) plan for collapipe run.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -171,6 +173,8 @@ def plan(
         plan_file=plan_file,
         drift=drift,
         c11=c11,
+        model=model,
+        length=length,
         write_plan=write_plan,
     )
     found = make_plan(request, None if as_json else typer.echo)

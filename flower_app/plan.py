@@ -6,7 +6,7 @@ import io
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from client_pipeline.partition.plan import write_plans
 from client_pipeline.system.channels import NetworkTrace
-from client_pipeline.system.scenario import load_scenario
+from client_pipeline.system.scenario import Scenario, load_scenario
 from flower_app.plan_report import print_answer
 from strategies.dssda.answer import Answer
 from strategies.dssda.instance import Instance
@@ -45,6 +45,10 @@ class PlanRequest:
     drift: str
     """``true`` or ``printed``."""
     c11: bool
+    model: str
+    """Folder or hub id of the model that the scenario's costs are counted from; empty: the scenario's own costs."""
+    length: int
+    """Tokens of a sample of that model."""
     write_plan: Path | None
 
     def __post_init__(self) -> None:
@@ -58,6 +62,10 @@ class PlanRequest:
             )
         if self.rounds > 1 and (self.instance or self.problem == "segments"):
             raise ValueError("--rounds: an instance and --problem segments are of one round; expected 1 with them")
+        if self.model and not self.scenario:
+            raise ValueError("--model replaces a scenario's costs; an instance has its own: use --scenario")
+        if self.length < 1:
+            raise ValueError(f"--length: expected at least 1 token, found {self.length}")
         if self.drift not in DRIFTS:
             raise ValueError(f"--drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
         if self.planner != "dssda-paper" and (self.drift == "printed" or self.c11):
@@ -101,9 +109,29 @@ def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Plann
     return Planned(feasible, answer.to_dict())
 
 
+def _scenario(request: PlanRequest) -> Scenario:
+    scenario = load_scenario(request.scenario, request.seed)
+    if not request.model:
+        return scenario
+    # torch and transformers are needed for this alone.
+    from client_pipeline.partition.families import adapter
+    from client_pipeline.system.costs import model_costs
+    from flower_app.verify import model_builder
+
+    spec, planner = model_builder(request.model, seed=0)().spec, scenario.planner
+    costs = model_costs(
+        spec,
+        sequence_length=request.length,
+        batch_size=planner.batch_size,
+        local_steps=planner.local_steps,
+    )
+    num_blocks = adapter(spec.family).num_blocks(spec)
+    return replace(scenario, costs=costs, planner=replace(planner, num_blocks=num_blocks))
+
+
 def _round(request: PlanRequest) -> Round:
     if request.scenario:
-        scenario = load_scenario(request.scenario, request.seed)
+        scenario = _scenario(request)
         queues = Queues.empty(scenario.num_clusters)
         return Round(
             number=1,
@@ -129,7 +157,7 @@ def _policy(request: PlanRequest) -> RoundPolicy:
 
 
 def _many_rounds(request: PlanRequest, echo: Callable[[str], None] | None) -> Planned:
-    scenario, done = load_scenario(request.scenario, request.seed), []
+    scenario, done = _scenario(request), []
     for round_ in plan_rounds(scenario, _policy(request), request.rounds, drift=request.drift):
         done.append(round_)
         if echo:

@@ -115,6 +115,8 @@ def test_text_that_is_no_json_is_refused():
         (("--scenario", "table2", "--planner", "best"), "policy: expected one of dssda"),
         (("--scenario", "table2", "--rounds", "0"), "--rounds and --seed: expected at least 1"),
         (("--instance", "-", "--rounds", "2"), "--rounds: an instance and --problem segments are of one round"),
+        (("--instance", "-", "--model", "m"), "--model replaces a scenario's costs"),
+        (("--scenario", "table2", "--length", "0"), "--length: expected at least 1 token, found 0"),
         (("--scenario", "table2", "--c11"), "add --planner dssda-paper"),
         (("--scenario", "table2", "--drift", "odd"), "--drift: expected one of true, printed, found 'odd'"),
         (("--scenario", "table2", "--problem", "segments", "--planner", "random"), "solved by dssda"),
@@ -167,6 +169,20 @@ def test_a_plan_for_the_default_network_fits_the_default_run(tmp_path):
     config = load_config(None, [f"plan={path}"])
     assert check_run(config) == 3
     assert {sum(plan.delta) for plan in read_plans(path)} == {config.model.encoder_layers}
+
+
+def test_costs_can_be_counted_from_a_real_model(tmp_path):
+    config = {"model_type": "bert", "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 5}
+    config |= {"num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 40}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arguments = ("plan", "--scenario", "physical", "--model", str(tmp_path), "--json")
+    answer = json.loads(call(*arguments, "--length", "32").stdout)
+    assert answer["status"] == "optimal"
+    assert {sum(c["delta"]) for c in answer["clusters"]} == {5}
+    shorter = json.loads(call(*arguments, "--length", "8").stdout)
+    assert shorter["latency_s"] < answer["latency_s"]
+        "'", ""
+    )
 
 
 def test_compare_sets_policies_beside_each_other():

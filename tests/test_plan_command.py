@@ -181,8 +181,6 @@ def test_costs_can_be_counted_from_a_real_model(tmp_path):
     assert {sum(c["delta"]) for c in answer["clusters"]} == {5}
     shorter = json.loads(call(*arguments, "--length", "8").stdout)
     assert shorter["latency_s"] < answer["latency_s"]
-        "'", ""
-    )
 
 
 def test_compare_sets_policies_beside_each_other():

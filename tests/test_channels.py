@@ -61,3 +61,22 @@ def test_a_cluster_has_the_same_rounds_whoever_else_there_is():
         channels=dataclasses.replace(SCENARIO.channels, large_scale_gain=SCENARIO.channels.large_scale_gain[:2]),
     )
     assert np.array_equal(NetworkTrace(few).round(3).gain, NetworkTrace(SCENARIO).round(3).gain[:2])
+
+
+def test_no_stream_of_a_round_is_one_of_the_scenarios_own(monkeypatch):
+    """NumPy pads seeds with zeros: round 1 of cluster 0 once was the draw of the uplinks' bandwidths, [seed, 0, 1]."""
+    seen, make = [], np.random.default_rng
+
+    def first_words(seed):
+        generator = make(seed)
+        seen.append(tuple(make(seed).integers(0, 2**63, 4)))
+        return generator
+
+    monkeypatch.setattr(np.random, "default_rng", first_words)
+    scenario = load_scenario("physical")
+    trace = NetworkTrace(scenario)
+    of_scenario = len(seen)
+    for number in range(1, 9):
+        trace.round(number)
+    assert of_scenario > 5 and len(seen) > of_scenario
+    assert len(set(seen)) == len(seen)

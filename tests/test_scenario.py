@@ -56,7 +56,11 @@ def test_a_list_gives_each_device_its_own_value():
         (("cluster",), 3, "unknown key 'cluster'; did you mean 'clusters'?"),
         (("device", "frequency-ghz"), "0.5 GHz", "x: device.frequency-ghz: expected a number above 0 in the unit"),
         (("device", "kappa"), float("inf"), "x: device.kappa: expected a number above 0"),
-        (("device", "flop-per-cycle"), None, "x: device.flop-per-cycle: expected a number above 0"),
+        (
+            ("device", "flop-per-cycle"),
+            None,
+            "x: device.flop-per-cycle: missing; expected a number above 0 in the unit",
+        ),
         (("device", "speed-factor"), 1.2, "x: device.speed-factor: expected at most 1, found 1.2"),
         (("channels",), 0, "x: channels: expected an integer of at least 1, found 0"),
         (("noise-dbm-per-hz",), "low", "x: noise-dbm-per-hz: expected a number in the unit"),
@@ -77,6 +81,16 @@ def test_a_list_gives_each_device_its_own_value():
         (("planner",), {"v": float("nan")}, "x: planner.v: expected a number of at least 0"),
         (("planner",), {"gama-max": 3}, "unknown key 'planner.gama-max'; did you mean 'gamma-max'?"),
         (("block",), None, "missing table"),
+        (("clusters",), None, "x: clusters: missing; expected an integer of at least 1"),
+        (("device", "memory-gb"), [1, 2, 3, -4, 5, 6], "x: device.memory-gb[3]: expected a number above 0"),
+        (("device", "frequency-ghz"), {"min": 0, "max": 1}, "x: device.frequency-ghz.min: expected a number above 0"),
+        (("device", "frequency-ghz"), 1e300, "x: device.frequency-ghz: expected a value that can be held in SI units"),
+        (("link",), {"gain-db": 4000}, "x: link.gain-db: expected a value that can be held in SI units, found 4000"),
+        (("link",), {"gain-db": -4000}, "x: link.gain-db: expected a value that can be held in SI units, found -4000"),
+        (("channel",), {"gain-db": 4000}, "x: channel.gain-db: expected a gain that can be held as a plain factor"),
+        (("channel",), {"distance-m": 1e300, "path-loss-exponent": 3}, "x: channel.gain-db: expected a gain"),
+        (("noise-dbm-per-hz",), 1e9, "x: noise-dbm-per-hz: expected a value that can be held in SI units"),
+        (("channel",), {"interference-w": 0}, "x: channel.interference-w: expected above 0, found 0: Eq. (25)"),
     ],
 )
 def test_mistakes_name_file_and_key(path, value, message):
@@ -129,6 +143,19 @@ def test_the_contended_network_has_more_clusters_than_channels_and_the_same_firs
     assert (contended.num_clusters, contended.num_channels) == (8, 4)
     assert contended.clusters[:3] == full.clusters
     assert contended.channels.large_scale_gain[:3] == full.channels.large_scale_gain
+
+
+def test_a_file_that_is_not_toml_is_named(tmp_path):
+    for content in (b"format = ", b"\xff\xfe"):
+        (tmp_path / "broken.toml").write_bytes(content)
+        with pytest.raises(ValueError, match=r"broken\.toml: expected TOML"):
+            load_scenario(str(tmp_path / "broken.toml"))
+
+
+def test_without_interference_the_distortion_needs_the_sinr():
+    raw = copy.deepcopy(GOOD)
+    raw["channel"], raw["planner"] = {"interference-w": 0}, {"distortion": "sinr"}
+    assert parse_scenario(raw, "x").channels.interference_w == (0.0, 0.0)
 
 
 def test_path_loss_falls_with_the_distance():

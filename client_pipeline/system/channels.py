@@ -48,11 +48,12 @@ class NetworkTrace:
         shape = (scenario.num_clusters, scenario.num_channels)
         fading, frequency = np.empty(shape), []
         for n, devices in enumerate(scenario.clusters):
-            generator = np.random.default_rng([scenario.seed, self._seed, number, n])
+            # NumPy fills short seeds up with zeros, to four words: five that end in another number than 0 are no draw
+            # of the scenario's own.
+            generator = np.random.default_rng([scenario.seed, self._seed, number, n, 2])
             share = generator.uniform(*model.speed_factor, len(devices))
             frequency.append(share * np.array([d.frequency for d in devices]))
             fading[n] = model.fading_floor + (1 - model.fading_floor) * generator.exponential(1.0, shape[1])
-        # One more coordinate than a cluster's seed: a stream of its own.
         of_channels = np.random.default_rng([scenario.seed, self._seed, number, 0, 1])
         interference = of_channels.uniform(*model.interference_w, shape[1])
         bandwidth = np.array([u.bandwidth_hz for u in scenario.uplinks])

@@ -6,6 +6,7 @@ channel. Keys that are absent have the values of Table II, as calibrated in ``co
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -190,16 +191,16 @@ def load_scenario(name: str, seed: int | None = None) -> Scenario:
             raise FileNotFoundError(
                 f"scenario: no packaged scenario {name!r}; expected one of {', '.join(names)} or a path to a .toml file"
             )
-        text = packaged.read_text(encoding="utf-8")
+        content = packaged.read_bytes()
     elif path.is_file():
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     else:
         raise FileNotFoundError(f"scenario: no file {path}")
     try:
-        raw = tomllib.loads(text)
-        return parse_scenario(raw if seed is None else raw | {"seed": seed}, name)
-    except tomllib.TOMLDecodeError as error:
+        raw = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{name}: expected TOML, {error}") from error
+    return parse_scenario(raw if seed is None else raw | {"seed": seed}, name)
 
 
 def parse_scenario(raw: dict[str, Any], where: str) -> Scenario:
@@ -233,15 +234,22 @@ def parse_scenario(raw: dict[str, Any], where: str) -> Scenario:
     speed_factor = device.limits("speed-factor", _SPEED_FACTOR)
     if speed_factor[1] > 1:
         raise ValueError(f"{where}: device.speed-factor: expected at most 1, found {speed_factor[1]:g}")
+    channels = _channels(channel, num_clusters, num_channels, seed, speed_factor, where)
+    planner = _planner(table("planner", *_PLANNER, *_PLANNER_COUNTS, *_PLANNER_CHOICES))
+    if planner.distortion == "paper" and channels.interference_w[0] == 0:
+        raise ValueError(
+            f"{where}: channel.interference-w: expected above 0, found 0: Eq. (25) has no finite distortion without "
+            'interference and power; set planner.distortion = "sinr"'
+        )
     return Scenario(
         name=Path(where).stem,
         clusters=clusters,
         uplinks=_uplinks(uplink, num_clusters, np.random.default_rng([seed, 0, 1])),
         num_channels=num_channels,
         noise_psd=top.number("noise-dbm-per-hz", _NOISE),
-        channels=_channels(channel, num_clusters, num_channels, seed, speed_factor, where),
+        channels=channels,
         costs=_costs(table("block", *_BLOCK, "backward-per", "activations-per")),
-        planner=_planner(table("planner", *_PLANNER, *_PLANNER_COUNTS, *_PLANNER_CHOICES)),
+        planner=planner,
         seed=seed,
     )
 
@@ -297,13 +305,26 @@ def _channels(
         gain_db = table.draw("gain-db", _CHANNEL["gain-db"], num_channels, generator)
         # Shadowing is of the place: the same on all channels.
         gain_db = gain_db - 10 * exponent * np.log10(distance[n]) + deviation * generator.standard_normal()
-        gains.append(tuple(from_db(float(v)) for v in gain_db))
+        gains.append(tuple(_linear_gain(float(v), where) for v in gain_db))
     return ChannelModel(
         large_scale_gain=tuple(gains),
         fading_floor=floor,
         interference_w=table.limits("interference-w", _CHANNEL["interference-w"]),
         speed_factor=speed,
     )
+
+
+def _linear_gain(gain_db: float, where: str) -> float:
+    try:
+        gain = from_db(gain_db)
+    except OverflowError:
+        gain = math.inf
+    if not 0 < gain < math.inf:
+        raise ValueError(
+            f"{where}: channel.gain-db: expected a gain that can be held as a plain factor, found {gain_db:g} dB with "
+            "path loss and shadowing; check distance-m, path-loss-exponent and shadowing-db, too"
+        )
+    return gain
 
 
 def _costs(table: ScenarioTable) -> Costs:

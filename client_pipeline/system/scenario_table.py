@@ -46,7 +46,7 @@ class ScenarioTable:
 
     def draw(self, key: str, quantity: Quantity, count: int, generator: np.random.Generator) -> Array:
         """One value for each of ``count``: a number for all, {min, max} drawn, or a list; (count,) in SI."""
-        value = self._value(key, quantity)
+        value = self._value(key, quantity, ", a range {min, max} or a list")
         if isinstance(value, Range):
             values = generator.uniform(value.low, value.high, count)
         elif isinstance(value, list):
@@ -55,14 +55,14 @@ class ScenarioTable:
             values = np.array(value)
         else:
             values = np.full(count, value)
-        return np.array([quantity.to_si(float(v)) for v in values])
+        return np.array([self._si(key, quantity, float(v)) for v in values])
 
     def number(self, key: str, quantity: Quantity) -> float:
         """One number, in SI."""
-        value = self._value(key, quantity)
+        value = self._value(key, quantity, "")
         if not isinstance(value, float):
             raise ValueError(f"{self._name(key)}: expected one number, found {self._raw.get(key)!r}")
-        return quantity.to_si(value)
+        return self._si(key, quantity, value)
 
     def optional(self, key: str, quantity: Quantity) -> float | None:
         """One number in SI, or None where the key is absent."""
@@ -70,17 +70,19 @@ class ScenarioTable:
 
     def limits(self, key: str, quantity: Quantity) -> tuple[float, float]:
         """Both ends of a range, equal ones for a number, in SI."""
-        value = self._value(key, quantity)
+        value = self._value(key, quantity, " or a range {min, max}")
         if isinstance(value, list):
             raise ValueError(f"{self._name(key)}: expected a number or a range {{min, max}}, found {value!r}")
         low, high = (value.low, value.high) if isinstance(value, Range) else (value, value)
-        return quantity.to_si(low), quantity.to_si(high)
+        return self._si(key, quantity, low), self._si(key, quantity, high)
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
         """An integer."""
-        value = self._raw.get(key, default)
+        value, wanted = self._raw.get(key, default), f"expected an integer of at least {least}"
+        if value is None:
+            raise ValueError(f"{self._name(key)}: missing; {wanted}")
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{self._name(key)}: expected an integer of at least {least}, found {value!r}")
+            raise ValueError(f"{self._name(key)}: {wanted}, found {value!r}")
         return value
 
     def choice(self, key: str, names: Sequence[str], default: str) -> Any:
@@ -90,29 +92,40 @@ class ScenarioTable:
             raise ValueError(f"{self._name(key)}: expected one of {', '.join(names)}, found {value!r}")
         return value
 
-    def _value(self, key: str, quantity: Quantity) -> float | list[float] | Range:
+    def _value(self, key: str, quantity: Quantity, other_forms: str) -> float | list[float] | Range:
         if key not in self._raw and quantity.default is not None:
             return Range(*quantity.default) if isinstance(quantity.default, tuple) else float(quantity.default)
-        value, name = self._raw.get(key), self._name(key)
+        name = self._name(key)
+        sign = "" if quantity.sign == "any" else f" {quantity.sign}"
+        wanted = f"expected a number{sign} in the unit that the key names{other_forms}"
+        if key not in self._raw:
+            raise ValueError(f"{name}: missing; {wanted}")
+        value = self._raw[key]
         if isinstance(value, dict) and value.keys() == {"min", "max"}:
-            low, high = (_checked(value[end], f"{name}.{end}", quantity.sign) for end in ("min", "max"))
+            low, high = (_checked(value[end], f"{name}.{end}", quantity.sign, wanted) for end in ("min", "max"))
             if low > high:
-                raise ValueError(f"{name}: min {low:g} is above max {high:g}")
+                raise ValueError(f"{name}: min {low:g} is above max {high:g}; expected min to be at most max")
             return Range(low, high)
         if isinstance(value, list):
-            return [_checked(v, name, quantity.sign) for v in value]
-        return _checked(value, name, quantity.sign)
+            return [_checked(v, f"{name}[{i}]", quantity.sign, wanted) for i, v in enumerate(value)]
+        return _checked(value, name, quantity.sign, wanted)
+
+    def _si(self, key: str, quantity: Quantity, value: float) -> float:
+        """The value in SI; one that overflows or vanishes on the way was meant in another unit."""
+        try:
+            si = quantity.to_si(value)
+        except OverflowError:
+            si = math.inf
+        if not math.isfinite(si) or (si == 0 and value != 0):
+            raise ValueError(f"{self._name(key)}: expected a value that can be held in SI units, found {value:g}")
+        return si
 
     def _name(self, key: str) -> str:
         return f"{self._where}: {self._prefix}{key}"
 
 
-def _checked(value: Any, name: str, sign: str) -> float:
+def _checked(value: Any, name: str, sign: str, wanted: str) -> float:
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not good or (sign == "above 0" and value <= 0) or (sign == "of at least 0" and value < 0):
-        wanted = "" if sign == "any" else f" {sign}"
-        raise ValueError(
-            f"{name}: expected a number{wanted} in the unit that the key names, a range {{min, max}} or a list, "
-            f"found {value!r}"
-        )
+        raise ValueError(f"{name}: {wanted}, found {value!r}")
     return float(value)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import partial
 from logging import ERROR
+from pathlib import Path
 from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
@@ -14,15 +16,16 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 
 from client_pipeline.link.stream import LinkCertificates
-from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.families import num_blocks_of
+from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, RoundOrder
-from client_pipeline.system.scenario import load_scenario
 from flower_app.config import RunConfig
+from flower_app.run_directory import CLUSTERS
 from flower_app.tasks.base import task
+from flower_app.training_network import training_scenario
 from strategies.clusters import ClusterState
-from strategies.policies import RoundProblem, make_policy
 from strategies.records import ARRAYS, CONFIG, read_train_config, reply_content, to_tensors
 
 STATE = "collapipe"
@@ -48,12 +51,13 @@ def _setup(context: Context, told: Mapping[str, Any], node_id: int) -> dict[str,
     cluster, num_clusters = cluster_index(context), int(told["num-clusters"])
     if cluster >= num_clusters:
         return {"unused": cluster}
-    state = _state(config, cluster, node_id)
+    spec = ModelSpec.from_json(told["spec"])
+    state = _state(config, cluster, node_id, spec)
     described = start_control_unit(
         ClusterSetup(
             run=str(context.run_id),
             cluster=cluster,
-            spec=ModelSpec.from_json(told["spec"]),
+            spec=spec,
             optimizer=config.optimizer,
             runtime=config.runtime,
             seed=config.seed,
@@ -61,12 +65,36 @@ def _setup(context: Context, told: Mapping[str, Any], node_id: int) -> dict[str,
             local_steps=config.local_steps,
             load_data=partial(load_cluster_data, dict(context.run_config), told["tokenizer"], cluster, num_clusters),
             certificates=_certificates(context),
+            checkpoints=checkpoint_folder(config, context, str(told["run-name"]), cluster),
+            checkpoint_every=max(config.checkpoint_every, 1),
+            resume_round=int(told["resume-round"]),
         )
     )
     state.num_examples = described["num_examples"]
-    # Flower keeps a node's state between messages: a stock strategy's round needs it to plan.
-    context.state[STATE] = ConfigRecord({"num-blocks": described["num_blocks"]})
+    # Flower keeps a node's state between messages: a round's plan is checked with it.
+    context.state[STATE] = ConfigRecord({"spec": told["spec"]})
     return {"state": state.to_dict()}
+
+
+def checkpoint_folder(config: RunConfig, context: Context, run_name: str, cluster: int) -> Path | None:
+    """Where a control unit keeps its part of the checkpoints; None: it keeps none.
+
+    In the run directory, where the run's configuration names one (in simulation), else below the node's
+    ``state-dir`` (``~/.collapipe`` by default): on an edge box the server's folders are not there.
+
+    Raises
+    ------
+    ValueError
+        If the server names a run by something that is no plain name: it becomes part of a path here.
+    """
+    if not config.checkpoint_every:
+        return None
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", run_name):
+        raise ValueError(f"set-up: expected a run's plain name, found {run_name!r}")
+    own = context.node_config.get("state-dir", "")
+    if config.run_dir and not own:
+        return Path(config.run_dir) / CLUSTERS / f"cluster-{cluster}"
+    return Path(str(own) or "~/.collapipe").expanduser() / run_name / f"cluster-{cluster}"
 
 
 def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, num_clusters: int) -> ClusterData:
@@ -89,41 +117,60 @@ def train(message: Message, context: Context) -> Message:
 def _train(message: Message, context: Context) -> Message:
     config = RunConfig.from_flat(context.run_config)
     cluster = cluster_index(context)
-    round_, plan, decoder = read_train_config(message.content.config_records[CONFIG])
-    num_blocks = int(cast(int, context.state.config_records[STATE]["num-blocks"]))
-    state = _state(config, cluster, message.metadata.dst_node_id)
-    if plan is None:
-        # A stock strategy plans nothing: the control unit plans for itself.
-        plan = own_plan(config, state, round_, num_blocks)
+    order = read_train_config(message.content.config_records[CONFIG])
+    spec = ModelSpec.from_json(cast(str, context.state.config_records[STATE]["spec"]))
+    state, num_blocks = _state(config, cluster, message.metadata.dst_node_id, spec), num_blocks_of(spec)
+    # A stock strategy plans nothing: the control unit plans for itself.
+    plan = order.plan or own_plan(config, state, num_blocks)
     plan.check(
         num_blocks=num_blocks,
         batch_size=config.batch_size,
         num_devices=len(state.devices),
-        memory=state.memories,
+        memory=None if "C7" in order.waived else state.memories,
         block_memory=state.block_memory,
-        where=f"round {round_}: plan of cluster {cluster}",
+        where=f"round {order.round}: plan of cluster {cluster}",
     )
     result = train_round(
         str(context.run_id),
         cluster,
-        RoundOrder(round=round_, weights=to_tensors(message.content.array_records[ARRAYS]), plan=plan, decoder=decoder),
+        RoundOrder(
+            round=order.round,
+            weights=to_tensors(message.content.array_records[ARRAYS]),
+            plan=plan,
+            decoder=order.decoder,
+            pace=order.pace,
+        ),
         config.runtime.timeout,
     )
+    # What the server must know to plan the next round comes with the answer to this one.
+    state.num_examples = int(result.report["num_examples"])
     content = reply_content(
         result.weights,
         weight=result.weight,
         loss=result.loss,
         steps=result.steps,
         wall_s=result.wall_s,
-        report=result.report,
+        report={**result.report, "state": state.to_dict()},
     )
     return Message(content, reply_to=message)
 
 
-def own_plan(config: RunConfig, state: ClusterState, round_: int, num_blocks: int) -> ClusterPlan:
+def own_plan(config: RunConfig, state: ClusterState, num_blocks: int) -> ClusterPlan:
     """Plan for one cluster alone: ``uniform``, or the plan file."""
-    problem = RoundProblem(round=round_, num_blocks=num_blocks, batch_size=config.batch_size, clusters=[state])
-    return make_policy("uniform", config.plan).plan(problem)[0]
+    if not config.plan:
+        return uniform_plan(
+            speed=state.speeds,
+            memory=state.memories,
+            block_memory=state.block_memory,
+            num_blocks=num_blocks,
+            batch_size=config.batch_size,
+        )
+    plans = read_plans(Path(config.plan))
+    if state.cluster >= len(plans):
+        raise ValueError(
+            f"{config.plan}: has plans for {len(plans)} clusters, expected one for cluster {state.cluster}"
+        )
+    return plans[state.cluster]
 
 
 def cluster_index(context: Context) -> int:
@@ -143,8 +190,8 @@ def cluster_index(context: Context) -> int:
     return index
 
 
-def _state(config: RunConfig, cluster: int, node_id: int) -> ClusterState:
-    scenario = load_scenario(config.scenario)
+def _state(config: RunConfig, cluster: int, node_id: int, spec: ModelSpec) -> ClusterState:
+    scenario = training_scenario(config, spec)
     if cluster >= scenario.num_clusters:
         raise ValueError(
             f"scenario {config.scenario}: has {scenario.num_clusters} clusters, none for the node with "

@@ -13,7 +13,8 @@ from rich.table import Table
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.planner import plan_round
 from strategies.planned_rounds import PlannedRound, plan_rounds
-from strategies.round_policies import RoundPolicy, make_round_policy
+from strategies.policies import make_policy
+from strategies.round_policy import RoundPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +62,14 @@ def named_policies(names: str, plan_file: str = "") -> list[Callable[[int], Roun
     """
     makers: list[Callable[[int], RoundPolicy]] = []
     for entry in names.split(","):
-        name, _, segments = entry.strip().partition("+")
-        make = partial(_make, name, plan_file, segments or "uniform")
+        make = partial(_make, entry.strip(), plan_file)
         make(0)
         makers.append(make)
     return makers
 
 
-def _make(name: str, plan_file: str, segments: str, seed: int) -> RoundPolicy:
-    return make_round_policy(name, plan_file=plan_file, segments=segments, seed=seed)
+def _make(name: str, plan_file: str, seed: int) -> RoundPolicy:
+    return make_policy(name, plan_file=plan_file, seed=seed)
 
 
 def compare_policies(

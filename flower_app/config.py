@@ -19,10 +19,13 @@ from client_pipeline.runtime.optimizer import OptimizerConfig
 from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.corpus import DataConfig
 from strategies.decoder_service import DecoderConfig
+from strategies.dssda.queues import DRIFTS
 
 Scalar = bool | int | float | str
 
 DECODER_SYNCS = ("auto", "step", "round")
+COSTS = ("scenario", "model")
+EMULATIONS = ("none", "paced")
 NORMS = ("pre", "post")
 DERIVED = frozenset({"optimizer.total-steps"})
 """Fields that follow from others and are no keys."""
@@ -77,6 +80,30 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannerConfig:
+    """Table ``[planner]``: what overrides the scenario's own settings."""
+
+    v: float = 0.0
+    """V, weight of the latency against the queues [1/s]; 0: the scenario's."""
+    gamma_max: float = 0.0
+    """Threshold of the convergence bound; 0: the scenario's."""
+    drift: str = "true"
+    """``true``; or ``printed``, the paper's P2, for ``dssda-paper`` alone."""
+    c11: bool = False
+    """``dssda-paper`` alone: hold the bound in every round, as printed."""
+    length: int = 0
+    """Tokens of the sample that ``costs = "model"`` counts; 0: ``data.max-length``."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing."""
+        for name in ("v", "gamma_max", "length"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"planner.{_kebab(name)}: expected at least 0, found {getattr(self, name)}")
+        if self.drift not in DRIFTS:
+            raise ValueError(f"planner.drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that a user can set about one training run. The defaults are the default run."""
 
@@ -84,15 +111,23 @@ class RunConfig:
     """Part of the run directory's name."""
     seed: int = 0
     strategy: str = "collapipe"
-    """``collapipe``, or the name of a class of ``flwr.serverapp.strategy``."""
+    """``collapipe``, a baseline (``vanilla-fl``, ``pipeline``, ``titanic``), a class of ``flwr.serverapp.strategy`` or
+    ``module:Class``."""
     strategy_options: str = ""
     """Arguments of the strategy's constructor, a JSON object; empty: none."""
-    policy: str = "uniform"
-    """Who chooses the plan; a plan file in ``plan`` takes its place."""
+    policy: str = "dssda"
+    """Who plans the rounds of ``collapipe``: one of :data:`strategies.policies.POLICIES`. A plan file in ``plan`` takes
+    its place."""
     plan: str = ""
     """A plan file, ``collapipe-plan/1``; empty: the policy plans."""
     scenario: str = "default"
     """The network: a name in ``configs/scenarios``, or a file."""
+    costs: str = "scenario"
+    """What TEBs and uploads cost in the planner's eyes: as the ``scenario`` says, or counted from the ``model``."""
+    device_emulation: str = "none"
+    """``paced``: devices take the time that their profiles say, times ``time-scale``; ``none``: as fast as they go."""
+    time_scale: float = 0.05
+    """Wall seconds of a virtual second of paced devices."""
     num_rounds: int = 60
     num_clusters: int = 0
     """Nodes to wait for; 0: those that are there, at most the scenario's."""
@@ -104,6 +139,12 @@ class RunConfig:
     """When the decoder joins what the clusters teach it: ``step``, ``round`` or ``auto``."""
     evaluate_every: int = 12
     """Rounds between evaluations; 0: only after the last round."""
+    checkpoint_every: int = 1
+    """Rounds between checkpoints, from which a run can be resumed; 0: none."""
+    resume: bool = False
+    """Go on with the run in ``run-dir``; ``collapipe run --resume`` sets it."""
+    tensorboard: bool = False
+    """Whether scalars go to TensorBoard files in the run directory."""
     runs_dir: str = "runs"
     """Folder of the run directories."""
     run_dir: str = ""
@@ -114,6 +155,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(lr=5e-3, schedule="cosine", warmup_steps=40)
     )
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
@@ -126,6 +168,7 @@ class RunConfig:
             ("local_steps", 1),
             ("batch_size", 1),
             ("evaluate_every", 0),
+            ("checkpoint_every", 0),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{_kebab(name)}: expected at least {least}, found {getattr(self, name)}")
@@ -136,6 +179,13 @@ class RunConfig:
             raise ValueError(f"name: expected letters, digits, '-', '_' and '.' alone, found {self.name!r}")
         if self.decoder_sync not in DECODER_SYNCS:
             raise ValueError(f"decoder-sync: expected one of {', '.join(DECODER_SYNCS)}, found {self.decoder_sync!r}")
+        for name, known in (("costs", COSTS), ("device_emulation", EMULATIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{_kebab(name)}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
+        if self.time_scale <= 0:
+            raise ValueError(f"time-scale: expected a number above 0, found {self.time_scale}")
+        if self.resume and not self.run_dir:
+            raise ValueError("resume: which run? Set run-dir to its directory, or use collapipe run --resume RUN")
         self.strategy_arguments()
         if self.data.max_length > self.model.max_length:
             raise ValueError(

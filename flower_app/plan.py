@@ -24,7 +24,10 @@ from strategies.dssda.queues import DRIFTS, Queues
 from strategies.dssda.round_problem import per_round_bound, round_instance
 from strategies.dssda.segments import solve_segments
 from strategies.planned_rounds import LossTrace, PlannedRound, plan_rounds
-from strategies.round_policies import Round, RoundPolicy, cluster_plans, make_round_policy
+from strategies.policies import OPTIMAL, make_policy
+from strategies.round_policy import Round, RoundPolicy
+from strategies.segment_choices import cluster_plans
+from strategies.selection import RANKS, SEGMENTS
 
 PROBLEMS = ("round", "segments")
 
@@ -56,6 +59,8 @@ class PlanRequest:
             raise ValueError("plan: expected either --instance or --scenario")
         if self.problem not in PROBLEMS:
             raise ValueError(f"--problem: expected one of {', '.join(PROBLEMS)}, found {self.problem!r}")
+        if self.segments not in SEGMENTS:
+            raise ValueError(f"--segments: expected one of {', '.join(SEGMENTS)}, found {self.segments!r}")
         if self.rounds < 1 or (self.seed is not None and self.seed < 0):
             raise ValueError(
                 f"--rounds and --seed: expected at least 1 and at least 0, found {self.rounds} and {self.seed}"
@@ -151,9 +156,9 @@ def _round(request: PlanRequest) -> Round:
 
 
 def _policy(request: PlanRequest) -> RoundPolicy:
-    return make_round_policy(
-        request.planner, plan_file=request.plan_file, segments=request.segments, seed=request.seed or 0, c11=request.c11
-    )
+    optimal = request.segments == "optimal" and request.planner in RANKS
+    name = request.planner + (OPTIMAL if optimal else "")
+    return make_policy(name, plan_file=request.plan_file, seed=request.seed or 0, c11=request.c11)
 
 
 def _many_rounds(request: PlanRequest, echo: Callable[[str], None] | None) -> Planned:

@@ -31,12 +31,13 @@ class RunProgress:
     run_dir : the run directory
     num_rounds : of the whole run
     console : standard error if None
+    quiet : show nothing
     """
 
-    def __init__(self, run_dir: Path, num_rounds: int, console: Console | None = None) -> None:
+    def __init__(self, run_dir: Path, num_rounds: int, console: Console | None = None, *, quiet: bool = False) -> None:
         self.run_dir = run_dir
         self.num_rounds = num_rounds
-        self.console = console or Console(stderr=True, highlight=False)
+        self.console = console or Console(stderr=True, highlight=False, quiet=quiet)
         self.rounds: list[dict[str, Any]] = []
         self._offset = 0
         self._spoke = -math.inf

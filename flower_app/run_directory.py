@@ -5,6 +5,10 @@
     config.toml               the resolved configuration
     rounds.jsonl              one JSON object per round
     plans/round-0001.json     each round's plan
+    timeline.json             the last round's pipelines, modelled and measured; trace.json: the same for Perfetto
+    checkpoint/               what the server needs to go on from the last committed round
+    clusters/cluster-0/       the same of each control unit, where these run on this machine
+    report.html               the run in pictures
     model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json
     summary.json              how it ended; written last
     logs/                     what the programs said; error.log: where in the code a run failed
@@ -21,6 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +33,14 @@ import tomli_w
 
 from flower_app.config import RunConfig, nested
 from flower_app.config_sources import read_config
+from strategies.round_planner import InfeasibleRound
 
 SUMMARY = "summary.json"
 ROUNDS = "rounds.jsonl"
 CONFIG = "config.toml"
 LATEST = "latest"
+TIMELINE = "timeline.json"
+CLUSTERS = "clusters"
 
 FINISHED = "finished"
 FAILED = "failed"
@@ -99,7 +107,8 @@ def find_run(run: str | Path, runs_dir: str | Path = "runs") -> Path:
 
 
 def write_config(run_dir: Path, config: RunConfig) -> Path:
-    """Write the resolved configuration."""
+    """Write the resolved configuration; that a process continued the run is no part of it."""
+    config = replace(config, resume=False)
     return _write_text(run_dir / CONFIG, tomli_w.dumps(nested(config.to_flat())))
 
 
@@ -137,6 +146,24 @@ def write_plan(run_dir: Path, round_number: int, plan: Mapping[str, Any]) -> Pat
     return _write_text(run_dir / "plans" / f"round-{round_number:04d}.json", _json(plan, indent=2))
 
 
+def write_timeline(run_dir: Path, timeline: Mapping[str, Any]) -> Path:
+    """Write the last round's pipelines."""
+    return _write_text(run_dir / TIMELINE, _json(timeline))
+
+
+def rounds_size(run_dir: Path) -> int:
+    """Bytes of ``rounds.jsonl``."""
+    path = run_dir / ROUNDS
+    return path.stat().st_size if path.is_file() else 0
+
+
+def reopen(run_dir: Path, size: int) -> None:
+    """Make a run's directory that of a running one again: no summary, rounds up to ``size`` bytes."""
+    (run_dir / SUMMARY).unlink(missing_ok=True)
+    if rounds_size(run_dir) > size:
+        os.truncate(run_dir / ROUNDS, size)
+
+
 def write_summary(run_dir: Path, status: str, **entries: Any) -> Path:
     """Write how the run ended: the last thing that a run writes.
 
@@ -152,7 +179,7 @@ def write_summary(run_dir: Path, status: str, **entries: Any) -> Path:
 
 
 def write_failure(run_dir: Path, error: BaseException) -> Path:
-    """Write that the run ended with ``error``: the user's mistake (ValueError, FileNotFoundError), or a failure.
+    """Write that the run ended with ``error``: the user's mistake (ValueError, FileNotFoundError), no plan, a failure.
 
     A bug may raise these too: so the traceback is kept as ``logs/error.log``.
     """
@@ -160,7 +187,8 @@ def write_failure(run_dir: Path, error: BaseException) -> Path:
     (run_dir / "logs").mkdir(exist_ok=True)
     # A file of our own: the launcher ends all programs at the summary, maybe before they have passed on their logs.
     _write_text(run_dir / "logs" / "error.log", "".join(traceback.format_exception(error)))
-    return write_summary(run_dir, BAD_INPUT if mistake else FAILED, error=str(error) or type(error).__name__)
+    status = INFEASIBLE if isinstance(error, InfeasibleRound) else BAD_INPUT if mistake else FAILED
+    return write_summary(run_dir, status, error=str(error) or type(error).__name__)
 
 
 def read_summary(run_dir: Path) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from client_pipeline.system.devices import DeviceProfile
-from client_pipeline.system.scenario import Scenario
 
 
 @dataclass(kw_only=True)
@@ -41,14 +40,6 @@ class ClusterState:
     def from_dict(cls, raw: dict[str, Any]) -> ClusterState:
         """Read what :meth:`to_dict` wrote."""
         return cls(**{**raw, "devices": tuple(DeviceProfile(**device) for device in raw["devices"])})
-
-
-def declared_clusters(scenario: Scenario, num_clusters: int) -> list[ClusterState]:
-    """Return the first clusters of a scenario as it declares them, before any node has reported."""
-    return [
-        ClusterState(cluster=n, node_id=0, devices=devices, block_memory=scenario.block_memory, num_examples=0)
-        for n, devices in enumerate(scenario.clusters[:num_clusters])
-    ]
 
 
 def check_clusters(clusters: Sequence[ClusterState], num_clusters: int) -> None:

@@ -100,6 +100,25 @@ class DecoderTrainer:
         """The decoder itself; between rounds only, for evaluation and loading."""
         return self._trainer.head
 
+    def state(self) -> dict[str, Tensor]:
+        """Optimizer state between rounds, for a checkpoint: ``decoder/...``, and ``copy-n/...`` for each copy."""
+        with self._compute:
+            parts = {"decoder": self._trainer} | {f"copy-{n}": own for n, own in sorted(self._copies.items())}
+            return {f"{p}/{key}": value for p, own in parts.items() for key, value in own.optimizer.state().items()}
+
+    def restore(self, state: Mapping[str, Tensor], decoder_sync: str) -> None:
+        """Go on from :meth:`state`, before the first round."""
+        by_part: dict[str, dict[str, Tensor]] = {}
+        for key, value in state.items():
+            part, _, name = key.partition("/")
+            by_part.setdefault(part, {})[name] = value
+        with self._compute:
+            self._trainer.optimizer.load_state(by_part.pop("decoder", {}))
+            for part, values in by_part.items():
+                own = self._copies[int(part.removeprefix("copy-"))] = copy.deepcopy(self._trainer)
+                own.optimizer.load_state(values)
+        self.decoder_sync = decoder_sync
+
     def open_round(self, round_: int, clusters: Iterable[int], local_steps: int) -> None:
         """Start a round in which ``clusters`` may take part.
 

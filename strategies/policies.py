@@ -1,108 +1,96 @@
-"""Who chooses the plan of a round."""
+"""Who decides a whole round: segments, micro-batches, channels and powers of all clusters.
+
+A policy gets the round's problem and answers it; :func:`make_policy` finds one by name. Only ``dssda`` proves anything;
+the others are judged by the formulas like any decision, and may break constraints that they do not look at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
-from strategies.clusters import ClusterState
+from strategies.dssda.answer import Answer
+from strategies.dssda.paper import plan_round_paper
+from strategies.dssda.planner import plan_round
+from strategies.fixed_plans import FixedPlans
+from strategies.round_policy import Round, RoundPolicy, plan_with
+from strategies.segment_choices import uniform_choice
+from strategies.selection import RANKS, SEGMENTS, Selection
 
-POLICIES = ("uniform", "fixed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundProblem:
-    """What a policy decides on."""
-
-    round: int
-    num_blocks: int
-    """L."""
-    batch_size: int
-    """b."""
-    clusters: Sequence[ClusterState]
-    """In the order of their indices."""
+POLICIES = ("dssda", "dssda-paper", "random", "loss-only", "delay-only", "uniform", "fixed")
+OPTIMAL = "+optimal"
+"""After ``random``, ``loss-only`` or ``delay-only``: the segments of least pipeline time instead of uniform ones."""
 
 
-class Policy(Protocol):
-    """Chooses each cluster's plan."""
+class DSSDA(RoundPolicy):
+    """The certified optimum of the round's problem."""
 
-    name: str
+    name = "dssda"
+    controls_power = True
 
-    def plan(self, problem: RoundProblem) -> list[ClusterPlan]:
-        """Return one plan for each cluster of the problem, checked.
-
-        Raises
-        ------
-        ValueError
-            If a cluster has no plan; the message names the cluster and the constraint.
-        """
-        ...
+    def plan(self, round_: Round) -> Answer:
+        """Plan by :func:`strategies.dssda.planner.plan_round`."""
+        return plan_round(round_.instance)
 
 
-class UniformPolicy:
-    """Even segments on the fastest devices, m = min(8, b): CollaPipe without segment scheduling."""
+class DSSDAPaper(RoundPolicy):
+    """Algorithms 2 to 4 of the paper.
+
+    Parameters
+    ----------
+    c11 : whether the bound holds in every round, as printed
+    """
+
+    name = "dssda-paper"
+
+    def __init__(self, c11: bool = False) -> None:
+        self.c11 = c11
+
+    def plan(self, round_: Round) -> Answer:
+        """Plan by :func:`strategies.dssda.paper.plan_round_paper`."""
+        if not self.c11:
+            return plan_round_paper(round_.instance)
+        if round_.per_round is None:
+            raise ValueError("C11 needs a scenario: an instance does not say what Gamma and Gamma_max are")
+        return plan_round_paper(round_.instance, per_round=round_.per_round)
+
+
+class UniformSegments(RoundPolicy):
+    """CollaPipe without segment scheduling: uniform segments, channels and powers as ``dssda``."""
 
     name = "uniform"
+    controls_power = True
 
-    def plan(self, problem: RoundProblem) -> list[ClusterPlan]:
-        """Plan each cluster by :func:`client_pipeline.partition.plan.uniform_plan`."""
-        return [
-            uniform_plan(
-                speed=state.speeds,
-                memory=state.memories,
-                block_memory=state.block_memory,
-                num_blocks=problem.num_blocks,
-                batch_size=problem.batch_size,
-            )
-            for state in problem.clusters
-        ]
+    def plan(self, round_: Round) -> Answer:
+        """Plan with a single choice of segments for each cluster."""
+        instance = round_.instance
+        return plan_with(instance, [uniform_choice(instance, n) for n in range(instance.num_clusters)])
 
 
-class FixedPolicy:
-    """The plans of a plan file, every round."""
+def make_policy(name: str, *, plan_file: str = "", seed: int = 0, c11: bool = False) -> RoundPolicy:
+    """Return the policy of that name.
 
-    name = "fixed"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.plans = read_plans(path)
-
-    def plan(self, problem: RoundProblem) -> list[ClusterPlan]:
-        """Check the file's plans against the clusters and return them."""
-        chosen = []
-        for state in problem.clusters:
-            if state.cluster >= len(self.plans):
-                raise ValueError(
-                    f"{self.path}: has plans for {len(self.plans)} clusters, expected one for cluster {state.cluster}"
-                )
-            plan = self.plans[state.cluster]
-            plan.check(
-                num_blocks=problem.num_blocks,
-                batch_size=problem.batch_size,
-                num_devices=len(state.devices),
-                memory=state.memories,
-                block_memory=state.block_memory,
-                where=f"{self.path}: clusters[{state.cluster}]",
-            )
-            chosen.append(plan)
-        return chosen
-
-
-def make_policy(name: str, plan_file: str) -> Policy:
-    """Return the policy of that name; a plan file always means ``fixed``.
+    Parameters
+    ----------
+    name : one of :data:`POLICIES`; ``random+optimal`` is ``random`` with the segments of least pipeline time
+    plan_file : of ``fixed``
+    seed : of ``random``
+    c11 : of ``dssda-paper``
 
     Raises
     ------
     ValueError, FileNotFoundError
         For an unknown name, or ``fixed`` without a plan file.
     """
-    if plan_file:
-        return FixedPolicy(Path(plan_file))
-    if name == "uniform":
-        return UniformPolicy()
     if name == "fixed":
-        raise ValueError("policy: fixed needs a plan file; set plan to its path")
-    raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, found {name!r}")
+        if not plan_file:
+            raise ValueError("policy: fixed needs a plan file; give its path")
+        return FixedPlans(Path(plan_file))
+    base, _, segments = name.partition("+")
+    if base in RANKS and (not segments or name.endswith(OPTIMAL)) and (segments or "uniform") in SEGMENTS:
+        return Selection(name, RANKS[base](seed), SEGMENTS[segments or "uniform"])
+    plain: dict[str, RoundPolicy] = {p.name: p for p in (DSSDA(), DSSDAPaper(c11), UniformSegments())}
+    if name not in plain:
+        raise ValueError(
+            f"policy: expected one of {', '.join(POLICIES)} ({OPTIMAL} after {', '.join(RANKS)}), found {name!r}"
+        )
+    return plain[name]

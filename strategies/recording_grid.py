@@ -28,12 +28,23 @@ class RecordingGrid(Grid):
     clusters : cluster index of each node id; other nodes stay hidden from the strategy
     all_needed_s : how long to wait for a node that is gone, for strategies that need all; None for those that go on
         without it. Flower's own wait has no end.
+    count_bytes : whether weights that go up and down count; they do not where they travel for evaluation alone
     """
 
-    def __init__(self, grid: Grid, clusters: Mapping[int, int], all_needed_s: float | None = None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        clusters: Mapping[int, int],
+        all_needed_s: float | None = None,
+        *,
+        count_bytes: bool = True,
+    ) -> None:
         self._grid = grid
         self._clusters = dict(clusters)
         self._all_needed_s = all_needed_s
+        self._count_bytes = count_bytes
+        self.last_reports: list[dict[str, Any]] = []
+        """The control units' reports of the last training exchange."""
         self.last_round: dict[str, Any] = {}
         """Of the last training exchange: ``train_loss``, ``messages_s``, ``bytes_down``, ``bytes_up``, ``clusters``
         (the control units' reports) and ``failed``."""
@@ -118,19 +129,23 @@ class RecordingGrid(Grid):
                 reasons[self._clusters.get(node, -1)] = "no reply in time"
         weights = [read_metric(reply, WEIGHT_KEY) for reply in good]
         loss_sum = sum(read_metric(reply, "loss") * w for reply, w in zip(good, weights, strict=True))
+        self.last_reports = [read_report(reply) for reply in good]
         self.last_round = {
             "train_loss": loss_sum / sum(weights) if good else math.nan,
             "weight": sum(weights),
             "messages_s": seconds,
-            "bytes_down": sum(array_bytes(message) for message in sent),
-            "bytes_up": sum(array_bytes(message) for message in good),
-            "clusters": [read_report(reply) for reply in good],
+            "bytes_down": self._bytes(sent),
+            "bytes_up": self._bytes(good),
+            "clusters": self.last_reports,
             "failed": [{"cluster": cluster, "reason": reason} for cluster, reason in sorted(reasons.items())],
         }
         if not good:
             number = str(sent[0].content.config_records[CONFIG].get(ROUND_KEY))
             listed = "; ".join(f"cluster {cluster}: {reason}" for cluster, reason in sorted(reasons.items()))
             raise RoundFailed(f"round {number}: every client failed: {listed}")
+
+    def _bytes(self, messages: list[Message]) -> int:
+        return sum(array_bytes(message) for message in messages) if self._count_bytes else 0
 
 
 def array_bytes(message: Message) -> int:

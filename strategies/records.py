@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from client_pipeline.link.stream import DecoderAddress
 from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.pacing import Pace
 
 ARRAYS, CONFIG, METRICS, REPORT = "arrays", "config", "metrics", "report"
 ROUND_KEY = "server-round"
@@ -20,7 +22,7 @@ LOSS_KEY = "loss"
 SETUP = "query.setup"
 """Message type of the exchange before round 1."""
 
-_PLAN, _DECODER = "plan", "decoder"
+_PLAN, _DECODER, _PACE, _WAIVED = "plan", "decoder", "pace", "waived"
 
 
 def to_arrays(weights: Mapping[str, Tensor]) -> ArrayRecord:
@@ -33,16 +35,47 @@ def to_tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
 
 
-def train_config(round_: int, plan: ClusterPlan, decoder: DecoderAddress) -> ConfigRecord:
-    """What CollaPipe tells a control unit each round, beside the weights."""
-    return ConfigRecord({ROUND_KEY: round_, _PLAN: json.dumps(plan.to_dict()), _DECODER: json.dumps(decoder.to_dict())})
+@dataclass(frozen=True, kw_only=True)
+class TrainOrder:
+    """What a train message says beside the weights."""
+
+    round: int
+    plan: ClusterPlan | None
+    """None: the control unit plans for itself."""
+    decoder: DecoderAddress | None
+    """None: the control unit trains the decoder itself."""
+    pace: Pace | None
+    """None: the devices run as fast as they can."""
+    waived: tuple[str, ...]
+    """Constraints that the plan need not meet."""
 
 
-def read_train_config(config: ConfigRecord) -> tuple[int, ClusterPlan | None, DecoderAddress | None]:
-    """Read round, plan and decoder address; a stock strategy gives the round alone."""
+def train_config(
+    round_: int,
+    plan: ClusterPlan,
+    *,
+    decoder: DecoderAddress | None = None,
+    pace: Pace | None = None,
+    waived: Sequence[str] = (),
+) -> ConfigRecord:
+    """What a planning strategy tells a control unit each round, beside the weights."""
+    told: dict[str, Any] = {ROUND_KEY: round_, _PLAN: json.dumps(plan.to_dict())}
+    if decoder is not None:
+        told[_DECODER] = json.dumps(decoder.to_dict())
+    if pace is not None:
+        told[_PACE] = json.dumps(pace.to_dict())
+    if waived:
+        told[_WAIVED] = list(waived)
+    return ConfigRecord(told)
+
+
+def read_train_config(config: ConfigRecord) -> TrainOrder:
+    """Read a train message's configuration; a stock strategy gives the round alone."""
     plan = ClusterPlan.from_dict(json.loads(cast(str, config[_PLAN]))) if _PLAN in config else None
     decoder = DecoderAddress.from_dict(json.loads(cast(str, config[_DECODER]))) if _DECODER in config else None
-    return int(cast(int, config[ROUND_KEY])), plan, decoder
+    pace = Pace.from_dict(json.loads(cast(str, config[_PACE]))) if _PACE in config else None
+    waived = tuple(cast(list[str], config.get(_WAIVED, [])))
+    return TrainOrder(round=int(cast(int, config[ROUND_KEY])), plan=plan, decoder=decoder, pace=pace, waived=waived)
 
 
 def reply_content(
@@ -66,3 +99,8 @@ def read_metric(message: Message, key: str) -> float:
     """Return one scalar of the answer's only MetricRecord."""
     record = next(iter(message.content.metric_records.values()))
     return float(cast(float, record[key]))
+
+
+def sole_arrays(message: Message) -> ArrayRecord:
+    """Return the answer's only ArrayRecord."""
+    return next(iter(message.content.array_records.values()))

@@ -1,7 +1,8 @@
-"""Flower's own strategies as baselines, by class name."""
+"""Flower's own strategies as baselines, by class name, and anybody's by ``module:Class``."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +34,7 @@ def make_stock(name: str, options: Mapping[str, Any], num_clusters: int) -> Stra
 
     Parameters
     ----------
-    name : class of ``flwr.serverapp.strategy``
+    name : class of ``flwr.serverapp.strategy``, or ``module:Class``
     options : further constructor arguments
     num_clusters : N
 
@@ -42,9 +43,12 @@ def make_stock(name: str, options: Mapping[str, Any], num_clusters: int) -> Stra
     ValueError
         For an unknown class, or arguments that its constructor does not take.
     """
-    if name not in stock_strategies():
-        raise ValueError(f"strategy: expected collapipe or one of {', '.join(stock_strategies())}, found {name!r}")
-    cls = getattr(flower_strategies, name)
+    cls = _imported(name) if ":" in name else getattr(flower_strategies, name, None)
+    if cls is None or (":" not in name and name not in stock_strategies()):
+        raise ValueError(
+            f"strategy: expected collapipe, vanilla-fl, pipeline, titanic, one of {', '.join(stock_strategies())}, or "
+            f"module:Class, found {name!r}"
+        )
     accepted = set(inspect.signature(cls).parameters)
     if unknown := sorted(options.keys() - accepted):
         raise ValueError(
@@ -68,3 +72,18 @@ def make_stock(name: str, options: Mapping[str, Any], num_clusters: int) -> Stra
     except (TypeError, ValueError) as error:
         raise ValueError(f"strategy-options: {name} cannot be built with {dict(options)}: {error}") from error
     return strategy
+
+
+def _imported(name: str) -> type[Strategy]:
+    """Return the class that ``module:Class`` names."""
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"strategy: {name!r}: cannot import {module_name}: {error}; expected module:Class, importable by the server"
+        ) from error
+    found = getattr(module, class_name, None)
+    if not (inspect.isclass(found) and issubclass(found, Strategy)) or inspect.isabstract(found):
+        raise ValueError(f"strategy: {name!r}: expected a class of flwr.serverapp.strategy.Strategy, found {found!r}")
+    return found

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from client_pipeline.partition.families import build_parts
-from flower_app import app_folder, launch, verify
+from flower_app import simulation_run, verify
 from flower_app.cli import app
 from flower_app.config import RunConfig
 from flower_app.config_sources import load_config
@@ -48,7 +48,7 @@ def no_launch(monkeypatch):
     def launched(*args):
         raise AssertionError("the run was started")
 
-    monkeypatch.setattr(launch, "launch", launched)
+    monkeypatch.setattr(simulation_run, "launch", launched)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def pairs_folder(folder, lines):
         (["--set", "scenario=moon"], "scenario: no packaged scenario 'moon'"),
         (["--set", "scenario=moon.toml"], "scenario: no file"),
         (["--set", "num-clusters=9"], "num-clusters: 9 clusters, but scenario default has 3"),
-        (["--set", "strategy=FedNone"], "strategy: expected collapipe or one of"),
+        (["--set", "strategy=FedNone"], "strategy: expected collapipe, "),
         (["--set", "strategy=FedAdam", "--set", 'strategy-options={"et": 1}'], "strategy-options"),
         (["--set", 'strategy-options={"eta": 1}'], "strategy-options: collapipe takes none; leave it empty"),
         (["--set", "policy=best"], "policy: expected one of"),
@@ -203,7 +203,7 @@ def test_the_exit_code_of_a_run_is_what_the_run_wrote(monkeypatch, status, code)
         watch()
         return Outcome(status, "" if code == 0 else "it went wrong", {"status": status, "metrics": {"bleu": 12.5}})
 
-    monkeypatch.setattr(launch, "launch", launched)
+    monkeypatch.setattr(simulation_run, "launch", launched)
     result = call("run", "--json", "--set", "name=quick", "--set", "scenario=two-clusters")
     assert result.exit_code == code
     found = json.loads(result.stdout)
@@ -221,8 +221,8 @@ def test_an_interrupted_run_exits_130(monkeypatch):
     def launched(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch, "launch", launched)
-    monkeypatch.setattr(app_folder, "assemble_app", lambda folder: folder)
+    monkeypatch.setattr(simulation_run, "launch", launched)
+    monkeypatch.setattr(simulation_run, "assemble_app", lambda folder: folder.mkdir(parents=True) or folder)
     result = call("run")
     assert result.exit_code == 130
     assert "interrupted" in result.stderr

@@ -1,5 +1,7 @@
 """The strategy alone, in a real simulation: its clients do one decoder step by hand and answer with known weights."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,12 +15,15 @@ import strategies
 from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from flower_app.server_app import wait_for_nodes
+from client_pipeline.system.scenario import load_scenario
+from flower_app.training_network import of_clusters
+from flower_app.training_run import wait_for_nodes
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderConfig, DecoderService
-from strategies.policies import UniformPolicy
+from strategies.policies import make_policy
 from strategies.recording_grid import RecordingGrid, RoundFailed
 from strategies.records import to_arrays, to_tensors
+from strategies.round_planner import RoundPlanner
 
 SGD = OptimizerConfig(name="sgd", lr=0.1)
 
@@ -29,7 +34,8 @@ def one_step(message, cluster):
     from client_pipeline.runtime.micro_batches import StepId
     from strategies.records import ARRAYS, CONFIG, read_train_config, reply_content, to_tensors
 
-    round_, plan, decoder = read_train_config(message.content.config_records[CONFIG])
+    order = read_train_config(message.content.config_records[CONFIG])
+    round_, plan, decoder = order.round, order.plan, order.decoder
     received = to_tensors(message.content.array_records[ARRAYS])
     assert plan.m == 4
     assert decoder.cluster == cluster
@@ -60,12 +66,13 @@ def run(client, rounds=1, **arguments):
             indices = index_of(grid, nodes)
             for state in clusters:
                 state.node_id = indices[state.cluster]
+            scenario = of_clusters(load_scenario("default"), 2)
+            settings = replace(scenario.planner, num_blocks=NUM_BLOCKS, batch_size=4, local_steps=1)
+            planner = RoundPlanner(replace(scenario, planner=settings), make_policy("uniform"))
             strategy = strategies.CollaPipe(
-                policy=UniformPolicy(),
+                planner=planner,
                 decoder=service,
                 clusters=clusters,
-                num_blocks=NUM_BLOCKS,
-                batch_size=4,
                 on_plan=lambda number, chosen: plans.append((number, chosen)),
                 **arguments,
             )

@@ -5,12 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.system.latency import flow_shop_latency
 from client_pipeline.system.scenario import load_scenario
-from strategies.dssda.answer import SegmentChoice
+from strategies.accounting import pipeline_work
 from strategies.dssda.evaluation import teb_and_link_seconds
-from strategies.planned_rounds import event_seconds, plan_rounds
-from strategies.round_policies import make_round_policy
+from strategies.planned_rounds import plan_rounds
+from strategies.policies import make_policy
 
 
 def with_planner(scenario, **changes):
@@ -18,7 +19,7 @@ def with_planner(scenario, **changes):
 
 
 def test_the_queues_keep_the_mean_bound_below_its_threshold():
-    rounds = list(plan_rounds(load_scenario("table2-contended"), make_round_policy("dssda"), 60))
+    rounds = list(plan_rounds(load_scenario("table2-contended"), make_policy("dssda"), 60))
     late = rounds[15:]
     assert np.mean([r.gamma for r in late]) <= 3.4
     assert max(r.queues.virtual.max() for r in late) < 40
@@ -27,7 +28,7 @@ def test_the_queues_keep_the_mean_bound_below_its_threshold():
 
 def test_without_queues_the_planner_would_break_the_threshold():
     scenario = with_planner(load_scenario("table2-contended"), gamma_max=1e9)
-    rounds = list(plan_rounds(scenario, make_round_policy("dssda"), 40))
+    rounds = list(plan_rounds(scenario, make_policy("dssda"), 40))
     assert np.mean([r.gamma for r in rounds]) > 3.4
     assert all(not r.queues.virtual.any() for r in rounds)
 
@@ -37,7 +38,7 @@ def test_the_printed_drift_diverges_where_the_true_one_settles():
     scenario = with_planner(load_scenario("table2"), v=0.01)
     last = {}
     for drift in ("true", "printed"):
-        rounds = list(plan_rounds(scenario, make_round_policy("dssda"), 120, drift=drift))
+        rounds = list(plan_rounds(scenario, make_policy("dssda"), 120, drift=drift))
         half, end = rounds[60], rounds[-1]
         last[drift] = (half.queues.virtual.max(), end.queues.virtual.max(), np.mean([r.latency_s for r in rounds[30:]]))
     assert last["true"][1] < 3
@@ -50,7 +51,7 @@ def test_the_energy_queue_keeps_the_mean_upload_energy_below_its_budget():
     budget = scenario.uplinks[0].mean_energy_j
 
     def spent(network):
-        rounds = list(plan_rounds(network, make_round_policy("dssda"), 60))[15:]
+        rounds = list(plan_rounds(network, make_policy("dssda"), 60))[15:]
         return np.mean([[c.uplink_energy_j or 0.0 for c in r.answer.clusters] for r in rounds], axis=0)
 
     free = dataclasses.replace(
@@ -65,7 +66,7 @@ def test_a_cluster_without_a_plan_is_left_out_with_the_reason():
     weak = tuple(dataclasses.replace(d, memory=0.1e9) for d in scenario.clusters[1])
     scenario = dataclasses.replace(scenario, clusters=(scenario.clusters[0], weak, scenario.clusters[2]))
     for name in ("dssda", "uniform", "random", "delay-only", "dssda-paper"):
-        for done in plan_rounds(scenario, make_round_policy(name), 2):
+        for done in plan_rounds(scenario, make_policy(name), 2):
             assert done.selected == [True, False, True], name
             assert done.answer.status in ("optimal", "feasible")
             if name in ("dssda", "dssda-paper"):
@@ -76,7 +77,7 @@ def test_a_cluster_without_a_plan_is_left_out_with_the_reason():
 def test_when_nobody_has_a_plan_the_round_says_so():
     scenario = load_scenario("table2")
     weak = tuple(tuple(dataclasses.replace(d, memory=0.1e9) for d in c) for c in scenario.clusters)
-    [done] = plan_rounds(dataclasses.replace(scenario, clusters=weak), make_round_policy("dssda"), 1)
+    [done] = plan_rounds(dataclasses.replace(scenario, clusters=weak), make_policy("dssda"), 1)
     assert done.answer.status == "infeasible"
     assert {i.cluster for i in done.answer.infeasible} == {0, 1, 2}
     assert np.isnan(done.latency_s)
@@ -84,21 +85,21 @@ def test_when_nobody_has_a_plan_the_round_says_so():
 
 
 def test_event_simulated_time_of_even_micro_batches_is_the_flow_shop():
-    [done] = plan_rounds(load_scenario("table2"), make_round_policy("dssda"), 1)
+    [done] = plan_rounds(load_scenario("table2"), make_policy("dssda"), 1)
     for m in (8, 16, 64):  # all divide the batch
-        choice = SegmentChoice((4, 3, 2, 1, 1, 1), m, None, 0.0)
-        devices = done.instance.device_arrays(0)
-        order = choice.order(devices.phi * devices.f)
+        order = (3, 1, 0, 5, 4, 2)
+        plan = ClusterPlan(delta=(4, 3, 2, 1, 1, 1), order=order, m=m)
         teb, link = teb_and_link_seconds(done.instance, 0, m)
-        stages = [choice.delta[k] * teb[k] + (0 if k == order[-1] else link[k]) for k in order]
-        assert event_seconds(done.instance, 0, choice) == pytest.approx(flow_shop_latency(stages, m), rel=1e-9)
+        stages = [plan.delta[k] * teb[k] + (0 if k == order[-1] else link[k]) for k in order]
+        work = pipeline_work(done.instance, 0, plan)
+        assert work.pipeline_fused_s == pytest.approx(flow_shop_latency(stages, m), rel=1e-9)
 
 
 def test_planned_s_and_m_are_those_of_the_paper():
     """Fig. 5 has S = 3, 4, 5 with m = 9, 11, 14."""
     choices = []
     for seed in range(6):
-        for done in plan_rounds(load_scenario("table2", seed), make_round_policy("dssda"), 20):
+        for done in plan_rounds(load_scenario("table2", seed), make_policy("dssda"), 20):
             choices += [c.choice for c in done.answer.clusters if c.choice]
     mean_m = {s: np.mean([c.m for c in choices if c.num_segments == s]) for s in (3, 4, 5)}
     assert mean_m == pytest.approx({3: 9, 4: 11, 5: 14}, abs=1.5)

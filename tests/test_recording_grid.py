@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from simulation import simulate
 
-from flower_app.server_app import wait_for_nodes
+from flower_app.training_run import wait_for_nodes
 from strategies.recording_grid import RecordingGrid, RoundFailed
 from strategies.records import read_train_config, reply_content
 from strategies.stock import make_stock
@@ -48,9 +48,9 @@ def test_a_round_in_which_every_client_fails_is_an_error_with_each_reason():
 
 def test_losses_are_weighted_and_one_failure_is_recorded():
     def client(message, cluster):
-        round_, plan, decoder = read_train_config(message.content.config_records["config"])
-        assert (plan, decoder) == (None, None)
-        if round_ == 2 and cluster == 1:
+        order = read_train_config(message.content.config_records["config"])
+        assert (order.plan, order.decoder, order.pace, order.waived) == (None, None, None, ())
+        if order.round == 2 and cluster == 1:
             raise RuntimeError("late")
         return answer(message, value=[1.0, 4.0][cluster], weight=[1, 2][cluster])
 

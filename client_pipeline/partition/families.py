@@ -75,3 +75,8 @@ def build_parts(spec: ModelSpec, seed: int) -> ModelParts:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return adapter(spec.family).build_parts(spec)
+
+
+def num_blocks_of(spec: ModelSpec) -> int:
+    """L, the TEBs of a model."""
+    return adapter(spec.family).num_blocks(spec)

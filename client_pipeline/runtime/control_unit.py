@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -30,13 +31,17 @@ from client_pipeline.partition.parts import (
 )
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime import cluster_checkpoint
+from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.device import Watch
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
+from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
+from client_pipeline.runtime.stage import MovedBlock
 
 LIVENESS = "liveness"
 """Ray concurrency group of :meth:`ControlUnit.alive`."""
@@ -70,6 +75,12 @@ class ClusterSetup:
     load_data: Callable[[], ClusterData]
     """Called once, in the control unit's process."""
     certificates: LinkCertificates = field(default_factory=LinkCertificates)
+    checkpoints: Path | None = None
+    """Folder of this control unit's checkpoints; None: it writes none."""
+    checkpoint_every: int = 1
+    """Rounds between checkpoints."""
+    resume_round: int = 0
+    """Committed round to go on from; 0: from the start."""
 
     @property
     def actor_name(self) -> str:
@@ -87,6 +98,8 @@ class RoundOrder:
     plan: ClusterPlan
     decoder: DecoderAddress | None = None
     """None: the control unit trains the decoder itself."""
+    pace: Pace | None = None
+    """What devices and uplink take; None: as fast as they go."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +146,8 @@ class ControlUnit:
                 setup = self.setup
                 data = setup.load_data()
                 self.order = DataOrder(len(data), setup.batch_size, setup.seed, setup.cluster)
+                if setup.checkpoints is not None and setup.resume_round:
+                    self._restore(setup.checkpoints, setup.resume_round)
                 self.data = data
             counts = {"num_examples": len(self.data), "num_blocks": self.num_blocks}
             return {"cluster": self.setup.cluster, "pid": os.getpid(), **counts}
@@ -158,22 +173,62 @@ class ControlUnit:
                 self.pipeline.load({i: block_weights(order.weights, i) for i in range(self.num_blocks)})
                 ready = time.perf_counter()
                 outcomes = [self._local_step(order, step, link) for step in range(1, self.setup.local_steps + 1)]
+                trained = time.perf_counter()
                 link.close()
             except BaseException:
                 # The pipeline's threads may wait on the link: break it off.
                 link.abort()
                 self.optimizer.discard()
                 raise
-            trained = time.perf_counter()
             weights = self._weights()
-            return self._result(order, outcomes, weights, (start, ready, trained, time.perf_counter()))
+            memory = self.pipeline.memory()
+            self._checkpoint(order.round)
+            if order.pace is not None:
+                # Collecting and writing are no part of the model: the upload begins when the steps have ended.
+                time.sleep(max(trained + order.pace.uplink_s - time.perf_counter(), 0.0))
+            return self._result(order, outcomes, weights, memory, (start, ready, trained, time.perf_counter()))
 
     def _own_decoder(self, order: RoundOrder) -> DecoderLink:
+        head = self._head()
+        load_parameters(head.parameters, part_weights(order.weights, "head"), "head")
+        return LocalDecoder(head, self.setup.local_steps, self.setup.runtime.timeout)
+
+    def _head(self) -> HeadTrainer:
         if self._own_head is None:
             head = self.adapter.build_head(self.setup.spec)
             self._own_head = HeadTrainer(head, self.setup.optimizer, unit=self.num_blocks)
-        load_parameters(self._own_head.parameters, part_weights(order.weights, "head"), "head")
-        return LocalDecoder(self._own_head, self.setup.local_steps, self.setup.runtime.timeout)
+        return self._own_head
+
+    def _checkpoint(self, round_: int) -> None:
+        """Write what a continued run needs, before the server hears that the round is done."""
+        setup = self.setup
+        if setup.checkpoints is None or round_ % setup.checkpoint_every:
+            return
+        assert self.order is not None
+        tensors = _named("embedding", ({n: p.detach() for n, p in self.parameters.items()}, self.optimizer.state()))
+        for index, state in self.pipeline.states().items():
+            tensors |= _named(f"block.{index}", state)
+        if self._own_head is not None:
+            head = self._own_head
+            tensors |= _named("head", ({n: p.detach() for n, p in head.parameters.items()}, head.optimizer.state()))
+        cluster_checkpoint.write(setup.checkpoints, ClusterCheckpoint(round_, self.order.drawn, tensors))
+
+    def _restore(self, folder: Path, committed: int) -> None:
+        """Go on from a checkpoint; the weights of the next round come from the server."""
+        found = cluster_checkpoint.read(folder, committed)
+        if found is None:
+            return
+        assert self.order is not None
+        self.order.drawn = found.drawn
+        self.optimizer.load_state(part(found.tensors, "embedding/optimizer/"))
+        self.pipeline.restore(
+            {
+                i: (part(found.tensors, f"block.{i}/weight/"), part(found.tensors, f"block.{i}/optimizer/"))
+                for i in range(self.num_blocks)
+            }
+        )
+        if any(name.startswith("head/") for name in found.tensors):
+            self._head().optimizer.load_state(part(found.tensors, "head/optimizer/"))
 
     def _local_step(self, order: RoundOrder, number: int, link: DecoderLink) -> StepOutcome:
         setup = self.setup
@@ -182,7 +237,9 @@ class ControlUnit:
         batch = self.data.collate(self.order.next_batch())
         global_step = (order.round - 1) * setup.local_steps + number
         clip = setup.optimizer.clip_norm
-        outcome = self.pipeline.run_step(step, batch, self.embedding, link, None if clip > 0 else global_step)
+        outcome = self.pipeline.run_step(
+            step, batch, self.embedding, link, None if clip > 0 else global_step, order.pace
+        )
         scale = 1.0
         if clip > 0:
             norm_sq = self.optimizer.gradient_norm_sq() + (outcome.decoder_norm_sq or 0.0)
@@ -201,7 +258,12 @@ class ControlUnit:
         return join_weights(embedding, self.pipeline.weights(), head)
 
     def _result(
-        self, order: RoundOrder, outcomes: list[StepOutcome], weights: dict[str, Tensor], clock: tuple[float, ...]
+        self,
+        order: RoundOrder,
+        outcomes: list[StepOutcome],
+        weights: dict[str, Tensor],
+        memory: dict[int, dict[str, int]],
+        clock: tuple[float, ...],
     ) -> RoundResult:
         weight = sum(outcome.weight for outcome in outcomes)
         loss = sum(outcome.loss_sum for outcome in outcomes) / max(weight, 1)
@@ -210,6 +272,7 @@ class ControlUnit:
             str(segment.device): {
                 "blocks": len(segment.blocks),
                 "busy_s": sum(outcome.devices[segment.device].busy_s for outcome in outcomes),
+                **memory[segment.device],
             }
             for segment in self.pipeline.segments
         }
@@ -220,6 +283,8 @@ class ControlUnit:
             "plan": order.plan.to_dict(),
             "devices": devices,
             "moved_blocks": self.pipeline.moved_blocks,
+            "moved_bytes": self.pipeline.moved_bytes,
+            "timeline": self._timeline(outcomes[-1]),
             "prepare_s": ready - start,
             "train_s": trained - ready,
             "collect_s": end - trained,
@@ -233,6 +298,25 @@ class ControlUnit:
             report=report,
         )
 
+    def _timeline(self, outcome: StepOutcome) -> list[list[Any]]:
+        """What each stage did in a step: kind, stage, micro-batch, start and end, from the first start on [s]."""
+        events = [
+            (action.kind, stage, action.micro_batch, action.start, action.end)
+            for stage, segment in enumerate(self.pipeline.segments)
+            for action in outcome.devices[segment.device].actions
+        ]
+        zero = min(event[3] for event in events)
+        return [[kind, s, i, start - zero, end - zero] for kind, s, i, start, end in sorted(events, key=lambda e: e[3])]
+
     def close(self) -> None:
         """End the cluster's devices."""
         self.pipeline.close()
+
+
+def _named(name: str, state: MovedBlock) -> dict[str, Tensor]:
+    """Weights and optimizer state of a part under the names of a checkpoint."""
+    return {
+        f"{name}/{kind}/{key}": value
+        for kind, tensors in zip(("weight", "optimizer"), state, strict=True)
+        for key, value in tensors.items()
+    }

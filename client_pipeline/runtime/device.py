@@ -14,22 +14,30 @@ from torch import Tensor
 
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.memory import keep_freed_memory
+from client_pipeline.runtime.memory import (
+    forget_peak,
+    give_freed_memory_back,
+    keep_freed_memory,
+    peak_bytes,
+    resident_bytes,
+)
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from client_pipeline.runtime.stage import Stage, StepOrder, run_actions
+from client_pipeline.runtime.stage import DoneAction, MovedBlock, Stage, StepOrder, run_actions
 from client_pipeline.runtime.transport import GlooTransport, GroupAddress
-
-MovedBlock = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
     """What a device says of one local step."""
 
-    busy_s: float
-    """Seconds spent computing, waits left out."""
+    actions: list[DoneAction]
     norm_sq: float
     """Squared norm of the gradients of its TEBs."""
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent computing, waits left out; of a paced device, as its profile says."""
+        return sum(action.end - action.start for action in self.actions)
 
 
 class Watch:
@@ -62,6 +70,7 @@ class Device:
     def __init__(self, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig) -> None:
         torch.set_num_threads(runtime.threads)
         keep_freed_memory()
+        self._idle_bytes = resident_bytes()
         self.stage = Stage(spec, optimizer, recompute=runtime.recompute)
         self.transport: GlooTransport | None = None
         self.watch = Watch(runtime.actor_idle)
@@ -71,11 +80,17 @@ class Device:
         with self.watch:
             return {"pid": os.getpid(), "blocks": list(self.stage.blocks)}
 
-    def place(self, blocks: list[int], *moved: MovedBlock | None) -> None:
-        """Build TEBs here; ``moved`` brings the weights and optimizer state that each had elsewhere."""
+    def place(self, blocks: list[int], *moved: MovedBlock | None) -> list[int]:
+        """Build TEBs here; ``moved`` brings the weights and optimizer state that each had elsewhere.
+
+        Returns
+        -------
+        Bytes that were brought, for each TEB.
+        """
         with self.watch:
             for index, brought in zip(blocks, moved, strict=True):
                 self.stage.place(index, *(brought or ()))
+            return [sum(t.nbytes for part in brought or () for t in part.values()) for brought in moved]
 
     def take(self, index: int) -> MovedBlock:
         """Give a TEB away."""
@@ -85,12 +100,24 @@ class Device:
     def load(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Take the round's weights of the TEBs here."""
         with self.watch:
+            give_freed_memory_back()
+            forget_peak()
             self.stage.load(weights)
 
     def weights(self) -> dict[int, dict[str, Tensor]]:
         """Give the trained weights of the TEBs here."""
         with self.watch:
             return self.stage.weights()
+
+    def states(self) -> dict[int, MovedBlock]:
+        """Give copies of weights and optimizer state of the TEBs here."""
+        with self.watch:
+            return self.stage.states()
+
+    def memory(self) -> dict[str, int]:
+        """Memory of this process before it had anything to do, and its peak since the round's weights came [byte]."""
+        with self.watch:
+            return {"idle_bytes": self._idle_bytes, "peak_bytes": peak_bytes()}
 
     def gradients(self) -> dict[int, dict[str, Tensor]]:
         """Give the gradients that wait to be applied."""
@@ -115,7 +142,7 @@ class Device:
             if self.transport is None:
                 raise RuntimeError("the device is in no group; connect it first")
             try:
-                busy_s = run_actions(self.stage, self.transport, order)
+                done = run_actions(self.stage, self.transport, order)
             except BaseException:
                 # Neighbours must not wait for the group's timeout.
                 self.stage.discard()
@@ -124,7 +151,7 @@ class Device:
             norm_sq = self.stage.gradient_norm_sq() if apply_step is None else 0.0
             if apply_step is not None:
                 self.stage.apply(apply_step, 1.0)
-            return StepReport(busy_s=busy_s, norm_sq=norm_sq)
+            return StepReport(actions=done, norm_sq=norm_sq)
 
     def apply(self, step: int, scale: float) -> None:
         """Take optimizer step ``step`` with the gradients times ``scale``."""

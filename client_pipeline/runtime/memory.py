@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import sys
+from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """``M_TRIM_THRESHOLD`` and ``M_MMAP_THRESHOLD`` of glibc's ``mallopt``."""
@@ -27,3 +29,42 @@ def keep_freed_memory(limit_bytes: int = 1 << 30) -> bool:
         return False
     # Either one alone would end glibc's own adaptation of the other, and do harm.
     return bool(mallopt(_MMAP_THRESHOLD, limit_bytes)) and bool(mallopt(_TRIM_THRESHOLD, limit_bytes))
+
+
+def give_freed_memory_back() -> None:
+    """Hand what is free back to the system, once: after something large has left this process."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def resident_bytes() -> int:
+    """Memory of this process now [byte]; its peak where the system does not say."""
+    return _status("VmRSS") or _largest_resident()
+
+
+def peak_bytes() -> int:
+    """Most memory of this process since :func:`forget_peak` [byte]; since its start where that cannot be forgotten."""
+    return _status("VmHWM") or _largest_resident()
+
+
+def forget_peak() -> None:
+    """Count the peak anew from here, where the system lets us."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        pass
+
+
+def _status(name: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def _largest_resident() -> int:
+    # KiB on Linux, bytes on macOS.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,14 +112,38 @@ class PartOptimizer:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def state(self) -> dict[str, Any]:
-        """State that moves with the part."""
-        return self._optimizer.state_dict() if self._optimizer is not None else {}
+    def state(self) -> dict[str, Tensor]:
+        """State that moves and rests with the part: tensors by ``parameter/quantity``; empty before the first step."""
+        if self._optimizer is None:
+            return {}
+        names = {id(p): name for name, p in self.parameters.items()}
+        return {
+            f"{names[id(parameter)]}/{quantity}": value.detach()
+            for parameter, held in self._optimizer.state.items()
+            for quantity, value in held.items()
+            if isinstance(value, Tensor)
+        }
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a moved part's state."""
-        if self._optimizer is not None and state:
-            self._optimizer.load_state_dict(state)
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what :meth:`state` gave, elsewhere or earlier.
+
+        Raises
+        ------
+        ValueError
+            If it is of other parameters.
+        """
+        if self._optimizer is None or not state:
+            return
+        held: dict[str, dict[str, Tensor]] = {}
+        for key, value in state.items():
+            name, _, quantity = key.rpartition("/")
+            if name not in self.parameters:
+                raise ValueError(
+                    f"optimizer state: {key!r} is of no parameter here; expected {sorted(self.parameters)}"
+                )
+            held.setdefault(name, {})[quantity] = value.clone()
+        for name, values in held.items():
+            self._optimizer.state[self.parameters[name]] = values
 
 
 def clip_scale(clip_norm: float, norm_sq: float) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import torch
@@ -28,8 +28,11 @@ from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.device import Device, StepReport
 from client_pipeline.runtime.micro_batches import EMBEDDING_UNIT, StepId, split_batch
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from client_pipeline.runtime.stage import StepOrder
+from client_pipeline.runtime.pacing import Pace
+from client_pipeline.runtime.stage import MovedBlock, StepOrder
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, TransportError, open_store
+
+T = TypeVar("T")
 
 NAMESPACE = "collapipe"
 """Ray namespace of all actors: a named actor is found by any process of the cluster."""
@@ -75,6 +78,9 @@ class Pipeline:
         self.num_micro_batches = 1
         self.moved_blocks = 0
         """TEBs that changed owner since the pipeline began, first placements left out."""
+        self.moved_bytes = 0
+        """Bytes of their weights and optimizer state."""
+        self._restored: dict[int, MovedBlock] = {}
         self._devices: dict[int, Any] = {}
         self._owner: dict[int, int] = {}
         self._transport: GlooTransport | None = None
@@ -101,12 +107,14 @@ class Pipeline:
             if device not in self._devices or not (device in self._owner.values() or self._lives(device)):
                 self._devices[device] = self._start(device)
         arriving: dict[int, list[tuple[int, Any]]] = {}
+        moving: set[int] = set()
         for index, device in sorted(wanted.items()):
             owner = self._owner.get(index)
             if owner != device:
                 # The object goes from device to device; the control unit holds a reference only.
-                moved = None if owner is None else self._devices[owner].take.remote(index)
-                self.moved_blocks += owner is not None
+                moved = self._restored.pop(index, None) if owner is None else self._devices[owner].take.remote(index)
+                if owner is not None:
+                    moving.add(index)
                 arriving.setdefault(device, []).append((index, moved))
         placed = [
             self._devices[device].place.remote([index for index, _ in blocks], *(moved for _, moved in blocks))
@@ -116,8 +124,15 @@ class Pipeline:
         for blocks in arriving.values():
             for index, _ in blocks:
                 self._owner.pop(index, None)
-        self._wait(placed, "placing TEBs")
+        brought = self._wait(placed, "placing TEBs")
+        self.moved_bytes += sum(
+            size
+            for blocks, sizes in zip(arriving.values(), brought, strict=True)
+            for (index, _), size in zip(blocks, sizes, strict=True)
+            if index in moving
+        )
         self._owner = wanted
+        self.moved_blocks += len(moving)
         self.segments, self.schedule, self.num_micro_batches = segments, plan.schedule, plan.m
         if ring != self._ring or self._transport is None:
             self._connect(ring, self.runtime.timeout + decoder_wait_s)
@@ -194,6 +209,18 @@ class Pipeline:
         """Collect the weights of all TEBs."""
         return _joined(self._on_devices(lambda actor, _: actor.weights.remote(), "collecting weights"))
 
+    def states(self) -> dict[int, MovedBlock]:
+        """Collect weights and optimizer state of all TEBs, for a checkpoint."""
+        return _joined(self._on_devices(lambda actor, _: actor.states.remote(), "collecting optimizer state"))
+
+    def restore(self, states: Mapping[int, MovedBlock]) -> None:
+        """Give TEBs that no device holds yet the weights and optimizer state of a checkpoint, when they are placed."""
+        self._restored = dict(states)
+
+    def memory(self) -> dict[int, dict[str, int]]:
+        """Memory of each scheduled device's process, as :meth:`Device.memory` says."""
+        return self._on_devices(lambda actor, _: actor.memory.remote(), "asking for memory")
+
     def gradients(self) -> dict[int, dict[str, Tensor]]:
         """Collect the gradients that wait to be applied (for ``collapipe verify``)."""
         return _joined(self._on_devices(lambda actor, _: actor.gradients.remote(), "collecting gradients"))
@@ -213,7 +240,13 @@ class Pipeline:
     # One local step.
 
     def run_step(
-        self, step: StepId, batch: Batch, embedding: nn.Module, link: DecoderLink, apply_step: int | None = None
+        self,
+        step: StepId,
+        batch: Batch,
+        embedding: nn.Module,
+        link: DecoderLink,
+        apply_step: int | None = None,
+        pace: Pace | None = None,
     ) -> StepOutcome:
         """Forward and backward of one batch; the embedding's gradients are left waiting.
 
@@ -225,6 +258,7 @@ class Pipeline:
         link : the decoder; the caller ends the step on it
         apply_step : optimizer step that the devices take as soon as they are done; None leaves their
             gradients waiting for :meth:`apply`
+        pace : what the devices' actions take; None: as fast as they go
 
         Raises
         ------
@@ -245,6 +279,7 @@ class Pipeline:
             sizes=[len(piece["input_ids"]) for piece in pieces],
             mask_BT=batch["attention_mask"],
             width=self.width,
+            pace=pace,
         )
         ring = [segment.device for segment in self.segments]
         reports = [self._devices[device].run.remote(order, apply_step) for device in ring]
@@ -377,5 +412,5 @@ def _three_threads() -> concurrent.futures.ThreadPoolExecutor:
     return concurrent.futures.ThreadPoolExecutor(3, thread_name_prefix="pipeline")
 
 
-def _joined(by_device: Mapping[int, Mapping[int, dict[str, Tensor]]]) -> dict[int, dict[str, Tensor]]:
+def _joined(by_device: Mapping[int, Mapping[int, T]]) -> dict[int, T]:
     return {index: values for blocks in by_device.values() for index, values in sorted(blocks.items())}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,23 @@ from client_pipeline.partition.parts import load_parameters, own_parameters
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, gradients
+from client_pipeline.runtime.pacing import Pace, PacedClock
 from client_pipeline.runtime.schedules import Action, actions
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, Receive
+
+MovedBlock = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""Weights and optimizer state of a TEB."""
+
+
+class DoneAction(NamedTuple):
+    """An action and when it ran."""
+
+    kind: str
+    micro_batch: int
+    start: float
+    """[s], by the machine's clock."""
+    end: float
+    """[s]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +46,8 @@ class StepOrder:
     """Padding mask of the whole batch, bool."""
     width: int
     """D."""
+    pace: Pace | None = None
+    """None: as fast as it goes."""
 
 
 class TrainedBlock(NamedTuple):
@@ -58,7 +75,7 @@ class Stage:
     # TEBs come and go with the plan.
 
     def place(
-        self, index: int, weights: Mapping[str, Tensor] | None = None, state: dict[str, Any] | None = None
+        self, index: int, weights: Mapping[str, Tensor] | None = None, state: Mapping[str, Tensor] | None = None
     ) -> None:
         """Build TEB ``index`` here, with the weights and optimizer state it had elsewhere, if any."""
         module = self.adapter.build_block(self.spec, index).train()
@@ -71,10 +88,17 @@ class Stage:
         self.blocks[index] = block
         self.blocks = dict(sorted(self.blocks.items()))
 
-    def take(self, index: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def take(self, index: int) -> MovedBlock:
         """Give TEB ``index`` away: weights and optimizer state."""
         block = self.blocks.pop(index)
         return {name: p.detach() for name, p in block.parameters.items()}, block.optimizer.state()
+
+    def states(self) -> dict[int, MovedBlock]:
+        """Weights and optimizer state of all TEBs, which stay."""
+        return {
+            i: ({name: p.detach() for name, p in block.parameters.items()}, block.optimizer.state())
+            for i, block in self.blocks.items()
+        }
 
     def load(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Overwrite the weights of TEBs; their optimizers keep their state."""
@@ -137,8 +161,8 @@ class Stage:
             block.optimizer.discard()
 
 
-def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> float:
-    """Run this stage's action list for one local step; returns its busy seconds.
+def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> list[DoneAction]:
+    """Run this stage's action list for one local step; returns what was done when.
 
     All receives are posted before the first action and sends are not waited for, so the links work while the stage
     computes; there is no barrier between actions. Posting late would cost more than the wait: it sends a message to
@@ -157,20 +181,30 @@ def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> flo
     # With 1F1B the first stage alone could be flooded: the control unit's schedule is to send at once.
     ahead = transport.size + 1 if order.schedule == "1f1b" and rank == 1 else len(order.sizes)
     posted = {action: post(action) for action in todo if action.kind == "B" or action.micro_batch < ahead}
-    busy = 0.0
+    clock = PacedClock(order.pace.stages[rank - 1]) if order.pace else None
+    done: list[DoneAction] = []
     for action in todo:
         kind, micro_batch = action
         received = posted.pop(action).wait()
-        start = time.perf_counter()
+        # Not a monotonic clock: the stages may be on several machines.
+        start = time.time()
+        if clock:
+            clock.begin()
         if kind == "F":
             result = stage.forward(order.step, micro_batch, received, masks[micro_batch])
-            transport.send(result, following, FORWARD, micro_batch)
         else:
             result = stage.backward(order.step, micro_batch, received, masks[micro_batch])
+        if clock:
+            clock.compute(kind, micro_batch)
+        done.append(DoneAction(kind, micro_batch, start, time.time()))
+        if clock:
+            clock.send(kind, micro_batch)
+        if kind == "F":
+            transport.send(result, following, FORWARD, micro_batch)
+        else:
             transport.send(result, previous, BACKWARD, micro_batch)
-        busy += time.perf_counter() - start
         later = Action("F", micro_batch + ahead)
         if kind == "F" and later.micro_batch < len(order.sizes):
             posted[later] = post(later)
     transport.flush()
-    return busy
+    return done

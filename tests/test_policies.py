@@ -15,7 +15,9 @@ from strategies.dssda.instance_file import parse_instance
 from strategies.dssda.planner import plan_round
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
-from strategies.round_policies import ROUND_POLICIES, Round, cluster_plans, make_round_policy
+from strategies.policies import POLICIES, make_policy
+from strategies.round_policy import Round
+from strategies.segment_choices import cluster_plans
 
 SCENARIOS = ("table2", "table2-contended", "physical")
 
@@ -31,10 +33,10 @@ def policies(round_, tmp_path):
     """Every policy; the fixed one replays what dssda decided."""
     path = tmp_path / "plan.json"
     write_plans(path, cluster_plans(round_.instance, plan_round(round_.instance)))
-    for name in ROUND_POLICIES:
-        yield make_round_policy(name, plan_file=str(path) if name == "fixed" else "")
+    for name in POLICIES:
+        yield make_policy(name, plan_file=str(path) if name == "fixed" else "")
     for name in ("random", "loss-only", "delay-only"):
-        yield make_round_policy(name, segments="optimal")
+        yield make_policy(name + "+optimal")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -56,7 +58,7 @@ def test_a_fixed_plan_repeats_what_was_written(tmp_path):
     answer = plan_round(round_.instance)
     path = tmp_path / "plan.json"
     write_plans(path, cluster_plans(round_.instance, answer))
-    again = make_round_policy("fixed", plan_file=str(path)).plan(round_)
+    again = make_policy("fixed", plan_file=str(path)).plan(round_)
     assert again.objective == pytest.approx(answer.objective, rel=1e-12)
     assert [c.channel for c in again.clusters] == [c.channel for c in answer.clusters]
     assert [p.selected for p in read_plans(path)] == [c.selected for c in answer.clusters]
@@ -67,7 +69,7 @@ def test_a_fixed_plan_without_channels_gets_them_as_dssda_would(tmp_path):
     plans = [plan.to_dict() | {"channel": None} for plan in cluster_plans(round_.instance, plan_round(round_.instance))]
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"format": "collapipe-plan/1", "clusters": plans}))
-    answer = make_round_policy("fixed", plan_file=str(path)).plan(round_)
+    answer = make_policy("fixed", plan_file=str(path)).plan(round_)
     assert answer.objective == pytest.approx(plan_round(round_.instance).objective, rel=1e-6)
 
 
@@ -79,7 +81,7 @@ def test_a_fixed_plan_that_does_not_fit_is_refused(tmp_path):
     def refused(clusters):
         path.write_text(json.dumps({"format": "collapipe-plan/1", "clusters": clusters}))
         with pytest.raises(ValueError) as error:
-            make_round_policy("fixed", plan_file=str(path)).plan(round_)
+            make_policy("fixed", plan_file=str(path)).plan(round_)
         return str(error.value)
 
     assert "has plans for 2 clusters, the problem has 3" in refused(plans[:2])
@@ -91,7 +93,7 @@ def test_a_fixed_plan_that_does_not_fit_is_refused(tmp_path):
 
 def test_loss_only_takes_the_largest_losses():
     round_ = first_round("table2-contended")
-    answer = make_round_policy("loss-only").plan(round_)
+    answer = make_policy("loss-only").plan(round_)
     assert [c.selected for c in answer.clusters] == [False] * 4 + [True] * 4
 
 
@@ -99,7 +101,7 @@ def test_random_takes_others_each_round_and_the_same_for_a_seed():
     round_ = first_round("table2-contended")
 
     def taken(seed, number):
-        policy = make_round_policy("random", seed=seed)
+        policy = make_policy("random", seed=seed)
         answer = policy.plan(Round(number=number, instance=round_.instance, losses=round_.losses))
         return tuple(c.selected for c in answer.clusters)
 
@@ -110,8 +112,8 @@ def test_random_takes_others_each_round_and_the_same_for_a_seed():
 
 def test_delay_only_is_not_slower_than_any_seed_of_random():
     round_ = first_round("table2-contended")
-    fastest = make_round_policy("delay-only").plan(round_).latency_s
-    assert all(make_round_policy("random", seed=s).plan(round_).latency_s >= fastest for s in range(10))
+    fastest = make_policy("delay-only").plan(round_).latency_s
+    assert all(make_policy("random", seed=s).plan(round_).latency_s >= fastest for s in range(10))
 
 
 def test_selection_leaves_out_clusters_that_have_no_upload():
@@ -122,27 +124,27 @@ def test_selection_leaves_out_clusters_that_have_no_upload():
     raw["clusters"][1]["up"]["Emax"] = 1e-6
     round_ = Round(number=1, instance=parse_instance(raw, "case"), losses=[1.0, 9.0, 1.0])
     for name in ("random", "loss-only", "delay-only"):
-        assert [c.selected for c in make_round_policy(name).plan(round_).clusters] == [True, False, True]
+        assert [c.selected for c in make_policy(name).plan(round_).clusters] == [True, False, True]
     raw["clusters"][0]["up"]["Emax"] = 1e-6
-    answer = make_round_policy("loss-only").plan(Round(number=1, instance=parse_instance(raw, "case"), losses=[1] * 3))
+    answer = make_policy("loss-only").plan(Round(number=1, instance=parse_instance(raw, "case"), losses=[1] * 3))
     assert answer.status == "infeasible"
     assert {i.cluster for i in answer.infeasible if i.constraint == "C8"} == {0, 1}
 
 
 def test_names_are_checked():
     with pytest.raises(ValueError, match="policy: expected one of dssda, dssda-paper, .*found 'best'"):
-        make_round_policy("best")
-    with pytest.raises(ValueError, match="policy fixed needs a plan file"):
-        make_round_policy("fixed")
-    with pytest.raises(ValueError, match="segments: expected one of uniform, optimal, found 'even'"):
-        make_round_policy("random", segments="even")
+        make_policy("best")
+    with pytest.raises(ValueError, match="policy: fixed needs a plan file"):
+        make_policy("fixed")
+    with pytest.raises(ValueError, match="found 'random\\+even'"):
+        make_policy("random+even")
     with pytest.raises(ValueError, match="C11 needs a scenario"):
-        make_round_policy("dssda-paper", c11=True).plan(first_round("table2"))
+        make_policy("dssda-paper", c11=True).plan(first_round("table2"))
 
 
 def test_uniform_has_the_best_channels_for_its_segments():
     round_ = first_round("table2")
-    uniform, best = make_round_policy("uniform").plan(round_), plan_round(round_.instance)
+    uniform, best = make_policy("uniform").plan(round_), plan_round(round_.instance)
     assert uniform.status == "feasible"
     assert {c.choice.m for c in uniform.clusters} == {8}
     assert math.isfinite(uniform.objective) and uniform.objective > best.objective

@@ -1,0 +1,84 @@
+"""A control unit's own part of a checkpoint: one safetensors file a round, with what a continued run needs of it.
+
+The server commits a round after all control units have written theirs. So a round may be on disk that was never
+committed: two files are kept, and a continued run reads the newest of those that were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+_KEPT = 2
+_NAME = re.compile(r"^round-(\d{6,})\.safetensors$")
+
+
+class ClusterCheckpoint(NamedTuple):
+    """A control unit after a round."""
+
+    round: int
+    drawn: int
+    """Examples drawn: all the state of the data order. Dropout seeds derive from round, step, cluster and TEB."""
+    tensors: dict[str, Tensor]
+    """Weights and optimizer states, by part: ``embedding/...``, ``block.3/...``, ``head/...``."""
+
+
+def write(folder: Path, checkpoint: ClusterCheckpoint) -> Path:
+    """Write a round's file in one step, and forget those before the last two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"round-{checkpoint.round:06d}.safetensors"
+    aside = folder / f".{path.name}-{os.getpid()}"
+    tensors = {name: value.contiguous() for name, value in checkpoint.tensors.items()}
+    save_file(tensors, aside, {"collapipe": json.dumps({"round": checkpoint.round, "drawn": checkpoint.drawn})})
+    os.replace(aside, path)
+    for round_ in sorted(_rounds(folder))[:-_KEPT]:
+        (folder / f"round-{round_:06d}.safetensors").unlink(missing_ok=True)
+    return path
+
+
+def read(folder: Path, committed: int) -> ClusterCheckpoint | None:
+    """Read the newest file of a committed round, and drop those of rounds that were not.
+
+    Returns
+    -------
+    None if the control unit has trained in no round until then.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged; the message names it.
+    """
+    for leftover in folder.glob(".round-*"):
+        leftover.unlink(missing_ok=True)
+    rounds = _rounds(folder)
+    for round_ in sorted(r for r in rounds if r > committed):
+        (folder / f"round-{round_:06d}.safetensors").unlink(missing_ok=True)
+    newest = max((r for r in rounds if r <= committed), default=None)
+    if newest is None:
+        return None
+    path = folder / f"round-{newest:06d}.safetensors"
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = json.loads(file.metadata()["collapipe"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        return ClusterCheckpoint(int(told["round"]), int(told["drawn"]), tensors)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected a control unit's checkpoint, {error}") from error
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors of one part, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _rounds(folder: Path) -> list[int]:
+    found = (_NAME.match(path.name) for path in folder.glob("round-*.safetensors"))
+    return [int(match.group(1)) for match in found if match]

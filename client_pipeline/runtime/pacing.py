@@ -1,0 +1,96 @@
+"""Paced devices: actors that take the time their profiles say, so that the model can be held against a running system.
+
+Computation is padded to what the device would need; a link is a token bucket without burst that its sender waits for.
+All times are scaled by one factor. A stage keeps its own clock: what one wait oversleeps, the next one makes up for.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StagePace:
+    """What one stage's actions take, (m,) each [s], scaled."""
+
+    forward_s: list[float]
+    backward_s: list[float]
+    forward_link_s: list[float]
+    """To send the activations on; 0 for the last stage."""
+    backward_link_s: list[float]
+    """To send the gradient back; 0 for the first stage."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A cluster's round, scaled."""
+
+    stages: list[StagePace]
+    """(S,), in pipeline order."""
+    uplink_s: float
+    """[s]."""
+
+    @classmethod
+    def of(cls, times: tuple[Array, Array, Array, Array], uplink_s: float, scale: float) -> Pace:
+        """Scale times as :func:`client_pipeline.runtime.event_simulator.simulate` takes them."""
+        forward, backward, forward_link, backward_link = (scale * t for t in times)
+        nothing = np.zeros((1, forward.shape[1]))
+        # The gradient over link s is sent by stage s + 1.
+        sent_on, sent_back = np.vstack([forward_link, nothing]), np.vstack([nothing, backward_link])
+        return cls(
+            [
+                StagePace(*(column[s].tolist() for column in (forward, backward, sent_on, sent_back)))
+                for s in range(len(forward))
+            ],
+            scale * uplink_s,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"stages": [vars(stage) for stage in self.stages], "uplink_s": self.uplink_s}
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Pace:
+        """Read :meth:`to_dict`'s form."""
+        return cls([StagePace(**stage) for stage in raw["stages"]], float(raw["uplink_s"]))
+
+
+class PacedClock:
+    """One stage's clock during a step."""
+
+    def __init__(self, pace: StagePace) -> None:
+        self._pace = pace
+        self._free = 0.0
+
+    def begin(self) -> None:
+        """Note that an action's input is there; it starts now, or has started when the stage should have been free."""
+        now = time.monotonic()
+        # After an idle wait the clock is behind; after a busy one it is ahead by what was overslept, at most.
+        self._free = now if now - self._free > _CATCH_UP_S else self._free
+
+    def compute(self, kind: str, micro_batch: int) -> None:
+        """Wait until the action's computation would be done."""
+        own = self._pace.forward_s if kind == "F" else self._pace.backward_s
+        self._occupy(own[micro_batch])
+
+    def send(self, kind: str, micro_batch: int) -> None:
+        """Wait until the link has taken the action's result."""
+        own = self._pace.forward_link_s if kind == "F" else self._pace.backward_link_s
+        self._occupy(own[micro_batch])
+
+    def _occupy(self, seconds: float) -> None:
+        self._free += seconds
+        left = self._free - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+
+
+_CATCH_UP_S = 0.005
+"""Longer than a sleep oversleeps, shorter than an idle wait that matters [s]."""

@@ -1,0 +1,81 @@
+"""Strategies by name: CollaPipe, its baselines, Flower's own, and anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from client_pipeline.system.scenario import Scenario
+from flower_app.config import RunConfig
+from strategies.pipeline import EvenPipelines, PipeLine
+from strategies.planned_strategy import PlannedStrategy
+from strategies.policies import make_policy
+from strategies.round_planner import Decision, InfeasibleRound, RoundPlanner
+from strategies.round_policy import RoundPolicy
+from strategies.stock import make_stock
+from strategies.titanic import Titanic, titanic_policy
+from strategies.vanilla_fl import VanillaFL, vanilla_fl_policy
+
+COLLAPIPE = "collapipe"
+BASELINES: dict[str, tuple[type[PlannedStrategy], Callable[[int], RoundPolicy]]] = {
+    "vanilla-fl": (VanillaFL, vanilla_fl_policy),
+    "pipeline": (PipeLine, lambda _: EvenPipelines()),
+    "titanic": (Titanic, titanic_policy),
+}
+"""By name: the strategy, and its own policy from a seed."""
+
+
+def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
+    """Return the planner of a run's strategy; None for a stock strategy, whose control units plan for themselves.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        For a name that is unknown, or a setting that the strategy does not take.
+    """
+    default = RunConfig()
+    if config.strategy == COLLAPIPE:
+        if config.strategy_options:
+            raise ValueError(
+                "strategy-options: collapipe takes none; leave it empty, its settings have keys of their own"
+            )
+        name = "fixed" if config.plan else config.policy
+        if name != "dssda-paper" and (config.planner.drift != "true" or config.planner.c11):
+            raise ValueError(
+                'planner.drift and planner.c11: they are of the paper as printed; set policy = "dssda-paper"'
+            )
+        policy = make_policy(name, plan_file=config.plan, seed=config.seed, c11=config.planner.c11)
+        return RoundPlanner(scenario, policy, drift=config.planner.drift)
+    if config.policy != default.policy:
+        raise ValueError(
+            f"policy: {config.strategy} brings its own plan, found policy = {config.policy!r}; leave policy out, or "
+            'set strategy = "collapipe"'
+        )
+    if config.strategy not in BASELINES:
+        if config.device_emulation != "none":
+            raise ValueError(
+                f"device-emulation: {config.strategy} sends no plan, so nobody knows the pace; use collapipe or "
+                f"{', '.join(BASELINES)}"
+            )
+        make_stock(config.strategy, config.strategy_arguments(), scenario.num_clusters)
+        return None
+    if config.plan:
+        raise ValueError(f"plan: {config.strategy} brings its own plan; leave plan empty")
+    if config.strategy_options:
+        raise ValueError(f"strategy-options: {config.strategy} takes none; leave it empty")
+    return RoundPlanner(scenario, BASELINES[config.strategy][1](config.seed))
+
+
+def check_first_round(planner: RoundPlanner) -> Decision:
+    """Plan the first round, before anything is started.
+
+    Raises
+    ------
+    InfeasibleRound
+        If nobody has a plan.
+    ValueError
+        For a plan file that does not fit.
+    """
+    decision = planner.plan(1, [float("inf")] * planner.scenario.num_clusters)
+    if not any(decision.selected):
+        raise InfeasibleRound(1, decision.left_out)
+    return decision

@@ -1,0 +1,339 @@
+"""One training as the server sees it: nodes, strategy, evaluation, records, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from logging import INFO
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.supercore import log
+
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan
+from client_pipeline.runtime.head import HeadTrainer
+from flower_app import run_directory
+from flower_app.config import RunConfig
+from flower_app.pictures import write_pictures
+from flower_app.saved_model import save_model
+from flower_app.strategy_choice import BASELINES, COLLAPIPE, check_first_round, make_planner
+from flower_app.tasks.base import task
+from flower_app.timeline import timeline_of
+from flower_app.training_network import of_clusters, training_scenario
+from strategies import checkpoint
+from strategies.checkpoint import Checkpoint
+from strategies.clusters import ClusterState, check_clusters
+from strategies.collapipe import CollaPipe
+from strategies.continued import Continued, check_resumable
+from strategies.decoder import DecoderTrainer
+from strategies.decoder_service import DecoderService
+from strategies.pipeline import PipeLine, cluster_arrays
+from strategies.planned_strategy import PlannedStrategy
+from strategies.recording_grid import RecordingGrid
+from strategies.records import CONFIG, SETUP, to_arrays, to_tensors
+from strategies.round_planner import RoundPlanner
+from strategies.stock import make_stock
+from strategies.stock_accounting import stock_record
+
+NODES_TIMEOUT_S = 60.0
+"""How long the server waits for its nodes."""
+SETUP_TIMEOUT_S = 600.0
+MESSAGE_TIMEOUT_S = 24 * 3600.0
+"""A round may be long; its own waits are bounded one by one."""
+
+
+class TrainingRun:
+    """One training, from the configuration to the summary.
+
+    Parameters
+    ----------
+    config : the run's
+    run_dir : its directory
+    grid : Flower's
+    """
+
+    def __init__(self, config: RunConfig, run_dir: Path, grid: Grid) -> None:
+        torch.set_num_threads(config.runtime.server_threads)
+        self.config = config
+        self.run_dir = run_dir
+        self.flower_grid = grid
+        self.started = time.perf_counter()
+        self.resumed = self._last_checkpoint() if config.resume else None
+
+    @property
+    def completed(self) -> int:
+        """Rounds that were done before this process began."""
+        return self.resumed.round if self.resumed else 0
+
+    def run(self) -> None:
+        """Prepare, train, score on the test set, and write the summary."""
+        config = self.config
+        scenario = training_scenario(config)
+        nodes = wait_for_nodes(self.flower_grid, config.num_clusters or 1, NODES_TIMEOUT_S)
+        self.num_clusters = config.num_clusters or min(len(nodes), scenario.num_clusters)
+        self.task = task(config.task)
+        self.prepared = self.task.prepare(config.data, config.model, config.seed, self.num_clusters)
+        self.parts = build_parts(self.prepared.spec, config.seed)
+        self.scenario = of_clusters(training_scenario(config, self.prepared.spec), self.num_clusters)
+        planner = make_planner(config, self.scenario)
+        if planner is not None:
+            check_first_round(planner)
+        # Scoring has a model of its own: the decoder's service trains self.parts.head.
+        self.scored = build_parts(self.prepared.spec, config.seed)
+        self.models: list[Mapping[str, torch.Tensor]] = []
+        if self.resumed is not None:
+            self.models = self._models(to_arrays(self.resumed.weights))
+        if self.completed < config.num_rounds:
+            # The service first: a port in use is found before any control unit starts.
+            collapipe = config.strategy == COLLAPIPE
+            self.service = self._decoder_service() if collapipe else None
+            with closing_service(self.service) if self.service else nullcontext():
+                self._train(planner, self._set_up(nodes))
+        self._finish()
+
+    def _set_up(self, nodes: Sequence[int]) -> list[ClusterState]:
+        """Tell every node about the run; learn the clusters. A mistake that any node finds ends the run here."""
+        told = ConfigRecord(
+            {
+                "spec": self.prepared.spec.to_json(),
+                "tokenizer": self.prepared.tokenizer_json,
+                "num-clusters": self.num_clusters,
+                "run-name": self.run_dir.name,
+                "resume-round": self.completed,
+            }
+        )
+        messages = [Message(RecordDict({CONFIG: told}), dst_node_id=node, message_type=SETUP) for node in nodes]
+        replies = list(self.flower_grid.send_and_receive(messages, timeout=SETUP_TIMEOUT_S))
+        if silent := sorted(set(nodes) - {reply.metadata.src_node_id for reply in replies}):
+            raise RuntimeError(f"set-up: no answer from nodes {silent} within {SETUP_TIMEOUT_S:g} s")
+        clusters = []
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                raise RuntimeError(f"set-up: node {node}: {reply.error.reason}")
+            answer = json.loads(cast(str, reply.content.config_records[CONFIG]["json"]))
+            if "error" in answer:
+                raise ValueError(answer["error"])
+            if "state" in answer:
+                clusters.append(ClusterState.from_dict(answer["state"]))
+        check_clusters(clusters, self.num_clusters)
+        return sorted(clusters, key=lambda state: state.cluster)
+
+    def _decoder_service(self) -> DecoderService:
+        config = self.config
+        trainer = DecoderTrainer(
+            HeadTrainer(self.parts.head, config.optimizer, unit=self.scenario.planner.num_blocks),
+            decoder_sync=config.decoder_sync,
+            join_timeout_s=config.decoder.join_timeout,
+            step_timeout_s=config.decoder.step_timeout,
+        )
+        if self.resumed is not None:
+            trainer.restore(self.resumed.decoder, str(self.resumed.state["decoder-sync"]))
+        return DecoderService(config.decoder, trainer, self.num_clusters)
+
+    def _strategy(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> Strategy:
+        config = self.config
+        if planner is None:
+            return make_stock(config.strategy, config.strategy_arguments(), len(clusters))
+        scale = config.time_scale if config.device_emulation == "paced" else None
+        if self.service is not None:
+            return CollaPipe(
+                planner=planner, decoder=self.service, clusters=clusters, on_plan=self._write_plan, time_scale=scale
+            )
+        baseline, _ = BASELINES[config.strategy]
+        return baseline(planner=planner, clusters=clusters, on_plan=self._write_plan, time_scale=scale)
+
+    def _train(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> None:
+        self.strategy = self._strategy(planner, clusters)
+        planned = isinstance(self.strategy, PlannedStrategy)
+        self.grid = RecordingGrid(
+            self.flower_grid,
+            {state.node_id: state.cluster for state in clusters},
+            None if planned else NODES_TIMEOUT_S,
+            count_bytes=not isinstance(self.strategy, PipeLine),
+        )
+        weights = self.parts.weights()
+        if self.resumed is not None:
+            weights = self.resumed.weights
+            if isinstance(self.strategy, PlannedStrategy):
+                self.strategy.restore(self.resumed.state["strategy"])
+        self.board = self._board()
+        self.round_started = time.perf_counter()
+        try:
+            Continued(self.strategy, self.completed).start(
+                self.grid,
+                initial_arrays=to_arrays(weights),
+                num_rounds=self.config.num_rounds - self.completed,
+                timeout=MESSAGE_TIMEOUT_S,
+                evaluate_fn=self._after_round,
+            )
+        finally:
+            if self.board is not None:
+                self.board.close()
+
+    def _board(self) -> Any:
+        """The TensorBoard files, where they are wanted."""
+        if not self.config.tensorboard:
+            return None
+        from flower_app.tensorboard_log import TensorBoardLog
+
+        return TensorBoardLog(self.run_dir, self.completed + 1)
+
+    # After each round.
+
+    def _after_round(self, started_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Evaluate where it is due, write the round's line, and commit the round."""
+        if started_round == 0:
+            return None
+        config, server_round = self.config, started_round + self.completed
+        metrics: dict[str, float] = {}
+        last = server_round == config.num_rounds
+        if last or (config.evaluate_every and server_round % config.evaluate_every == 0):
+            self.models = self._models(arrays)
+            metrics, _ = self._score("validation")
+            self._save()
+        record = self.grid.take_round() | self._account(server_round)
+        reports = [self._without_bulk(report) for report in record["clusters"]]
+        self._write_timeline(server_round, record)
+        now = time.perf_counter()
+        record |= {
+            "round": server_round,
+            "clusters": reports,
+            "metrics": metrics,
+            "lr": config.optimizer.learning_rate(server_round * config.local_steps),
+            "round_s": now - self.round_started,
+            "wall_s": now - self.started + self._wall_before(),
+        }
+        run_directory.append_round(self.run_dir, record)
+        if self.board is not None:
+            self.board.write(record)
+        self.round_started = now
+        if config.checkpoint_every and server_round % config.checkpoint_every == 0:
+            self._commit(server_round, arrays, float(record["wall_s"]))
+        return MetricRecord(dict(metrics)) if metrics else None
+
+    def _account(self, server_round: int) -> dict[str, Any]:
+        """How the round was planned, and what it cost under the system model."""
+        if isinstance(self.strategy, PlannedStrategy):
+            return self.strategy.record
+        reports = self.grid.last_reports
+        plans = {int(report["cluster"]): ClusterPlan.from_dict(report["plan"]) for report in reports}
+        document = [plans[n].to_dict() if n in plans else None for n in range(self.num_clusters)]
+        run_directory.write_plan(self.run_dir, server_round, {"format": PLAN_FORMAT, "clusters": document})
+        return stock_record(self.scenario, server_round, plans)
+
+    def _write_plan(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
+        document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}
+        run_directory.write_plan(self.run_dir, server_round, document)
+
+    def _write_timeline(self, server_round: int, record: Mapping[str, Any]) -> None:
+        timeline = timeline_of(
+            self.scenario, server_round, record["clusters"], record.get("plan", {}).get("waived", ())
+        )
+        run_directory.write_timeline(self.run_dir, timeline)
+
+    @staticmethod
+    def _without_bulk(report: Mapping[str, Any]) -> dict[str, Any]:
+        """A control unit's report without what has a file of its own or is known."""
+        return {key: value for key, value in report.items() if key not in ("timeline", "state")}
+
+    def _commit(self, server_round: int, arrays: ArrayRecord, wall_s: float) -> None:
+        state: dict[str, Any] = {"rounds-size": run_directory.rounds_size(self.run_dir), "wall-s": wall_s}
+        if isinstance(self.strategy, PlannedStrategy):
+            state["strategy"] = self.strategy.state()
+        decoder = {}
+        if self.service is not None:
+            state["decoder-sync"] = self.service.trainer.decoder_sync
+            decoder = self.service.trainer.state()
+        checkpoint.commit(self.run_dir, Checkpoint(server_round, to_tensors(arrays), decoder, state))
+
+    def _last_checkpoint(self) -> Checkpoint:
+        """What the run goes on from; its files are put back to that round."""
+        config = self.config
+        if config.strategy != COLLAPIPE and config.strategy not in BASELINES:
+            check_resumable(config.strategy, config.strategy_arguments())
+        found = checkpoint.last_committed(self.run_dir)
+        run_directory.reopen(self.run_dir, int(found.state["rounds-size"]))
+        return found
+
+    def _wall_before(self) -> float:
+        return float(self.resumed.state["wall-s"]) if self.resumed else 0.0
+
+    # The model and its scores.
+
+    def _models(self, arrays: ArrayRecord) -> list[Mapping[str, torch.Tensor]]:
+        """The global model; or every cluster's own, where nothing is averaged."""
+        if self.config.strategy != "pipeline":
+            return [to_tensors(arrays)]
+        return [to_tensors(cluster_arrays(arrays, n)) for n in range(self.num_clusters)]
+
+    def _score(self, split: str) -> tuple[dict[str, float], str]:
+        """Metrics on a split, the mean over the models; and the metric's signature."""
+        scores = []
+        for weights in self.models:
+            self.scored.load(dict(weights))
+            scores.append(self.prepared.evaluator.evaluate(self.scored, split))
+        names = scores[0].metrics
+        return {name: sum(s.metrics[name] for s in scores) / len(scores) for name in names}, scores[0].signature
+
+    def _save(self) -> None:
+        # Where every cluster has a model of its own, cluster 0's stands for them.
+        weights = dict(self.models[0])
+        save_model(
+            self.run_dir, self.prepared.spec, weights, self.prepared.tokenizer_json, self.task.saved(self.config.data)
+        )
+
+    def _finish(self) -> None:
+        # The last round has loaded, scored and saved the final weights.
+        metrics, signature = self._score("test")
+        run_directory.write_summary(
+            self.run_dir,
+            run_directory.FINISHED,
+            rounds=self.config.num_rounds,
+            wall_s=time.perf_counter() - self.started + self._wall_before(),
+            metrics=metrics,
+            signature=signature,
+        )
+        log(INFO, "Test: %s", metrics)
+        # After the summary, for nothing of the training waits for it; a launcher that ends us here writes it itself.
+        write_pictures(self.run_dir)
+
+
+@contextmanager
+def closing_service(service: DecoderService) -> Iterator[DecoderService]:
+    """Start the decoder's service and stop it in the end."""
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+def wait_for_nodes(grid: Grid, needed: int, timeout_s: float) -> list[int]:
+    """Wait, with a bound, until ``needed`` nodes are connected; returns all that are.
+
+    Raises
+    ------
+    ValueError
+        If they do not come in time; the message says how many came.
+    """
+    deadline = time.monotonic() + timeout_s
+    nodes: list[int] = []
+    while True:
+        before, nodes = nodes, sorted(grid.get_node_ids())
+        # Nodes of a simulation register one after the other: take those that are there when no more come.
+        if len(nodes) >= needed and len(nodes) == len(before):
+            return nodes
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"num-clusters: {needed} nodes are needed, {len(nodes)} came within {timeout_s:g} s; start more nodes "
+                "or lower num-clusters"
+            )
+        time.sleep(0.5)

@@ -1,0 +1,72 @@
+"""Going on with a run: Flower's ``start`` always counts from round 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+STATELESS = ("FedAvg", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "FedProx")
+"""Flower's strategies that remember nothing from one round to the next."""
+
+
+class Continued(Strategy):
+    """Any strategy, with the rounds that are done already added to every round's number.
+
+    Parameters
+    ----------
+    strategy : the strategy
+    completed : rounds that are done
+    """
+
+    def __init__(self, strategy: Strategy, completed: int) -> None:
+        self.strategy = strategy
+        self.completed = completed
+
+    def summary(self) -> None:
+        """Log the strategy's configuration."""
+        self.strategy.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """See Strategy."""
+        return self.strategy.configure_train(server_round + self.completed, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """See Strategy."""
+        return self.strategy.aggregate_train(server_round + self.completed, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """See Strategy."""
+        return self.strategy.configure_evaluate(server_round + self.completed, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """See Strategy."""
+        return self.strategy.aggregate_evaluate(server_round + self.completed, replies)
+
+
+def check_resumable(name: str, options: dict[str, object]) -> None:
+    """Refuse to go on with a stock strategy that keeps something from round to round.
+
+    Raises
+    ------
+    ValueError
+        Saying why, and what to do.
+    """
+    if name not in STATELESS:
+        raise ValueError(
+            f"resume: {name} keeps state of its own from round to round (momenta, thresholds or samples), which Flower "
+            f"gives no way to save; start the run anew, or use one of {', '.join(STATELESS)}"
+        )
+    if options.get("fraction_train", 1.0) != 1.0:
+        raise ValueError(
+            f"resume: {name} with fraction_train = {options['fraction_train']} draws its clients without a seed, so a "
+            "continued run would not be the same run; start it anew"
+        )

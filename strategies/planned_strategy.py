@@ -1,0 +1,214 @@
+"""A Flower strategy whose rounds are planned on the server: what CollaPipe and its baselines have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy.fedopt import FedOpt
+from flwr.supercore import log
+
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.pacing import Pace
+from strategies.accounting import Work, costs_record, pipeline_work, plan_times, round_costs
+from strategies.clusters import ClusterState, check_clusters
+from strategies.records import ARRAYS, CONFIG, LOSS_KEY, WEIGHT_KEY, read_metric, read_report, train_config
+from strategies.round_planner import Decision, InfeasibleRound, RoundPlanner
+
+OnPlan = Callable[[int, Sequence[ClusterPlan]], None]
+
+
+class PlannedStrategy(Strategy):
+    """Plans a round, has the selected clusters train it, and joins what they trained.
+
+    Parameters
+    ----------
+    planner : plans each round and keeps the queues; its scenario says L, b and the local steps
+    clusters : the clusters that take part
+    aggregator : a stock strategy whose ``aggregate_train`` averages; FedAvg by default
+    on_plan : called with each round's number and plans
+    time_scale : paced devices: wall seconds of a virtual second; None lets them run as fast as they can
+    """
+
+    work: Work = staticmethod(pipeline_work)
+    """What a local step takes under the system model."""
+    waived: tuple[str, ...] = ()
+    """Constraints that the plans need not meet."""
+
+    def __init__(
+        self,
+        *,
+        planner: RoundPlanner,
+        clusters: Sequence[ClusterState],
+        aggregator: Strategy | None = None,
+        on_plan: OnPlan | None = None,
+        time_scale: float | None = None,
+    ) -> None:
+        check_clusters(clusters, num_clusters=0)
+        self.planner = planner
+        self.clusters = sorted(clusters, key=lambda state: state.cluster)
+        self.aggregator = aggregator if aggregator is not None else FedAvg(weighted_by_key=WEIGHT_KEY)
+        self.on_plan = on_plan
+        self.time_scale = time_scale
+        self.record: dict[str, Any] = {}
+        """Of the last round: its ``plan`` and its ``virtual`` costs, as JSON values."""
+        self._decision: Decision | None = None
+
+    def summary(self) -> None:
+        """Log the configuration."""
+        log(INFO, "\t├──> Policy: %s", self.planner.policy.name)
+        log(INFO, "\t└──> Clusters: %d, local steps: %d", len(self.clusters), self.local_steps)
+
+    @property
+    def local_steps(self) -> int:
+        """Optimizer steps of a cluster per round."""
+        return self.planner.scenario.planner.local_steps
+
+    # What a subclass may change.
+
+    def prepare(self, server_round: int, arrays: ArrayRecord, selected: Sequence[ClusterState]) -> None:
+        """Get ready for a round that has been planned."""
+
+    def arrays_for(self, state: ClusterState, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the weights that a cluster starts the round with."""
+        del state
+        return arrays
+
+    def decoder_for(self, state: ClusterState) -> Any:
+        """Return the address of the decoder's service; None: the control unit trains the decoder itself."""
+        del state
+
+    def join(
+        self, server_round: int, replies: list[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None, list[Message]]:
+        """Join the clusters' weights; returns them, the metrics, and the replies that counted."""
+        arrays, metrics = self.aggregator.aggregate_train(server_round, replies)
+        return arrays, metrics, replies
+
+    # Flower's hooks.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Plan the round, and send each selected control unit what it needs."""
+        present = set(grid.get_node_ids())
+        absent = {s.cluster: "its node is not connected" for s in self.clusters if s.node_id not in present}
+        self.planner.observe([state.devices for state in self.clusters])
+        losses = [math.inf if s.last_loss is None else s.last_loss for s in self.clusters]
+        decision = self._decision = self.planner.plan(server_round, losses, absent)
+        if self.on_plan is not None:
+            self.on_plan(server_round, decision.plans)
+        for cluster, reason in decision.left_out.items():
+            log(WARNING, "configure_train: round %d leaves out cluster %d: %s", server_round, cluster, reason)
+        selected = [state for state, chosen in zip(self.clusters, decision.selected, strict=True) if chosen]
+        if not selected:
+            raise InfeasibleRound(server_round, decision.left_out)
+        self.prepare(server_round, arrays, selected)
+        log(INFO, "configure_train: clusters %s", [state.cluster for state in selected])
+        return [
+            Message(
+                content=RecordDict(
+                    {
+                        ARRAYS: self.arrays_for(state, arrays),
+                        CONFIG: ConfigRecord(
+                            {
+                                **config,
+                                **train_config(
+                                    server_round,
+                                    decision.plans[state.cluster],
+                                    decoder=self.decoder_for(state),
+                                    pace=self._pace(decision, state.cluster),
+                                    waived=self.waived,
+                                ),
+                            }
+                        ),
+                    }
+                ),
+                message_type=MessageType.TRAIN,
+                dst_node_id=state.node_id,
+            )
+            for state in selected
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Join what the clusters trained; update queues and what is known of the clusters, once."""
+        decision = self._decision
+        assert decision is not None
+        state_of = {state.node_id: state for state in self.clusters}
+        ordered = sorted(replies, key=lambda reply: state_of[reply.metadata.src_node_id].cluster)
+        arrays, metrics, counted = self.join(server_round, ordered)
+        trained = set()
+        for reply in counted:
+            if reply.has_error():
+                continue
+            state = state_of[reply.metadata.src_node_id]
+            trained.add(state.cluster)
+            state.last_loss = read_metric(reply, LOSS_KEY)
+            if told := read_report(reply).get("state"):
+                seen = ClusterState.from_dict(told)
+                state.devices, state.num_examples = seen.devices, seen.num_examples
+        gamma = self.planner.settle(decision, trained)
+        costs = round_costs(decision, type(self).work, [s.cluster in trained for s in self.clusters])
+        self.record = {
+            "plan": plan_record(self.planner.policy.name, decision) | {"waived": list(self.waived)},
+            "virtual": costs_record(decision, costs, gamma, self.planner.scenario.planner.gamma_max),
+        }
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """No federated evaluation: the server evaluates on its own data (``evaluate_fn``)."""
+        del server_round, arrays, config, grid
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing to aggregate."""
+        del server_round, replies
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What a continued run must know, as JSON values."""
+        return {"queues": self.planner.state(), "losses": [state.last_loss for state in self.clusters]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state`."""
+        self.planner.restore(state["queues"])
+        for own, loss in zip(self.clusters, state["losses"], strict=True):
+            own.last_loss = loss
+
+    def _pace(self, decision: Decision, cluster: int) -> Pace | None:
+        if self.time_scale is None:
+            return None
+        times = plan_times(decision.instance, cluster, decision.plans[cluster])
+        uplink_s = decision.answer.clusters[cluster].uplink_s or 0.0
+        return Pace.of(times, uplink_s, self.time_scale)
+
+
+def start_from(aggregator: Strategy, arrays: ArrayRecord) -> None:
+    """Tell one of Flower's adaptive strategies where the round began, in the form that it keeps."""
+    if hasattr(aggregator, "current_arrays"):
+        numpy = isinstance(aggregator, FedOpt)
+        aggregator.current_arrays = {name: a.numpy() for name, a in arrays.items()} if numpy else arrays.copy()
+
+
+def plan_record(policy: str, decision: Decision) -> dict[str, Any]:
+    """How a round's plan came about, as JSON values: ``plan`` of a run's ``rounds.jsonl``."""
+    answer = decision.answer
+    finite = answer.lower_bound is not None and math.isfinite(answer.lower_bound)
+    return {
+        "policy": policy,
+        "status": answer.status,
+        "objective": answer.objective,
+        "lower_bound": answer.lower_bound if finite else None,
+        "gap": answer.gap,
+        "left_out": [{"cluster": n, "reason": reason} for n, reason in sorted(decision.left_out.items())],
+        "power_control": [control.to_dict() for control in decision.power_control],
+    }

@@ -1,0 +1,22 @@
+"""The baseline ``titanic``: pipelines by device speed, federated averaging of the whole model."""
+
+from __future__ import annotations
+
+from strategies.dssda.answer import SegmentChoice
+from strategies.dssda.instance import Instance
+from strategies.planned_strategy import PlannedStrategy
+from strategies.segment_choices import proportional_choice
+from strategies.selection import Selection, random_rank
+
+
+class Titanic(PlannedStrategy):
+    """TEBs in proportion to the devices' speeds, m = 8; the control unit trains the decoder itself."""
+
+
+def titanic_policy(seed: int) -> Selection:
+    """Clusters drawn where there are too few channels; channels by upload time, all the power that is allowed."""
+    return Selection("titanic", random_rank(seed), _segments)
+
+
+def _segments(instance: Instance) -> list[SegmentChoice | None]:
+    return [proportional_choice(instance, n) for n in range(instance.num_clusters)]

@@ -1,0 +1,64 @@
+"""The baseline ``vanilla-fl``: every device trains the whole model on its share of the batch; federated averaging.
+
+In truth a cluster takes one whole-model step on b, which gives the same gradient as K devices with b/K each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.system.energy import block_energy
+from client_pipeline.system.latency import micro_batch_work, teb_time
+from strategies.accounting import StepWork
+from strategies.dssda.answer import SegmentChoice
+from strategies.dssda.instance import Instance
+from strategies.planned_strategy import PlannedStrategy
+from strategies.selection import Selection, random_rank
+
+
+def whole_model_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWork:
+    """A step in which each of the K devices trains the L TEBs on b / K samples.
+
+        D = max_k L ((b/K) o_f + o_b) / (phi_k f_k)          energy_k = kappa_k L ((b/K) o_f + o_b) f_k^2 / phi_k
+
+    Nothing goes over the links within the cluster.
+    """
+    del plan
+    devices = instance.device_arrays(cluster)
+    num_devices = len(devices.phi)
+    work = micro_batch_work(instance.o_f, instance.o_b, instance.b / num_devices, instance.o_b_scaling)
+    seconds = float(instance.L * np.max(teb_time(work, devices.phi, devices.f, instance.t0)))
+    return StepWork(
+        pipeline_s=seconds,
+        pipeline_fused_s=seconds,
+        pipeline_eq15_s=seconds,
+        device_energy_j=instance.L * block_energy(work, devices.phi, devices.f, devices.kappa),
+        link_bytes=np.zeros(num_devices),
+        device_memory_bytes=np.full(num_devices, instance.L * instance.gamma0),
+    )
+
+
+class VanillaFL(PlannedStrategy):
+    """The whole model on every device: memory (C7) and device energy (C9) are waived, and marked so."""
+
+    work = staticmethod(whole_model_work)
+    waived = ("C7", "C9")
+
+
+def vanilla_fl_policy(seed: int) -> Selection:
+    """Clusters drawn where there are too few channels; channels by upload time, all the power that is allowed."""
+    return Selection("vanilla-fl", random_rank(seed), _segments)
+
+
+def _segments(instance: Instance) -> list[SegmentChoice | None]:
+    return [_choice(instance, n) for n in range(instance.num_clusters)]
+
+
+def _choice(instance: Instance, cluster: int) -> SegmentChoice:
+    """All TEBs on the fastest device: what really runs."""
+    devices = instance.device_arrays(cluster)
+    fastest = int(np.argmax(devices.phi * devices.f))
+    delta = tuple(instance.L if k == fastest else 0 for k in range(len(devices.phi)))
+    plan = ClusterPlan(delta=delta, order=(fastest,), m=1)
+    return SegmentChoice(delta, 1, fastest, whole_model_work(instance, cluster, plan).pipeline_s)

@@ -1,4 +1,4 @@
-"""The command line: ``collapipe run | evaluate | translate | plan | compare | schedule | verify``.
+"""The command line: ``collapipe run | evaluate | translate | plan | compare | report | schedule | verify``.
 
 Exit codes: 0 done, 1 failed or a check not met, 2 bad input, 3 infeasible, 130 interrupted. With ``--json`` standard
 output holds one object and nothing else; all words for people go to standard error. A mistake in the input is told
@@ -240,6 +240,41 @@ def verify(
         typer.echo("\n".join(f"{name:<{width}}  {value:.1e}" for name, value in rows.items()))
         typer.echo(f"{'passed' if found.passed else 'FAILED'}: largest {found.worst:.1e}, allowed {TOLERANCE:.0e}")
     raise typer.Exit(0 if found.passed else 1)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, names in runs, or latest.")],
+    out: Annotated[Path | None, typer.Option(help="The file; otherwise report.html in the run, or here.")] = None,
+) -> None:
+    """Draw a run, or several beside each other, into one HTML file."""
+    from flower_app.report import write_report
+    from flower_app.run_directory import find_run
+
+    typer.echo(write_report([find_run(run) for run in runs], out))
+
+
+@app.command()
+def profile(
+    model: Annotated[str, typer.Option(help="Folder or hub id; empty: the default run's Transformer.")] = "",
+    length: Annotated[int, typer.Option(help="Tokens of a sample.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="b.")] = 16,
+    devices: Annotated[int, typer.Option(help="How many devices each Ray node stands for.")] = 2,
+    address: Annotated[str, typer.Option(help="HOST:PORT or auto of a Ray cluster; empty: this machine alone.")] = "",
+    out: Annotated[Path, typer.Option(help="The scenario to write.")] = Path("measured.toml"),
+    as_json: Json = False,
+) -> None:
+    """Measure devices and the links between them, and write a scenario to plan with."""
+    from flower_app.profile import ProfileRequest
+    from flower_app.profile import profile as measure
+
+    request = ProfileRequest(
+        model=model, length=length, batch_size=batch_size, devices=devices, address=address, out=out
+    )
+    found = measure(request, _say)
+    _say(f"scenario: {found.scenario}; collapipe plan --scenario {found.scenario} plans with it")
+    if as_json:
+        _print_json(found.to_dict())
 
 
 def main() -> None:

@@ -1,0 +1,112 @@
+"""The last round's pipelines as a Chrome trace, which https://ui.perfetto.dev and ``chrome://tracing`` open."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flower_app.run_directory import TIMELINE
+
+TRACE = "trace.json"
+
+_NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "FB": "forward and backward",
+    "z": "activations",
+    "g": "gradient",
+    "zg": "activations and gradient",
+}
+_COLOURS = {"F": "thread_state_running", "B": "thread_state_iowait", "FB": "thread_state_runnable"}
+"""Names of the trace viewer's own palette; Perfetto colours by name."""
+_STAGES = ("F", "B", "FB")
+_MICROSECONDS = 1e6
+CLOCKS = ("modelled", "measured")
+
+
+def chrome_trace(timeline: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn ``timeline.json`` into the trace event format.
+
+    One process for each cluster's modelled and one for its measured pipeline, in the order of the clusters; in it one
+    thread for each stage, and one for each direction of the link after it: both may be busy at once.
+
+    Parameters
+    ----------
+    timeline : ``round`` and ``clusters``, each with ``order`` and the events ``modelled`` and ``measured``
+
+    Returns
+    -------
+    A JSON object; times in microseconds.
+    """
+    events: list[dict[str, Any]] = []
+    for cluster in timeline.get("clusters") or ():
+        for clock in CLOCKS:
+            if cluster.get(clock):
+                events += _process(cluster, clock, pid=2 * int(cluster["cluster"]) + 1 + CLOCKS.index(clock))
+    other = {"round": timeline.get("round")}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+
+
+def write_trace(run_dir: Path) -> Path | None:
+    """Write ``trace.json`` beside ``timeline.json``.
+
+    Returns
+    -------
+    The trace; None where the run has no timeline.
+    """
+    try:
+        timeline = json.loads((run_dir / TIMELINE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    path = run_dir / TRACE
+    aside = path.with_name(f".{TRACE}-{os.getpid()}")
+    aside.write_text(json.dumps(chrome_trace(timeline)), encoding="utf-8")
+    os.replace(aside, path)
+    return path
+
+
+def _process(cluster: Mapping[str, Any], clock: str, pid: int) -> list[dict[str, Any]]:
+    """Names of the process and its threads, then what happened in them."""
+    found: Sequence[Sequence[Any]] = cluster[clock]
+    metadata = [_name("process_name", pid, 0, f"cluster {cluster['cluster']}, {clock}")]
+    metadata.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
+    for thread in sorted({_thread(str(kind), int(place)) for kind, place, *_ in found}):
+        metadata.append(_name("thread_name", pid, thread, _thread_name(thread, cluster.get("order") or ())))
+        metadata.append(
+            {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": thread, "args": {"sort_index": thread}}
+        )
+    return metadata + [_complete(event, pid) for event in found]
+
+
+def _complete(event: Sequence[Any], pid: int) -> dict[str, Any]:
+    kind, place, micro_batch, start, end = event
+    trace = {
+        "ph": "X",
+        "name": f"{kind}{micro_batch}",
+        "cat": _NAMES.get(kind, kind),
+        "pid": pid,
+        "tid": _thread(kind, place),
+        "ts": start * _MICROSECONDS,
+        "dur": (end - start) * _MICROSECONDS,
+        "args": {"what": _NAMES.get(kind, kind), "micro-batch": micro_batch},
+    }
+    return trace | ({"cname": _COLOURS[kind]} if kind in _COLOURS else {})
+
+
+def _thread(kind: str, place: int) -> int:
+    """A stage has 1, 4, 7, ...; then come the link to the next stage, and the way back."""
+    return 3 * place + (1 if kind in _STAGES else 3 if kind == "g" else 2)
+
+
+def _thread_name(thread: int, order: Sequence[int]) -> str:
+    place, role = divmod(thread - 1, 3)
+    if role:
+        return f"link {place} to {place + 1}" if role == 1 else f"link {place + 1} to {place}"
+    return f"stage {place}" + (f", device {order[place]}" if place < len(order) else "")
+
+
+def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}

@@ -1,0 +1,110 @@
+"""What the report shows, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from flower_app.report_data import RunData
+from flower_app.report_figures import (
+    draw_bytes,
+    draw_energy,
+    draw_latency,
+    draw_loss,
+    draw_memory,
+    draw_queues,
+    draw_selection,
+)
+from flower_app.report_timeline import draw_timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureSpec:
+    """One figure of the report."""
+
+    id: str
+    """Of its HTML element."""
+    title: str
+    caption: str
+    several: str
+    """What the caption says instead where several runs are beside each other."""
+    draw: Callable[[Sequence[RunData]], Figure]
+    """Raises :class:`NoData`."""
+
+
+FIGURES = (
+    FigureSpec(
+        id="loss",
+        title="Loss and metric",
+        caption="Training loss of each round and what the evaluations found on held-out data, over rounds and over "
+        "the virtual time that the system model gives them.",
+        several="Training loss of each round and what the evaluations found on held-out data, one curve per run, over "
+        "rounds and over the virtual time that the system model gives them.",
+        draw=draw_loss,
+    ),
+    FigureSpec(
+        id="latency",
+        title="Latency of a round",
+        caption="What a round's latency is made of: local steps of the pipeline and upload of the slowest cluster, "
+        "which sets it; the line is how long the selected clusters wait for the slowest, on average.",
+        several="Left: virtual latency of each round. Right: its mean by parts, those of each round's slowest "
+        "cluster, and the mean waiting of the selected clusters.",
+        draw=draw_latency,
+    ),
+    FigureSpec(
+        id="queues",
+        title="Virtual queues and convergence bound",
+        caption="Left: the virtual queue Y of each cluster, which grows while its bound exceeds Γmax. Right: the "
+        "bound Γ of each cluster beside its long-term limit Γmax.",
+        several="Left: the largest virtual queue Y of each round. Right: the bound Γ, mean over the clusters, beside "
+        "its long-term limit Γmax.",
+        draw=draw_queues,
+    ),
+    FigureSpec(
+        id="selection",
+        title="Who trained",
+        caption="State of each cluster in each round; on the right the share of the rounds in which it trained.",
+        several="State of each cluster in each round, by run; on the right the share of the rounds in which it "
+        "trained.",
+        draw=draw_selection,
+    ),
+    FigureSpec(
+        id="energy",
+        title="Energy",
+        caption="Modelled energy of devices and uploads: of each round on the left, of each cluster over the whole "
+        "run on the right.",
+        several="Modelled energy: of each round on the left, by devices and uploads over the whole run on the right.",
+        draw=draw_energy,
+    ),
+    FigureSpec(
+        id="memory",
+        title="Memory of the devices",
+        caption="The most that each device held in any round: as the model counts it and as measured above an idle "
+        "process, beside the whole model on one device. The scale is logarithmic where the values differ "
+        "widely.",
+        several="The most that any device of a run held: as the model counts it and as measured above an idle "
+        "process, beside the whole model on one device. The scale is logarithmic where the values differ "
+        "widely.",
+        draw=draw_memory,
+    ),
+    FigureSpec(
+        id="bytes",
+        title="Bytes moved",
+        caption="Bytes of each round: Flower's messages to and from the clusters as counted, and the activations and "
+        "gradients between devices as modelled.",
+        several="Bytes of each round, one curve per run: Flower's messages to and from the clusters as counted, and "
+        "the activations and gradients between devices as modelled.",
+        draw=draw_bytes,
+    ),
+    FigureSpec(
+        id="timeline",
+        title="The last step's pipelines",
+        caption="One step of each cluster in the last round: above as modelled (virtual time), below as measured on "
+        "this run's processes; numbers are micro-batches.",
+        several="One step of each cluster in each run's last round: above as modelled (virtual time), below as "
+        "measured; numbers are micro-batches.",
+        draw=draw_timeline,
+    ),
+)

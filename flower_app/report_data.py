@@ -1,0 +1,155 @@
+"""A run's records as arrays, whatever of them is there; what is missing or null is NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class NoData(Exception):
+    """A figure has nothing to show; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """What one run wrote."""
+
+    label: str
+    """Its name in legends."""
+    rounds: Sequence[Mapping[str, Any]]
+    """Lines of ``rounds.jsonl``."""
+    timeline: Mapping[str, Any] | None
+    """``timeline.json``."""
+
+    @cached_property
+    def numbers(self) -> Array:
+        """Round numbers, (R,)."""
+        return np.array([float(record["round"]) for record in self.rounds])
+
+    @cached_property
+    def virtual(self) -> list[dict[int, Mapping[str, Any]]]:
+        """The system model's records of the clusters, by round."""
+        return [
+            {int(c["cluster"]): c for c in (record.get("virtual") or {}).get("clusters") or ()}
+            for record in self.rounds
+        ]
+
+    @cached_property
+    def cluster_numbers(self) -> list[int]:
+        """Of all clusters that any round tells of."""
+        found = {n for round_ in self.virtual for n in round_}
+        for record in self.rounds:
+            told = [*(record.get("clusters") or ()), *(record.get("failed") or ()), *left_out(record)]
+            found |= {int(entry["cluster"]) for entry in told if entry.get("cluster") is not None}
+        return sorted(found)
+
+    def metric(self) -> str | None:
+        """Name of the task's metric; of the loss where nothing else was evaluated."""
+        names = [name for record in self.rounds for name in record.get("metrics") or ()]
+        return next((name for name in names if name != "loss"), names[0] if names else None)
+
+    def series(self, *path: str) -> Array:
+        """One value a round, (R,): ``series("virtual", "latency_s")``."""
+        values: list[Any] = list(self.rounds)
+        for key in path:
+            values = [value.get(key) if isinstance(value, Mapping) else None for value in values]
+        return np.array([number(value) for value in values])
+
+    def cluster_series(self, key: str) -> Array:
+        """One value a cluster and round of the system model, (N, R); the sum where it is a list."""
+        return np.array(
+            [[number(round_.get(n, {}).get(key)) for round_ in self.virtual] for n in self.cluster_numbers]
+        ).reshape(len(self.cluster_numbers), len(self.rounds))
+
+    def over_clusters(self, key: str, of: str) -> Array:
+        """``max`` or ``mean`` over the clusters that have a value, (R,)."""
+        values = self.cluster_series(key)
+        there = np.isfinite(values)
+        if of == "mean":
+            result = np.where(there, values, 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
+        else:
+            result = np.where(there, values, -np.inf).max(axis=0, initial=-np.inf)
+        return np.where(there.any(axis=0), result, np.nan)
+
+    def slowest_parts(self) -> dict[str, Array]:
+        """What the cluster that sets the latency spends its time with [s], (R,) each."""
+        parts = {
+            "pipeline of the slowest cluster": self.cluster_series("train_s"),
+            "its upload": self.cluster_series("uplink_s"),
+            "its wait for the channel": np.nan_to_num(self.cluster_series("uplink_wait_s")),
+        }
+        total = sum(parts.values(), np.zeros((len(self.cluster_numbers), len(self.rounds))))
+        if not len(total):
+            return {name: np.full(len(self.rounds), np.nan) for name in parts}
+        slowest = np.where(np.isfinite(total), total, -np.inf).argmax(axis=0)
+        nobody = ~np.isfinite(total).any(axis=0)
+        columns = np.arange(len(self.rounds))
+        return {name: np.where(nobody, np.nan, values[slowest, columns]) for name, values in parts.items()}
+
+    def energy_parts(self) -> dict[str, Array]:
+        """Energy of the devices and of the upload of each cluster [J], (N, R) each."""
+        return {"devices": self.cluster_series("device_energy_j"), "uploads": self.cluster_series("uplink_energy_j")}
+
+    def link_bytes(self) -> Array:
+        """Modelled bytes between the devices of all clusters, (R,)."""
+        values = self.cluster_series("link_bytes")
+        return np.where(np.isfinite(values).any(axis=0), np.nansum(values, axis=0), np.nan)
+
+    def states(self) -> NDArray[np.str_]:
+        """What each cluster did in each round, (N, R): ``selected``, ``not selected``, ``left out`` or ``failed``."""
+        rows = {n: i for i, n in enumerate(self.cluster_numbers)}
+        states = np.full((len(rows), len(self.rounds)), "not selected", dtype="<U12")
+        for column, (record, virtual) in enumerate(zip(self.rounds, self.virtual, strict=True)):
+            trained = {n for n, c in virtual.items() if c.get("selected")}
+            trained |= {int(report["cluster"]) for report in record.get("clusters") or ()}
+            for n in trained:
+                states[rows[n], column] = "selected"
+            for entries, state in ((left_out(record), "left out"), (record.get("failed") or (), "failed")):
+                for entry in entries:
+                    if entry.get("cluster") is not None:
+                        states[rows[int(entry["cluster"])], column] = state
+        return states
+
+    def memory(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """The most that each device held, by cluster and device: modelled, and measured above idle [byte]."""
+        most: dict[tuple[int, int], tuple[float, float]] = {}
+
+        def see(n: int, k: int, modelled: float, measured: float) -> None:
+            if max(np.nan_to_num([modelled, measured])) > 0:
+                old = most.get((n, k), (np.nan, np.nan))
+                most[n, k] = (float(np.fmax(old[0], modelled)), float(np.fmax(old[1], measured)))
+
+        for record, virtual in zip(self.rounds, self.virtual, strict=True):
+            for n, cluster in virtual.items():
+                for k, value in enumerate(cluster.get("device_memory_bytes") or ()):
+                    see(n, k, number(value), np.nan)
+            for report in record.get("clusters") or ():
+                for k, spent in (report.get("devices") or {}).items():
+                    measured = number(spent.get("peak_bytes")) - number(spent.get("idle_bytes"))
+                    see(int(report["cluster"]), int(k), np.nan, measured)
+        return most
+
+    def whole_model_bytes(self) -> float:
+        """Modelled memory of the whole model on one device; NaN where it is not known."""
+        values = self.cluster_series("whole_model_bytes")
+        there = values[np.isfinite(values)]
+        return float(there.max()) if len(there) else float("nan")
+
+
+def number(value: Any) -> float:
+    """Return a number as it is, the sum of a list, and NaN for all else."""
+    if isinstance(value, list):
+        return float(np.nansum([number(item) for item in value])) if value else float("nan")
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def left_out(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Clusters that the plan could not use, with ``cluster`` and ``reason``."""
+    return (record.get("plan") or {}).get("left_out") or ()

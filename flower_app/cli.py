@@ -1,4 +1,4 @@
-"""The command line: ``collapipe run | evaluate | translate | plan | compare | report | schedule | verify``.
+"""The command line: ``collapipe run | evaluate | translate | plan | compare | report | schedule | verify | profile``.
 
 Exit codes: 0 done, 1 failed or a check not met, 2 bad input, 3 infeasible, 130 interrupted. With ``--json`` standard
 output holds one object and nothing else; all words for people go to standard error. A mistake in the input is told

@@ -1,0 +1,231 @@
+"""``collapipe profile``: a scenario of devices and links as they were measured, for planning on hardware one has.
+
+What was not measured, the uplinks to the server and the watts, keeps the values of Table II; the file says which.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from client_pipeline.partition.families import num_blocks_of
+from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.measurement import DeviceMeasurement, Measurement, measure
+from client_pipeline.system.costs import model_costs
+from client_pipeline.system.scenario import SCENARIO_FORMAT, Costs, load_scenario
+from client_pipeline.system.units import GIGA, MEGA
+from flower_app.verify import model_builder
+
+UPLOAD_BITS = 19e6
+"""Largest upload that fits Table II's uplinks and their energy budgets."""
+
+_POSITIONS = ("max_length", "max_position_embeddings")
+"""What families call the longest sequence."""
+_LINK_POWER_W = 0.1
+_LINK_GAIN_DB = -30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """The command's options."""
+
+    model: str
+    """Folder or hub id; empty: the default run's Transformer."""
+    length: int
+    """T."""
+    batch_size: int
+    """b."""
+    devices: int
+    """How many devices each Ray node stands for."""
+    address: str
+    """Of a Ray cluster; empty: this machine."""
+    out: Path
+
+    def __post_init__(self) -> None:
+        for name in ("length", "batch_size", "devices"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, found {getattr(self, name)}")
+        if self.out.suffix != ".toml":
+            raise ValueError(f"--out: expected a file that ends in .toml, as --scenario will, found {self.out}")
+        if not self.out.absolute().parent.is_dir():
+            raise FileNotFoundError(f"--out: no folder {self.out.absolute().parent}; create it first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What came out."""
+
+    scenario: Path
+    """The file that was written."""
+    model: ModelSpec
+    costs: Costs
+    """Of the model."""
+    measurement: Measurement
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measured figures as JSON values, SI."""
+        flop = self.costs.o_f, self.costs.o_b
+        devices = [
+            asdict(d)
+            | {
+                "sample_s": d.sample_s,
+                "overhead_s": d.overhead_s,
+                "forward_flop_per_s": d.large.samples * flop[0] / d.large.forward_s,
+                "backward_flop_per_s": d.large.samples * flop[1] / d.large.backward_s,
+            }
+            for d in self.measurement.devices
+        ]
+        return {
+            "scenario": str(self.scenario),
+            "family": self.model.family,
+            "blocks": num_blocks_of(self.model),
+            "forward_flop": flop[0],
+            "backward_flop": flop[1],
+            "devices": devices,
+            "links": [asdict(link) for link in self.measurement.links],
+        }
+
+
+def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None) -> Profile:
+    """Measure, write the scenario, and return the figures.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        For options or a model that do not fit; nothing is measured then.
+    MeasurementError
+        If a device could not be measured; nothing is written then.
+    """
+    spec = model_builder(request.model, seed=0)().spec
+    longest = next((int(spec.config[key]) for key in _POSITIONS if key in spec.config), request.length)
+    if request.length > longest:
+        raise ValueError(f"--length: expected at most the model's {longest} positions, found {request.length}")
+    costs = model_costs(spec, sequence_length=request.length, batch_size=request.batch_size)
+    measured = measure(
+        spec,
+        length=request.length,
+        batch_size=request.batch_size,
+        devices_per_node=request.devices,
+        address=request.address,
+        say=say,
+    )
+    text = scenario_text(measured, costs, blocks=num_blocks_of(spec), batch_size=request.batch_size)
+    partial = request.out.with_name(f".{request.out.stem}.partial.toml")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        load_scenario(str(partial))
+        os.replace(partial, request.out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return Profile(scenario=request.out, model=spec, costs=costs, measurement=measured)
+
+
+def scenario_text(measured: Measurement, costs: Costs, *, blocks: int, batch_size: int) -> str:
+    """One cluster of all measured devices as a scenario file, with comments.
+
+    Parameters
+    ----------
+    measured : devices and links
+    costs : of the model, by :func:`~client_pipeline.system.costs.model_costs`
+    blocks : L
+    batch_size : b
+    """
+    devices = measured.devices
+    # One number for all devices: what a slower one takes beyond it goes into its speed.
+    overhead = _short(min(d.overhead_s for d in devices))
+    latency = max((link.latency_s for link in measured.links), default=0.0)
+    activations = costs.upload_time_bits - costs.upload_energy_bits
+    encoder = costs.upload_energy_bits
+    upload = min(encoder, UPLOAD_BITS)
+    document: dict[str, Any] = {
+        "format": SCENARIO_FORMAT,
+        "clusters": 1,
+        "devices": len(devices),
+        "channels": 1,
+        "device": {
+            "flop-per-cycle": [_short(_speed(d, costs, overhead) / d.frequency_hz) for d in devices],
+            "frequency-ghz": [_short(d.frequency_hz / GIGA) for d in devices],
+            "speed-factor": {"min": 1.0, "max": 1.0},
+            "memory-gb": [_short(d.memory_bytes / GIGA) for d in devices],
+            "kappa": 1e-27,
+        },
+        "block": {
+            "memory-gb": _short(costs.block_memory / GIGA),
+            "forward-gflop": _short(costs.o_f / GIGA),
+            "backward-gflop": _short(costs.o_b / GIGA),
+            "backward-per": "sample",
+            "overhead-s": overhead,
+            "activations-mbit": _short(costs.z_bits / MEGA),
+            "gradient-mbit": _short(costs.g_bits / MEGA),
+            "activations-per": "sample",
+            "link-latency-s": _short(latency),
+            "upload-mbit": _short((upload + activations) / MEGA),
+            "upload-energy-mbit": _short(upload / MEGA),
+        },
+        "planner": {
+            "blocks": blocks,
+            "batch-size": batch_size,
+            "max-micro-batches": batch_size,
+            "latency": "flowshop",
+            "energy": "none",
+        },
+    }
+    if measured.links:
+        document["link"] = {
+            "bandwidth-mhz": [_short(measured.rate_after(k) / MEGA) for k in range(len(devices))],
+            "power-w": _LINK_POWER_W,
+            "gain-db": _LINK_GAIN_DB,
+            "interference-w": _LINK_POWER_W * 10 ** (_LINK_GAIN_DB / 10),
+        }
+    nodes = ", ".join(dict.fromkeys(d.node for d in devices))
+    remarks = {
+        "format": f"{len(devices)} devices, measured by collapipe profile on {nodes}; micro-batches of "
+        f"{devices[0].small.samples} and {devices[0].large.samples}.",
+        "device.flop-per-cycle": "Forward and backward of one TEB, by its counted FLOP: only the product with the "
+        "frequency was measured.",
+        "device.speed-factor": "As measured in every round; a minimum below 1 makes slow rounds.",
+        "device.memory-gb": "Free when measured, shared among the devices of a machine.",
+        "device.kappa": "Not measured, as all energies: the default of Table II.",
+        "block.memory-gb": "With gradients, AdamW's moments and the activations of a batch.",
+        "block.overhead-s": "The least that any device takes for a micro-batch beside its samples.",
+        "block.link-latency-s": "Measured, both directions together; the slowest link's.",
+        "block.upload-mbit": "The encoder, and the activations of a batch for the decoder."
+        if encoder <= UPLOAD_BITS
+        else f"Not the whole encoder of {encoder / MEGA:,.0f} Mbit, which no uplink of Table II carries: an adapter or "
+        "a quantised update, and the activations of a batch for the decoder.",
+        "planner.energy": 'No energy was measured: no budget binds. Set kappa and energy-budget-j, then "exact".',
+        "link.bandwidth-mhz": "Measured rates in Mbit/s. A rate is B log2(1 + p h / (I + B N0)); here p h = I and the "
+        "noise is next to nothing, so it is B.",
+    }
+    return _commented(tomli_w.dumps(document), remarks) + (
+        "\n# The uplinks to the server, [uplink] and [channel], were not measured: the defaults of Table II.\n"
+    )
+
+
+def _speed(device: DeviceMeasurement, costs: Costs, overhead_s: float) -> float:
+    """Phi f such that the large micro-batch takes as long as measured [FLOP/s]."""
+    return device.large.samples * (costs.o_f + costs.o_b) / (device.large.seconds - overhead_s)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _commented(text: str, remarks: dict[str, str]) -> str:
+    """Put each remark above its key or table; ``table.key``, or a key of the top."""
+    table, lines = "", []
+    for line in text.splitlines():
+        if line.startswith("["):
+            key = line.strip("[]")
+            table = f"{key}."
+        else:
+            key = table + line.partition(" = ")[0]
+        if key in remarks:
+            lines.append(f"# {remarks[key]}")
+        lines.append(line)
+    return "\n".join(lines) + "\n"

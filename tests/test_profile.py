@@ -1,0 +1,256 @@
+"""``collapipe profile``: what is measured becomes a scenario that loads, plans and gives the measured seconds back."""
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from client_pipeline.partition import transformer
+from client_pipeline.runtime import measurement
+from client_pipeline.runtime.machine import FALLBACK_FREQUENCY_HZ, available_memory, clock_frequency
+from client_pipeline.runtime.measurement import (
+    DeviceMeasurement,
+    LinkMeasurement,
+    Measurement,
+    MeasurementError,
+    PassTimes,
+    measure,
+)
+from client_pipeline.system.costs import model_costs
+from client_pipeline.system.latency import link_time, micro_batch_work, teb_time
+from client_pipeline.system.radio import shannon_rate
+from client_pipeline.system.scenario import load_scenario
+from flower_app.cli import app
+from flower_app.profile import scenario_text
+from flower_app.verify import model_builder
+
+TINY = transformer.spec(vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=2, decoder_layers=1)
+
+
+def device(small_s, large_s, **changes):
+    passes = {
+        "small": PassTimes(samples=4, forward_s=small_s / 4, backward_s=small_s * 3 / 4),
+        "large": PassTimes(samples=16, forward_s=large_s / 4, backward_s=large_s * 3 / 4),
+    }
+    return DeviceMeasurement(**{"node": "10.0.0.1", "frequency_hz": 2.3e9, "memory_bytes": 3.4e9} | passes | changes)
+
+
+def link(first, second, rate_bit_s, latency_s=2e-4):
+    return LinkMeasurement(first=first, second=second, rate_bit_s=rate_bit_s, latency_s=latency_s)
+
+
+def test_two_sizes_part_the_overhead_from_the_samples():
+    # 1 s and 0.5 s for each of 4 or 16 samples.
+    found = device(3.0, 9.0)
+    assert (found.overhead_s, found.sample_s) == (pytest.approx(1.0), pytest.approx(0.5))
+
+
+@pytest.mark.parametrize("small_s", [1.0, 9.0, 12.0])
+def test_an_overhead_that_noise_makes_negative_is_none_and_the_large_time_stays(small_s):
+    found = device(small_s, 9.0)
+    assert found.overhead_s == 0.0
+    assert found.overhead_s + 16 * found.sample_s == pytest.approx(9.0)
+
+
+MEASURED = Measurement(
+    devices=[device(3.1, 9.3), device(6.0, 18.7, frequency_hz=1e9, memory_bytes=2.1e9), device(2.0, 6.1)],
+    links=[link(0, 1, 9.4e8), link(1, 2, 3.1e7, 5e-3), link(2, 0, 2.6e10)],
+)
+
+
+def write(tmp_path, measured, spec, batch_size=16, length=32):
+    costs = model_costs(spec, sequence_length=length, batch_size=batch_size)
+    path = tmp_path / "measured.toml"
+    path.write_text(scenario_text(measured, costs, blocks=int(spec.config["encoder_layers"]), batch_size=batch_size))
+    return load_scenario(str(path)), costs
+
+
+def modelled_s(scenario, k, samples):
+    costs, found = scenario.costs, scenario.clusters[0][k]
+    work = micro_batch_work(costs.o_f, costs.o_b, samples, costs.o_b_scaling)
+    return float(teb_time(work, found.flop_per_cycle, found.frequency, costs.t0))
+
+
+def rate(scenario, k):
+    found = scenario.clusters[0][k]
+    return float(
+        shannon_rate(
+            found.link_bandwidth_hz,
+            found.link_power_w,
+            found.link_gain,
+            found.link_interference_w,
+            scenario.noise_psd,
+        )
+    )
+
+
+def test_the_scenario_gives_the_measured_seconds_and_rates_back(tmp_path):
+    scenario, costs = write(tmp_path, MEASURED, model_builder("", 0)().spec)
+    for k, measured in enumerate(MEASURED.devices):
+        assert modelled_s(scenario, k, 16) == pytest.approx(measured.large.seconds, rel=1e-4)
+        assert rate(scenario, k) == pytest.approx(MEASURED.links[k].rate_bit_s, rel=1e-4)
+        assert scenario.clusters[0][k].memory == measured.memory_bytes
+        assert scenario.clusters[0][k].frequency == measured.frequency_hz
+    # The device with the least overhead: the smaller micro-batch fits, too.
+    least = min(range(3), key=lambda k: MEASURED.devices[k].overhead_s)
+    assert modelled_s(scenario, least, 4) == pytest.approx(MEASURED.devices[least].small.seconds, rel=1e-4)
+    assert float(link_time(0.0, 1.0, scenario.costs.lat)) == 5e-3
+    assert scenario.costs.block_memory == pytest.approx(costs.block_memory, rel=1e-5)
+    assert scenario.costs.z_bits == pytest.approx(costs.z_bits, rel=1e-5)
+    assert scenario.channels.speed_factor == (1.0, 1.0)
+
+
+def test_the_file_says_what_was_not_measured(tmp_path):
+    write(tmp_path, MEASURED, TINY)
+    text = (tmp_path / "measured.toml").read_text()
+    assert "# Not measured, as all energies: the default of Table II.\nkappa = 1e-27" in text
+    assert "B log2(1 + p h / (I + B N0))" in text
+    assert "# As measured in every round; a minimum below 1 makes slow rounds.\n[device.speed-factor]" in text
+    assert "[uplink] and [channel], were not measured" in text
+
+
+def test_two_devices_have_one_link_and_one_device_none(tmp_path):
+    pair = Measurement(devices=MEASURED.devices[:2], links=[link(0, 1, 9.4e8)])
+    scenario, _ = write(tmp_path, pair, TINY)
+    assert [rate(scenario, k) for k in (0, 1)] == pytest.approx([9.4e8, 9.4e8], rel=1e-4)
+    alone = Measurement(devices=MEASURED.devices[:1], links=[])
+    scenario, _ = write(tmp_path, alone, TINY)
+    assert len(scenario.clusters[0]) == 1
+    assert scenario.costs.lat == 0.0
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_planner_plans_with_it(tmp_path, count):
+    links = [[], [link(0, 1, 9.4e8)], MEASURED.links][count - 1]
+    write(tmp_path, Measurement(devices=MEASURED.devices[:count], links=links), model_builder("", 0)().spec)
+    outcome = call("plan", "--scenario", tmp_path / "measured.toml", "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    answer = json.loads(outcome.stdout)
+    assert answer["status"] == "optimal"
+    assert sum(answer["clusters"][0]["delta"]) == 4
+
+
+def test_a_large_models_upload_is_cut_to_what_the_uplinks_carry(tmp_path):
+    wide = transformer.spec(
+        vocab_size=1000, width=512, num_heads=8, feed_forward=2048, encoder_layers=6, decoder_layers=1
+    )
+    scenario, costs = write(tmp_path, MEASURED, wide)
+    assert costs.upload_energy_bits > 19e6 == scenario.costs.upload_energy_bits
+    assert "Not the whole encoder" in (tmp_path / "measured.toml").read_text()
+    assert call("plan", "--scenario", tmp_path / "measured.toml", "--json").exit_code == 0
+
+
+def test_real_devices_are_measured_planned_for_and_ended(local_ray, tmp_path):
+    out = tmp_path / "here.toml"
+    outcome = call("profile", "--devices", 3, "--length", 8, "--batch-size", 4, "--out", out, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    figures = json.loads(outcome.stdout)
+    assert len(figures["devices"]) == len(figures["links"]) == 3
+    assert [(f["first"], f["second"]) for f in figures["links"]] == [(0, 1), (1, 2), (2, 0)]
+    scenario = load_scenario(str(out))
+    for k, found in enumerate(figures["devices"]):
+        assert (found["small"]["samples"], found["large"]["samples"]) == (1, 4)
+        seconds = found["large"]["forward_s"] + found["large"]["backward_s"]
+        assert seconds > 0 and found["memory_bytes"] > 0 and found["overhead_s"] >= 0
+        assert modelled_s(scenario, k, 4) == pytest.approx(seconds, rel=1e-4)
+        assert rate(scenario, k) == pytest.approx(figures["links"][k]["rate_bit_s"], rel=1e-4)
+    assert [path.name for path in tmp_path.iterdir()] == ["here.toml"]
+    assert call("plan", "--scenario", out).exit_code == 0
+    own = {p.pid for p in psutil.Process().children(recursive=True)}
+    left = [p for p in psutil.process_iter(["name"]) if p.pid in own and p.info["name"].startswith("ray::Measured")]
+    assert not psutil.wait_procs(left, timeout=20)[1]
+
+
+def test_a_device_that_is_silent_is_given_up_in_bounded_time(local_ray):
+    with pytest.raises(MeasurementError, match=r"device 0: no answer within 0\.01 s"):
+        measure(TINY, length=4, batch_size=2, devices_per_node=1, timeout_s=0.01)
+
+
+def test_a_device_that_fails_is_named(local_ray):
+    broken = replace(TINY, config=TINY.config | {"feed_forward": -1})
+    with pytest.raises(MeasurementError, match="device 0: "):
+        measure(broken, length=4, batch_size=2, devices_per_node=1, timeout_s=60)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999"])
+def test_an_address_where_nobody_answers_is_told(monkeypatch, address):
+    monkeypatch.setattr(measurement.ray, "is_initialized", lambda: False)
+    with pytest.raises(ValueError, match=f"--address: no Ray cluster answers at '{address}'; expected HOST:PORT"):
+        measure(TINY, length=4, batch_size=2, devices_per_node=1, address=address)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--devices", "0"), "--devices: expected at least 1, found 0"),
+        (("--batch-size", "0"), "--batch-size: expected at least 1, found 0"),
+        (("--length", "257"), "--length: expected at most the model's 256 positions, found 257"),
+        (("--out", "measured.json"), "--out: expected a file that ends in .toml, as --scenario will"),
+        (("--out", "no-such-folder/x.toml"), "--out: no folder"),
+        (("--model", "no-such-folder/model"), "--model"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    outcome = call("profile", *arguments)
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def files(root, **content):
+    for name, text in content.items():
+        path = Path(root, *name.split("__"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_the_clock_is_the_systems_or_one_gigahertz(tmp_path):
+    assert clock_frequency(tmp_path) == FALLBACK_FREQUENCY_HZ
+    files(tmp_path, proc__cpuinfo="processor\t: 0\ncpu MHz\t\t: 2300.000\n\nprocessor\t: 1\ncpu MHz\t\t: 800\n")
+    assert clock_frequency(tmp_path) == 2.3e9
+    files(tmp_path, sys__devices__system__cpu__cpu0__cpufreq__cpuinfo_max_freq="3500000\n")
+    assert clock_frequency(tmp_path) == 3.5e9
+
+
+def test_memory_is_what_machine_and_control_groups_leave(tmp_path):
+    with pytest.raises(RuntimeError, match="does not say MemAvailable"):
+        available_memory(tmp_path)
+    files(tmp_path, proc__meminfo="MemTotal:       8000000 kB\nMemAvailable:   4000000 kB\n")
+    assert available_memory(tmp_path) == 4_096_000_000
+
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("4:cpu:/\n3:memory:/a/b\n0::/\n")
+    group = tmp_path / "sys/fs/cgroup/memory/a"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("3000000000\n")
+    (group / "memory.usage_in_bytes").write_text("1000000000\n")
+    assert available_memory(tmp_path) == 2_000_000_000
+    (group / "memory.stat").write_text("cache 5\ntotal_inactive_file 400000000\n")
+    assert available_memory(tmp_path) == 2_400_000_000
+
+    (tmp_path / "proc/self/cgroup").write_text("0::/x/y\n")
+    own = tmp_path / "sys/fs/cgroup/x/y"
+    own.mkdir(parents=True)
+    (own / "memory.max").write_text("max\n")
+    (own / "memory.current").write_text("7\n")
+    assert available_memory(tmp_path) == 4_096_000_000
+    (own.parent / "memory.max").write_text("1500000000\n")
+    (own.parent / "memory.current").write_text("500000000\n")
+    assert available_memory(tmp_path) == 1_000_000_000
+
+
+def test_the_scenario_is_plain_toml(tmp_path):
+    write(tmp_path, MEASURED, TINY)
+    raw = tomllib.loads((tmp_path / "measured.toml").read_text())
+    assert raw["device"]["speed-factor"] == {"min": 1.0, "max": 1.0}
+    assert raw["planner"]["blocks"] == 2

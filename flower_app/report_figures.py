@@ -80,7 +80,7 @@ def draw_latency(runs: Sequence[RunData]) -> Figure:
         _stack(axes[0, 0], run, run.slowest_parts())
         eq15, waiting = run.series("virtual", "latency_eq15_s"), run.over_clusters("waiting_s", "mean")
         axes[0, 0].plot(run.numbers, eq15, color="black", linestyle=":", label="latency by Eq. (15)")
-        axes[0, 0].plot(run.numbers, waiting, **_curve(1, len(waiting)), label="mean waiting of the selected")
+        axes[0, 0].plot(run.numbers, waiting, **_curve(1, len(waiting)) | {"color": "black"}, label="mean waiting")
         _rounds(axes[0, 0], "virtual time [s]")
         _legend(figure)
         return figure
@@ -92,7 +92,7 @@ def draw_latency(runs: Sequence[RunData]) -> Figure:
     parts = [{name: _mean(values) for name, values in run.slowest_parts().items()} for run in runs]
     means = [_mean(run.over_clusters("waiting_s", "mean")) for run in runs]
     _bars(axes[0, 1], runs, parts, "mean of a round [s]")
-    axes[0, 1].plot(range(len(runs)), means, "D", color=_COLOURS[1], markersize=5, label="mean waiting")
+    axes[0, 1].plot(range(len(runs)), means, "D", color="black", markeredgecolor="white", label="mean waiting")
     _legend(figure)
     return figure
 
@@ -235,7 +235,7 @@ def draw_bytes(runs: Sequence[RunData]) -> Figure:
                 axis.plot(run.numbers, found[i][kind] / divisor, **_curve(look, len(run.numbers)), label=label)
         if len(runs) > 1:
             axis.set_title(kind, fontsize=9)
-        _rounds(axis, f"bytes of a round [{unit}]" if not column else "")
+        _rounds(axis, f"bytes of a round [{unit}]" if axis is axes[0, 0] else "")
     numbers = np.concatenate([values[values > 0] for kind in found for values in kind.values()])
     if len(numbers) and numbers.max() > 20 * numbers.min():
         _logarithmic(axes[0, 0])
@@ -320,7 +320,8 @@ def _legend(figure: Figure) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             looks.setdefault(label, handle)
     if looks:
-        columns = max(1, 120 // (max(map(len, looks)) + 8))
+        one_row = sum(len(label) + 8 for label in looks) < 150
+        columns = len(looks) if one_row else max(1, 150 // (max(map(len, looks)) + 8))
         figure.legend(looks.values(), looks.keys(), loc="outside upper left", ncols=columns, frameon=False)
 
 

@@ -63,14 +63,18 @@ def test_a_run_leaves_what_the_readme_says(default_run):
     assert {f"model/{name}" for name in ("model.safetensors", "spec.json", "tokenizer.json")} <= found
 
 
-def test_loss_falls_over_three_clusters_with_two_busy_devices_each(default_run):
+def test_loss_falls_over_three_clusters_whose_rounds_dssda_plans(default_run):
     lines = rounds(default_run / "runs" / "latest")
     assert [line["round"] for line in lines] == [1, 2, 3]
     assert lines[-1]["train_loss"] < lines[0]["train_loss"]
     for line in lines:
         assert [cluster["cluster"] for cluster in line["clusters"]] == [0, 1, 2]
-        assert any(len(cluster["devices"]) >= 2 for cluster in line["clusters"])
+        assert (line["plan"]["policy"], line["plan"]["status"]) == ("dssda", "optimal")
+        for cluster, planned in zip(line["clusters"], line["virtual"]["clusters"], strict=True):
+            assert {int(device) for device in cluster["devices"]} == set(planned["order"])
+            assert planned["m"] == cluster["plan"]["m"] and planned["pipeline_s"] > 0
         assert not line["failed"]
+    assert any(len(cluster["devices"]) >= 2 for line in lines for cluster in line["clusters"])
 
 
 def test_messages_leave_the_decoder_out_and_the_saved_model_has_it(default_run):

@@ -22,6 +22,8 @@ Array = NDArray[np.float64]
 _WIDTH = 9.6
 """Of a figure [inch]."""
 _HEIGHT = 3.1
+_MOST = 250
+"""Points of a curve over the rounds; those of a longer run are means."""
 _COLOURS = ("#0b559f", "#d55e00", "#2a8a62", "#8e4a96", "#7a6a00", "#4d4d4d", "#c2185b", "#0097a7")
 _LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "x", "P", "*")
@@ -79,16 +81,16 @@ def draw_latency(runs: Sequence[RunData]) -> Figure:
         figure, axes = _grid(1, 1, _HEIGHT + 0.6)
         _stack(axes[0, 0], run, run.slowest_parts())
         eq15, waiting = run.series("virtual", "latency_eq15_s"), run.over_clusters("waiting_s", "mean")
-        axes[0, 0].plot(run.numbers, eq15, color="black", linestyle=":", label="latency by Eq. (15)")
-        axes[0, 0].plot(run.numbers, waiting, **_curve(1, len(waiting)) | {"color": "black"}, label="mean waiting")
-        _rounds(axes[0, 0], "virtual time [s]")
+        _plot(axes[0, 0], run, eq15, 2, "latency by Eq. (15)", color="black", marker="")
+        _plot(axes[0, 0], run, waiting, 1, "mean waiting", color="black")
+        _rounds(axes[0, 0], runs, "virtual time [s]")
         _legend(figure)
         return figure
     figure, axes = _grid(1, 2, _HEIGHT + 0.4)
     for i, run in enumerate(runs):
         latency = run.series("virtual", "latency_s")
-        axes[0, 0].plot(run.numbers, latency, **_curve(i, len(latency)), label=run.label)
-    _rounds(axes[0, 0], "latency of a round [s]")
+        _plot(axes[0, 0], run, latency, i, run.label)
+    _rounds(axes[0, 0], runs, "latency of a round [s]")
     parts = [{name: _mean(values) for name, values in run.slowest_parts().items()} for run in runs]
     means = [_mean(run.over_clusters("waiting_s", "mean")) for run in runs]
     _bars(axes[0, 1], runs, parts, "mean of a round [s]")
@@ -108,16 +110,16 @@ def draw_queues(runs: Sequence[RunData]) -> Figure:
             label = f"cluster {n}" if len(run.cluster_numbers) <= 10 else None
             for axis, key in ((left, "queue"), (right, "gamma")):
                 values = run.cluster_series(key)[i]
-                axis.plot(run.numbers, values, **_curve(i, len(values)), label=label)
-        _rounds(left, "virtual queue Y of each cluster")
-        _rounds(right, "bound Γ of each cluster")
+                _plot(axis, run, values, i, label)
+        _rounds(left, runs, "virtual queue Y of each cluster")
+        _rounds(right, runs, "bound Γ of each cluster")
     else:
         for i, run in enumerate(runs):
             for axis, key, of in ((left, "queue", "max"), (right, "gamma", "mean")):
                 values = run.over_clusters(key, of)
-                axis.plot(run.numbers, values, **_curve(i, len(values)), label=run.label)
-        _rounds(left, "largest virtual queue Y")
-        _rounds(right, "bound Γ, mean over clusters")
+                _plot(axis, run, values, i, run.label)
+        _rounds(left, runs, "largest virtual queue Y")
+        _rounds(right, runs, "bound Γ, mean over clusters")
     limits = {value for run in runs if np.isfinite(value := _last(run.series("virtual", "gamma_max")))}
     for value in sorted(limits):
         right.axhline(value, color="black", linewidth=1.6, linestyle=(0, (8, 3)), label=f"Γmax = {value:.4g}")
@@ -168,7 +170,7 @@ def draw_energy(runs: Sequence[RunData]) -> Figure:
     if len(runs) == 1:
         run = runs[0]
         _stack(axes[0, 0], run, {name: np.nansum(values, axis=0) for name, values in parts[0].items()})
-        _rounds(axes[0, 0], "energy of a round [J]")
+        _rounds(axes[0, 0], runs, "energy of a round [J]")
         totals = [{name: float(np.nansum(values[i])) for name, values in parts[0].items()}
                   for i in range(len(run.cluster_numbers))]  # fmt: skip
         _bars(axes[0, 1], [f"{n}" for n in run.cluster_numbers], totals, "energy of the whole run [J]")
@@ -176,8 +178,8 @@ def draw_energy(runs: Sequence[RunData]) -> Figure:
     else:
         for i, run in enumerate(runs):
             energy = run.series("virtual", "energy_j")
-            axes[0, 0].plot(run.numbers, energy, **_curve(i, len(energy)), label=run.label)
-        _rounds(axes[0, 0], "energy of a round [J]")
+            _plot(axes[0, 0], run, energy, i, run.label)
+        _rounds(axes[0, 0], runs, "energy of a round [J]")
         totals = [{name: float(np.nansum(values)) for name, values in part.items()} for part in parts]
         _bars(axes[0, 1], runs, totals, "energy of the whole run [J]")
     _legend(figure)
@@ -232,10 +234,10 @@ def draw_bytes(runs: Sequence[RunData]) -> Figure:
         for i, run in enumerate(runs):
             label, look = (kind, column) if len(runs) == 1 else (run.label, i)
             if np.any(np.isfinite(found[i][kind])):
-                axis.plot(run.numbers, found[i][kind] / divisor, **_curve(look, len(run.numbers)), label=label)
+                _plot(axis, run, found[i][kind] / divisor, look, label)
         if len(runs) > 1:
             axis.set_title(kind, fontsize=9)
-        _rounds(axis, f"bytes of a round [{unit}]" if axis is axes[0, 0] else "")
+        _rounds(axis, runs, f"bytes of a round [{unit}]" if axis is axes[0, 0] else "")
     numbers = np.concatenate([values[values > 0] for kind in found for values in kind.values()])
     if len(numbers) and numbers.max() > 20 * numbers.min():
         _logarithmic(axes[0, 0])
@@ -267,12 +269,32 @@ def _curve(i: int, count: int, markers: bool = True) -> dict[str, Any]:
     return look
 
 
+def _plot(axis: Axes, run: RunData, values: Array, i: int, label: str | None, **look: Any) -> None:
+    """The i-th curve over the rounds; means of some where there are very many."""
+    x = _means(run.numbers, _window(run))
+    axis.plot(x, _means(values, _window(run)), label=label, **_curve(i, len(x)) | look)
+
+
+def _window(run: RunData) -> int:
+    """Rounds of which a long run shows the mean."""
+    return -(-len(run.numbers) // _MOST)
+
+
+def _means(values: Array, width: int) -> Array:
+    """Mean of each ``width`` values, of those that are there."""
+    windows = np.append(values, np.full(-len(values) % width, np.nan)).reshape(-1, width)
+    there = np.isfinite(windows)
+    means = np.where(there, windows, 0.0).sum(axis=1) / np.maximum(there.sum(axis=1), 1)
+    return np.where(there.any(axis=1), means, np.nan)
+
+
 def _stack(axis: Axes, run: RunData, parts: Mapping[str, Array]) -> None:
     """Areas on top of each other, a step a round."""
-    edges = np.append(run.numbers - 0.5, run.numbers[-1] + 0.5)
-    base = np.zeros(len(run.numbers))
+    width = _window(run)
+    edges = np.append(run.numbers[::width] - 0.5, run.numbers[-1] + 0.5)
+    base = np.zeros(len(edges) - 1)
     for (name, values), (colour, hatch) in zip(parts.items(), _AREAS, strict=False):
-        top = base + np.nan_to_num(values)
+        top = base + np.nan_to_num(_means(values, width))
         if np.any(top > base):
             axis.stairs(top, edges, baseline=base, fill=True, facecolor=colour, edgecolor="#333333", linewidth=0.4,
                         hatch=hatch, label=name)  # fmt: skip
@@ -300,8 +322,9 @@ def _bars(axis: Axes, owners: Sequence[RunData | str], parts: Sequence[Mapping[s
     axis.set_ylabel(unit)
 
 
-def _rounds(axis: Axes, label: str) -> None:
-    axis.set_xlabel("round")
+def _rounds(axis: Axes, runs: Sequence[RunData], label: str) -> None:
+    widest = max(_window(run) for run in runs)
+    axis.set_xlabel("round" if widest == 1 else f"round (means of {widest})")
     axis.set_ylabel(label)
     axis.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
 

@@ -271,3 +271,13 @@ def test_the_command_finds_the_runs_and_prints_the_file(tmp_path, monkeypatch):
     assert done.stdout.strip() == "pictures/one.html"
     assert IDS <= set(Page(tmp_path / "pictures" / "one.html").ids)
     assert CliRunner().invoke(app, ["report", "nothing"]).exit_code == 2
+
+
+def test_a_long_run_is_drawn_as_means_of_some_rounds():
+    queues = next(spec for spec in FIGURES if spec.id == "queues")
+    assert "means of" not in to_svg(queues, [data([record(n) for n in range(1, 251)])])
+    figure = queues.draw([data([record(n) for n in range(1, 502)])])
+    curve = figure.axes[0].lines[0]
+    assert figure.axes[0].get_xlabel() == "round (means of 3)"
+    assert curve.get_xdata()[:2].tolist() == [2, 5]
+    assert curve.get_ydata()[0] == pytest.approx(0.2)

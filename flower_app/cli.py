@@ -177,19 +177,63 @@ def plan(
 
 @app.command()
 def compare(
-    scenario: Annotated[str, typer.Option(help="A packaged scenario's name, or a TOML file.")],
-    policies: Annotated[str, typer.Option(help="Policies, with commas; random+optimal has optimal segments.")],
-    rounds: Annotated[int, typer.Option(help="T of each seed.")] = 80,
-    seeds: Annotated[int, typer.Option(help="How many networks.")] = 4,
+    scenario: Annotated[str, typer.Option(help="A packaged scenario's name, or a TOML file.")] = "",
+    policies: Annotated[str, typer.Option(help="Policies, with commas; random+optimal has optimal segments.")] = "",
+    strategies: Annotated[str, typer.Option(help="With --train: strategies beside collapipe, with commas.")] = "",
+    rounds: Annotated[int, typer.Option(help="T of each seed; with --train 0 means the configuration's.")] = 0,
+    seeds: Annotated[int, typer.Option(help="How many networks (and, with --train, models and data orders).")] = 0,
     plan_file: Annotated[str, typer.Option("--plan", help="A plan file, for the policy fixed.")] = "",
+    train: Annotated[bool, typer.Option("--train", help="Train for real; otherwise planning alone.")] = False,
+    config: Config = None,
+    sets: Sets = None,
+    out: Annotated[Path, typer.Option(help="With --train: folder of runs, table and curves.")] = Path("compare"),
     as_json: Json = False,
 ) -> None:
-    """Compare policies on planning alone: latency, convergence bound, energy, fairness, gap to the optimum."""
+    """Compare policies on planning alone, or policies and strategies by training the same experiment with each."""
+    if train:
+        _compare_training(config, sets, scenario, policies, strategies, (rounds, seeds), plan_file, out, as_json)
+    elif config or sets or strategies:
+        raise ValueError("compare: --config, --set and --strategies belong to --train")
+    else:
+        _compare_planning(scenario, policies, rounds or 80, seeds or 4, plan_file, as_json)
+
+
+def _compare_training(
+    config: str | None,
+    sets: list[str] | None,
+    scenario: str,
+    policies: str,
+    strategies: str,
+    counts: tuple[int, int],
+    plan_file: str,
+    out: Path,
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+
+    from flower_app.compare_training import compare_training, contenders, training_table
+    from flower_app.config_sources import load_config
+
+    rounds, seeds = counts
+    pairs = [f"scenario={scenario}"] * bool(scenario) + [f"num-rounds={rounds}"] * bool(rounds)
+    base = load_config(config, [*(sets or ()), *pairs])
+    found = compare_training(contenders(base, policies, strategies, plan_file), seeds or 1, out, _say)
+    if as_json:
+        _print_json(found)
+    else:
+        Console(width=180).print(training_table(found))
+
+
+def _compare_planning(scenario: str, policies: str, rounds: int, seeds: int, plan_file: str, as_json: bool) -> None:
     from rich.console import Console
 
     from client_pipeline.system.scenario import load_scenario
     from flower_app.compare import compare_policies, figures_table, named_policies
 
+    if not scenario or not policies:
+        raise ValueError(
+            "compare: expected --scenario and --policies; with --train a configuration decides the scenario"
+        )
     if rounds < 1 or seeds < 1:
         raise ValueError(f"--rounds and --seeds: expected at least 1, found {rounds} and {seeds}")
     makers = named_policies(policies, plan_file)

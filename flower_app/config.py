@@ -122,6 +122,8 @@ class RunConfig:
     """A plan file, ``collapipe-plan/1``; empty: the policy plans."""
     scenario: str = "default"
     """The network: a name in ``configs/scenarios``, or a file."""
+    scenario_seed: int = -1
+    """Instead of the scenario's own: other devices and rounds from the same ranges; -1: its own."""
     costs: str = "scenario"
     """What TEBs and uploads cost in the planner's eyes: as the ``scenario`` says, or counted from the ``model``."""
     device_emulation: str = "none"
@@ -169,6 +171,7 @@ class RunConfig:
             ("batch_size", 1),
             ("evaluate_every", 0),
             ("checkpoint_every", 0),
+            ("scenario_seed", -1),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{_kebab(name)}: expected at least {least}, found {getattr(self, name)}")

@@ -24,7 +24,7 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
     ValueError, FileNotFoundError
         Naming the key or file at fault.
     """
-    scenario = load_scenario(config.scenario)
+    scenario = load_scenario(config.scenario, None if config.scenario_seed < 0 else config.scenario_seed)
     if config.num_clusters > scenario.num_clusters:
         raise ValueError(
             f"num-clusters: {config.num_clusters} clusters, but scenario {config.scenario} has "

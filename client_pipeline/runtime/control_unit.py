@@ -288,6 +288,8 @@ class ControlUnit:
             "prepare_s": ready - start,
             "train_s": trained - ready,
             "collect_s": end - trained,
+            # Of paced devices: steps and upload, as the model has a round.
+            "paced_s": end - ready if order.pace else None,
         }
         return RoundResult(
             weights=weights,

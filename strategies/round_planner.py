@@ -171,7 +171,7 @@ def plan_whom_it_fits(
         blamed = {i.cluster for i in for_all.infeasible if i.cluster is not None}
         for reason in for_all.infeasible:
             for n in kept if reason.cluster is None else [reason.cluster]:
-                left_out.setdefault(n, str(reason))
+                left_out.setdefault(n, reason.reason)
         kept = [n for n in kept if n not in blamed] if blamed else []
     nobody = tuple(ClusterAnswer("infeasible", False, cost=c.skip) for c in instance.clusters)
     return Answer("infeasible", nobody, infeasible=tuple(reasons)), left_out

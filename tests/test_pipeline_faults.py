@@ -28,6 +28,7 @@ SPEC = transformer.spec(
 )
 ADAMW = OptimizerConfig(name="adamw", lr=0.01)
 TWO = ClusterPlan(delta=(2, 2, 0), order=(0, 1), m=4)
+OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
 THREE = ClusterPlan(delta=(1, 2, 1), order=(0, 1, 2), m=4, schedule="1f1b")
 
 GROUP_TIMEOUT_S = 200.0
@@ -177,10 +178,13 @@ def test_a_step_without_a_plan_is_refused(pipeline):
 def test_a_new_plan_moves_only_the_tebs_whose_owner_changed(pipeline):
     def apply(delta, order, **changes):
         """TEBs that moved, and who holds what afterwards."""
-        before = pipeline.moved_blocks
+        blocks, sent = pipeline.moved_blocks, pipeline.moved_bytes
         pipeline.apply_plan(ClusterPlan(delta=delta, order=order, **{"m": 4, **changes}))
         held = {device: status["blocks"] for device, status in pipeline.status().items()}
-        return pipeline.moved_blocks - before, held
+        teb = sum(value.nbytes for value in pipeline.weights()[0].values())
+        # No step has been taken: there is no optimizer state yet, so bytes are those of the weights.
+        assert pipeline.moved_bytes - sent == (pipeline.moved_blocks - blocks) * teb
+        return pipeline.moved_blocks - blocks, held
 
     apply((1, 2, 1), (0, 1, 2))
     pids = {device: status["pid"] for device, status in pipeline.status().items()}
@@ -202,6 +206,9 @@ def test_moved_tebs_keep_their_optimizer_state(make_pipeline):
         for cluster in (stays, moves):
             cluster.step(number, apply_step=number)
     assert moves.pipeline.moved_blocks == 5
+    weights, state = moves.pipeline.states()[0]
+    assert state.keys() == {f"{name}/{kind}" for name in weights for kind in OPTIMIZER_STATE}
+    assert moves.pipeline.moved_bytes == 5 * sum(value.nbytes for part in (weights, state) for value in part.values())
     start, expected, found = stays.parts.weights(), stays.pipeline.weights(), moves.pipeline.weights()
     for index in range(NUM_BLOCKS):
         for name, value in expected[index].items():

@@ -160,7 +160,7 @@ def test_gradients_wait_until_they_are_applied_or_discarded():
     (stage,) = stages
     norm_sq = stage.gradient_norm_sq()
     assert norm_sq == pytest.approx(sum(float(g.square().sum()) for g in all_gradients(stages).values()), rel=1e-5)
-    before = stage.weights()
+    before = {i: {n: v.clone() for n, v in block.items()} for i, block in stage.weights().items()}
     waiting = stage.gradients()
     stage.apply(1, 0.5)
     for i, block in stage.weights().items():

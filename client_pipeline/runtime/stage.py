@@ -106,8 +106,8 @@ class Stage:
             load_parameters(self.blocks[index].parameters, values, f"TEB {index}")
 
     def weights(self) -> dict[int, dict[str, Tensor]]:
-        """Copies of all weights by TEB."""
-        return {i: {n: p.detach().clone() for n, p in block.parameters.items()} for i, block in self.blocks.items()}
+        """All weights by TEB: not copies, since they are serialized where they leave the process."""
+        return {i: {n: p.detach() for n, p in block.parameters.items()} for i, block in self.blocks.items()}
 
     def gradients(self) -> dict[int, dict[str, Tensor]]:
         """Copies of the waiting gradients by TEB."""

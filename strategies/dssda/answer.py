@@ -51,9 +51,14 @@ class Infeasibility:
     remedy: str
     """What would make it feasible, in words, with the figure (C8: the largest upload that fits)."""
 
+    @property
+    def reason(self) -> str:
+        """What is missing, in words, without saying whom."""
+        return f"{self.constraint} needs {self.needs:.6g}, has {self.has:.6g}; {self.remedy}"
+
     def __str__(self) -> str:
         who = "the round" if self.cluster is None else f"cluster {self.cluster}"
-        return f"{who}: {self.constraint} needs {self.needs:.6g}, has {self.has:.6g}; {self.remedy}"
+        return f"{who}: {self.reason}"
 
 
 @dataclass(frozen=True)

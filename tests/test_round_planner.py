@@ -1,0 +1,121 @@
+"""Planning a run's rounds: who is left out, what moves the queues, and that a continued run plans the same."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from client_pipeline.system.scenario import load_scenario
+from strategies.dssda.evaluation import power_cost
+from strategies.policies import POLICIES, make_policy
+from strategies.round_planner import InfeasibleRound, RoundPlanner
+from strategies.segment_choices import even_choice, proportional_choice
+from strategies.titanic import titanic_policy
+from strategies.vanilla_fl import vanilla_fl_policy, whole_model_work
+
+FRESH = [math.inf] * 8
+
+
+def planner(name="dssda", scenario="table2-contended"):
+    return RoundPlanner(load_scenario(scenario), make_policy(name))
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "fixed"])
+def test_clusters_that_are_not_there_are_not_planned(name):
+    absent = {1: "its node is not connected", 6: "its node is not connected"}
+    decision = planner(name).plan(1, FRESH, absent)
+    assert sum(decision.selected) == 4 and not decision.selected[1] and not decision.selected[6]
+    assert decision.left_out == absent
+    assert [plan.selected for plan in decision.plans] == decision.selected
+    assert all(sum(plan.delta) == 12 for plan in decision.plans)
+
+
+def test_a_cluster_without_any_plan_is_left_out_with_the_reason():
+    scenario = load_scenario("table2")
+    weak = tuple(dataclasses.replace(device, memory=0.3e9) for device in scenario.clusters[2])
+    weaker = dataclasses.replace(scenario, clusters=(*scenario.clusters[:2], weak))
+    decision = RoundPlanner(weaker, make_policy("dssda")).plan(1, FRESH[:3])
+    assert decision.selected == [True, True, False]
+    assert decision.left_out[2].startswith("C7 needs 12, has 0")
+    nobody = dataclasses.replace(scenario, clusters=(weak, weak, weak))
+    decision = RoundPlanner(nobody, make_policy("dssda")).plan(1, FRESH[:3])
+    assert not any(decision.selected) and decision.left_out.keys() == {0, 1, 2}
+    assert "round 1: no cluster can train: cluster 0: C7 needs 12" in str(InfeasibleRound(1, decision.left_out))
+
+
+def test_the_queues_move_once_by_what_the_round_really_had():
+    ours = planner()
+    decision = ours.plan(1, FRESH)
+    [first, *others] = [n for n, chosen in enumerate(decision.selected) if chosen]
+    gamma = ours.settle(decision, trained=set(others))
+    silent = planner().settle(decision, trained=set())
+    assert gamma[first] == silent[first]
+    assert all(gamma[n] != silent[n] for n in others)
+    expected = np.maximum(gamma - ours.scenario.planner.gamma_max, 0)
+    np.testing.assert_array_equal(ours.queues.virtual, expected)
+    # Settling the same decision again does not move them twice.
+    ours.settle(decision, trained=set(others))
+    np.testing.assert_array_equal(ours.queues.virtual, expected)
+
+
+def test_a_restored_planner_plans_as_one_that_never_stopped():
+    ours, theirs = planner(), planner()
+    for number in range(1, 6):
+        ours.settle(ours.plan(number, FRESH))
+    theirs.restore(json.loads(json.dumps(ours.state())))
+    assert ours.plan(6, FRESH).plans == theirs.plan(6, FRESH).plans
+
+
+def test_with_an_energy_queue_powers_come_from_convex_approximation_and_match_the_line_search():
+    ours = planner(scenario="physical")
+    seen = []
+    for number in range(1, 13):
+        decision = ours.plan(number, FRESH[:3])
+        ours.settle(decision)
+        assert len(decision.power_control) == sum(decision.selected)
+        for control in decision.power_control:
+            seen.append(control)
+            answer = decision.answer.clusters[control.cluster]
+            assert control.status == "converged" and control.residual <= 1e-10 and control.iterations >= 1
+            assert abs(control.gap) < 1e-6
+            used, best = (
+                power_cost(decision.instance, control.cluster, control.channel, p)
+                for p in (answer.power_w, control.optimum_w)
+            )
+            assert used == pytest.approx(best, rel=1e-6)
+        assert decision.answer.gap <= 1e-6
+    assert ours.queues.energy.max() > 0 or any(control.iterations > 1 for control in seen)
+
+
+def test_without_an_energy_queue_nothing_is_iterated():
+    assert planner().plan(1, FRESH).power_control == []
+
+
+def test_titanic_gives_tebs_in_proportion_to_speed_within_memory():
+    scenario = load_scenario("table2")
+    decision = RoundPlanner(scenario, titanic_policy(0)).plan(1, FRESH[:3])
+    for n, plan in enumerate(decision.plans):
+        devices = decision.instance.device_arrays(n)
+        speed, delta = devices.phi * devices.f, np.array(plan.delta)
+        assert plan.m == 8 and delta.sum() == 12 and delta.min() >= 1 and delta.max() <= 4
+        order = np.argsort(-speed)
+        assert all(delta[order][:-1] >= delta[order][1:])
+        free = (delta > 1) & (delta < 4)
+        quota = 12 * speed / speed.sum()
+        assert np.all(np.abs(delta - quota)[free] < 1.5)
+    assert even_choice(decision.instance, 0).delta == (2,) * 6
+    tight = dataclasses.replace(decision.instance, gamma0=1.4e9)
+    assert proportional_choice(tight, 0) is None and even_choice(tight, 0) is None
+
+
+def test_vanilla_fl_waits_for_its_slowest_device_and_holds_the_whole_model_everywhere():
+    decision = RoundPlanner(load_scenario("table2"), vanilla_fl_policy(0)).plan(1, FRESH[:3])
+    instance, devices = decision.instance, decision.instance.device_arrays(1)
+    work = whole_model_work(instance, 1, decision.plans[1])
+    flop = 12 * (64 / 6 * 2e9 + 2e9)
+    assert work.pipeline_s == pytest.approx(max(flop / (devices.phi * devices.f)))
+    np.testing.assert_allclose(work.device_energy_j, 1e-27 * flop * devices.f**2 / devices.phi)
+    np.testing.assert_allclose(work.device_memory_bytes, 12 * 0.375e9)
+    assert decision.plans[1].m == 1 and max(decision.plans[1].delta) == 12

@@ -25,6 +25,7 @@ from flower_app.run_directory import (
     read_summary,
     write_config,
 )
+from flower_app.strategy_choice import check_can_resume
 from strategies.checkpoint import last_committed
 
 
@@ -73,6 +74,7 @@ def continued_run(run: str) -> tuple[Path, RunConfig]:
             f"--resume: {run_dir} has finished its {summary.get('rounds')} rounds; there is nothing to go on"
         )
     config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=True)
+    check_can_resume(config)
     last_committed(run_dir)
     check_run(config)
     return run_dir, config

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from client_pipeline.system.scenario import Scenario
 from flower_app.config import RunConfig
+from strategies.continued import check_resumable
 from strategies.pipeline import EvenPipelines, PipeLine
 from strategies.planned_strategy import PlannedStrategy
 from strategies.policies import make_policy
@@ -63,6 +64,18 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     if config.strategy_options:
         raise ValueError(f"strategy-options: {config.strategy} takes none; leave it empty")
     return RoundPlanner(scenario, BASELINES[config.strategy][1](config.seed))
+
+
+def check_can_resume(config: RunConfig) -> None:
+    """Refuse to go on with a strategy that keeps something from round to round that no checkpoint has.
+
+    Raises
+    ------
+    ValueError
+        Saying why, and what to do.
+    """
+    if config.strategy != COLLAPIPE and config.strategy not in BASELINES:
+        check_resumable(config.strategy, config.strategy_arguments())
 
 
 def check_first_round(planner: RoundPlanner) -> Decision:

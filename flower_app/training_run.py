@@ -23,7 +23,7 @@ from flower_app import run_directory
 from flower_app.config import RunConfig
 from flower_app.pictures import write_pictures
 from flower_app.saved_model import save_model
-from flower_app.strategy_choice import BASELINES, COLLAPIPE, check_first_round, make_planner
+from flower_app.strategy_choice import BASELINES, COLLAPIPE, check_can_resume, check_first_round, make_planner
 from flower_app.tasks.base import task
 from flower_app.timeline import timeline_of
 from flower_app.training_network import of_clusters, training_scenario
@@ -31,7 +31,7 @@ from strategies import checkpoint
 from strategies.checkpoint import Checkpoint
 from strategies.clusters import ClusterState, check_clusters
 from strategies.collapipe import CollaPipe
-from strategies.continued import Continued, check_resumable
+from strategies.continued import Continued
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderService
 from strategies.pipeline import PipeLine, cluster_arrays
@@ -256,9 +256,7 @@ class TrainingRun:
 
     def _last_checkpoint(self) -> Checkpoint:
         """What the run goes on from; its files are put back to that round."""
-        config = self.config
-        if config.strategy != COLLAPIPE and config.strategy not in BASELINES:
-            check_resumable(config.strategy, config.strategy_arguments())
+        check_can_resume(self.config)
         found = checkpoint.last_committed(self.run_dir)
         run_directory.reopen(self.run_dir, int(found.state["rounds-size"]))
         return found

@@ -25,7 +25,7 @@ memory-gb = 0.375
 """
 CASES = {
     "random": {"policy": "random+optimal"},
-    "uniform": {"policy": "uniform", "tensorboard": "true"},
+    "uniform": {"policy": "uniform", "tensorboard": "true", "device-emulation": "paced", "time-scale": 0.002},
     "vanilla-fl": {"strategy": "vanilla-fl"},
     "pipeline": {"strategy": "pipeline"},
     "titanic": {"strategy": "titanic"},
@@ -64,6 +64,13 @@ def test_a_strategy_trains_and_accounts_for_every_round(name, tmp_path):
     for file in ("report.html", "timeline.json", "trace.json", "checkpoint/round-000002/state.json"):
         assert (run_dir / file).is_file(), file
     assert (run_dir / "tensorboard").is_dir() == (name == "uniform")
+    paced = [c["paced_s"] for line in lines for c in line["clusters"]]
+    if name == "uniform":
+        # Paced devices take no less than the model says; how much more is a benchmark's matter.
+        ends = [c["train_s"] + c["uplink_s"] for line in lines for c in line["virtual"]["clusters"] if c["selected"]]
+        assert all(took >= 0.002 * end for took, end in zip(paced, ends, strict=True))
+    else:
+        assert set(paced) == {None}
     [cluster, *_] = json.loads((run_dir / "timeline.json").read_text())["clusters"]
     assert cluster["measured"] and bool(cluster["modelled"]) == (name != "vanilla-fl")
 

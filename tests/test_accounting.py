@@ -1,0 +1,90 @@
+"""What a round costs: the simulator on real lists, uploads that wait for a channel, and paced devices."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from client_pipeline.partition.plan import ClusterPlan, uniform_plan
+from client_pipeline.runtime.event_simulator import simulate
+from client_pipeline.runtime.pacing import Pace
+from client_pipeline.system.latency import gpipe_latency
+from client_pipeline.system.scenario import load_scenario
+from strategies.accounting import pipeline_work, plan_times, round_costs
+from strategies.policies import make_policy
+from strategies.round_planner import RoundPlanner
+from strategies.stock_accounting import queued_uploads, stock_record
+
+
+@pytest.fixture(scope="module")
+def decision():
+    return RoundPlanner(load_scenario("table2"), make_policy("dssda")).plan(1, [np.inf] * 3)
+
+
+def test_a_gpipe_step_with_even_micro_batches_has_its_closed_form(decision):
+    plan = ClusterPlan(delta=(4, 0, 4, 0, 4, 0), order=(2, 0, 4), m=8)
+    forward, backward, to_next, to_previous = plan_times(decision.instance, 0, plan)
+    expected = gpipe_latency(forward[:, 0], backward[:, 0], [*to_next[:, 0], 0.0], [*to_previous[:, 0], 0.0], plan.m)
+    work = pipeline_work(decision.instance, 0, plan)
+    assert work.pipeline_s == pytest.approx(expected)
+    # z + g of 2.5 Mbit for each micro-batch, over the links after the first two devices.
+    np.testing.assert_allclose(work.link_bytes, [8 * 2.5e6 / 8, 0, 8 * 2.5e6 / 8, 0, 0, 0])
+    np.testing.assert_allclose(work.device_memory_bytes, np.array(plan.delta) * 0.375e9)
+
+
+def test_the_round_waits_for_its_slowest_cluster(decision):
+    costs = round_costs(decision, pipeline_work)
+    steps = decision.instance.steps
+    ends = [steps * c.work.pipeline_s + c.uplink_s for c in costs.clusters]
+    assert costs.latency_s == max(ends)
+    assert [c.waiting_s for c in costs.clusters] == pytest.approx([max(ends) - end for end in ends])
+    alone = round_costs(decision, pipeline_work, [True, False, False])
+    assert alone.latency_s == ends[0] and alone.clusters[1:] == [None, None]
+    assert alone.energy_j < costs.energy_j
+
+
+def test_uploads_of_a_stock_strategy_queue_for_the_channels(decision):
+    one_channel = dataclasses.replace(
+        decision.instance,
+        clusters=tuple(dataclasses.replace(c, h=c.h[:1], I=c.I[:1], B=c.B[:1]) for c in decision.instance.clusters),
+    )
+    used, costs = queued_uploads(one_channel, decision.plans, [0, 1, 2])
+    assert [link[0] for link in used] == [0, 0, 0]
+    spans = sorted((c.train_s + c.uplink_wait_s, c.train_s + c.uplink_wait_s + c.uplink_s) for c in costs.clusters)
+    assert all(before[1] <= after[0] + 1e-9 for before, after in zip(spans, spans[1:], strict=False))
+    assert costs.latency_s == pytest.approx(spans[-1][1])
+    free, apart = queued_uploads(decision.instance, decision.plans, [0, 1, 2])
+    assert len({link[0] for link in free}) == 3 and apart.latency_s < costs.latency_s
+    assert all(c.uplink_wait_s == 0 for c in apart.clusters)
+
+
+def test_a_stock_round_is_recorded_for_those_that_trained():
+    scenario = load_scenario("table2")
+    plan = uniform_plan(
+        speed=[d.speed for d in scenario.clusters[1]],
+        memory=[1.5e9] * 6,
+        block_memory=0.375e9,
+        num_blocks=12,
+        batch_size=64,
+    )
+    record = stock_record(scenario, 1, {1: plan})
+    assert [c["selected"] for c in record["virtual"]["clusters"]] == [False, True, False]
+    assert record["virtual"]["clusters"][1]["channel"] in range(4)
+    assert record["virtual"]["latency_s"] > 0
+
+
+def test_a_pace_holds_each_stages_share_of_the_simulated_times(decision):
+    plan = ClusterPlan(delta=(5, 0, 4, 0, 3, 0), order=(0, 2, 4), m=7)
+    times = plan_times(decision.instance, 0, plan)
+    pace = Pace.of(times, uplink_s=10.0, scale=0.5)
+    forward, backward, to_next, to_previous = times
+    assert pace.uplink_s == 5.0
+    assert pace.stages[1].forward_s == pytest.approx(0.5 * forward[1])
+    assert pace.stages[1].forward_link_s == pytest.approx(0.5 * to_next[1])
+    assert pace.stages[1].backward_link_s == pytest.approx(0.5 * to_previous[0])
+    assert set(pace.stages[2].forward_link_s) == set(pace.stages[0].backward_link_s) == {0.0}
+    assert Pace.from_dict(pace.to_dict()) == pace
+    # All that the stages are busy with is all that the simulator has them do.
+    busy = sum(sum(column) for stage in pace.stages for column in vars(stage).values())
+    events = simulate("gpipe", *times).events
+    assert busy == pytest.approx(0.5 * sum(event.end - event.start for event in events))

@@ -1,0 +1,125 @@
+"""Checkpoints: written in one step, read back exactly, refused where they cannot be trusted."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from client_pipeline.runtime import cluster_checkpoint
+from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part
+from client_pipeline.runtime.head import Contribution, HeadTrainer
+from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
+from strategies.checkpoint import Checkpoint, commit, last_committed
+from strategies.continued import check_resumable
+from strategies.decoder import DecoderTrainer
+from strategies.stock import stock_strategies
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_control_unit_keeps_two_rounds_and_reads_the_newest_that_was_committed(tmp_path):
+    for round_ in (1, 2, 5):
+        tensors = {"block.0/weight/w": torch.full((2,), float(round_)), "embedding/optimizer/w/step": torch.tensor(3.0)}
+        cluster_checkpoint.write(tmp_path, ClusterCheckpoint(round_, 10 * round_, tensors))
+    assert names(tmp_path) == ["round-000002.safetensors", "round-000005.safetensors"]
+    # The server was killed before it committed round 5.
+    found = cluster_checkpoint.read(tmp_path, committed=4)
+    assert (found.round, found.drawn) == (2, 20)
+    assert part(found.tensors, "block.0/weight/")["w"].tolist() == [2.0, 2.0]
+    assert part(found.tensors, "embedding/optimizer/")["w/step"].shape == ()
+    assert names(tmp_path) == ["round-000002.safetensors"]
+    assert cluster_checkpoint.read(tmp_path / "none", committed=4) is None
+
+
+def test_a_damaged_file_of_a_control_unit_is_named(tmp_path):
+    path = cluster_checkpoint.write(tmp_path, ClusterCheckpoint(1, 1, {"a": torch.ones(3)}))
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(ValueError, match="round-000001.safetensors: expected a control unit's checkpoint"):
+        cluster_checkpoint.read(tmp_path, committed=1)
+
+
+def test_the_server_commits_a_round_and_drops_the_one_before(tmp_path):
+    for round_ in (1, 2):
+        weights = {"head.w": torch.full((3,), float(round_))}
+        commit(tmp_path, Checkpoint(round_, weights, {"decoder/w/step": torch.tensor(2.0)}, {"queues": [0.1, 1 / 3]}))
+    assert names(tmp_path / "checkpoint") == ["round-000002"]
+    found = last_committed(tmp_path)
+    assert found.round == 2 and found.weights["head.w"].tolist() == [2.0] * 3
+    assert found.state["queues"] == [0.1, 1 / 3] and found.decoder["decoder/w/step"] == 2
+    (tmp_path / "checkpoint" / "round-000002" / "state.json").write_text("{")
+    with pytest.raises(ValueError, match="round-000002: expected a checkpoint"):
+        last_committed(tmp_path)
+
+
+def test_a_run_without_a_checkpoint_says_why_that_may_be(tmp_path):
+    with pytest.raises(FileNotFoundError, match="ended before its first round was done, or ran with checkpoint-every"):
+        last_committed(tmp_path)
+
+
+@pytest.mark.parametrize("config", [OptimizerConfig(), OptimizerConfig(name="sgd", momentum=0.9)])
+def test_an_optimizer_goes_on_from_its_named_state(config):
+    def take(optimizer, parameters, steps):
+        for step in steps:
+            for i, p in enumerate(parameters.values()):
+                p.grad = torch.full_like(p, 0.1 * step + i)
+            optimizer.apply(step)
+
+    straight = {"w": nn.Parameter(torch.ones(2, 2)), "b": nn.Parameter(torch.ones(2))}
+    whole = PartOptimizer(straight, config)
+    take(whole, straight, [1, 2])
+    weights = {name: nn.Parameter(p.detach().clone()) for name, p in straight.items()}
+    saved = {name: value.clone() for name, value in whole.state().items()}
+    take(whole, straight, [3, 4])
+    again = PartOptimizer(weights, config)
+    again.load_state(saved)
+    take(again, weights, [3, 4])
+    assert all(torch.equal(weights[name], straight[name]) for name in weights)
+    with pytest.raises(ValueError, match="'other/step' is of no parameter here"):
+        again.load_state({"other/step": torch.tensor(1.0)})
+
+
+def test_the_decoder_goes_on_with_its_own_state_and_that_of_each_copy():
+    def trainer():
+        torch.manual_seed(0)
+        return DecoderTrainer(HeadTrainer(nn.Linear(2, 2), OptimizerConfig(), unit=1), "round")
+
+    ours = trainer()
+    ours._copies[3] = HeadTrainer(nn.Linear(2, 2), OptimizerConfig(), unit=1)
+    for own in (ours._trainer, ours._copies[3]):
+        own.apply([Contribution(cluster=0, weight=1.0)], 1)
+    state = ours.state()
+    assert {key.split("/")[0] for key in state} == {"decoder", "copy-3"}
+    theirs = trainer()
+    theirs.restore(state, "round")
+    assert theirs.decoder_sync == "round" and theirs.state().keys() == state.keys()
+    assert all(torch.equal(theirs.state()[key], state[key]) for key in state)
+
+
+def test_strategies_with_a_memory_of_their_own_cannot_go_on():
+    for name in ("FedAvg", "FedMedian", "Krum"):
+        check_resumable(name, {})
+    for name in ("FedAdam", "FedYogi", "FedAvgM"):
+        assert name in stock_strategies()
+        with pytest.raises(ValueError, match=f"resume: {name} keeps state of its own from round to round"):
+            check_resumable(name, {})
+    with pytest.raises(ValueError, match="fraction_train = 0.5 draws its clients without a seed"):
+        check_resumable("FedAvg", {"fraction_train": 0.5})
+
+
+def test_a_run_of_a_stateful_strategy_is_not_resumed(tmp_path):
+    from flower_app.config import RunConfig
+    from flower_app.run_directory import write_config
+    from flower_app.simulation_run import continued_run
+
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    write_config(run_dir, RunConfig.from_flat({"strategy": "FedAdam", "run-dir": str(run_dir)}))
+    commit(run_dir, Checkpoint(1, {"w": torch.ones(1)}, {}, {"rounds-size": 0}))
+    with pytest.raises(ValueError, match="resume: FedAdam keeps state of its own"):
+        continued_run(str(run_dir))
+    (run_dir / "summary.json").write_text(json.dumps({"status": "finished", "rounds": 4}))
+    with pytest.raises(ValueError, match="has finished its 4 rounds"):
+        continued_run(str(run_dir))

@@ -79,8 +79,8 @@ def _setup(context: Context, told: Mapping[str, Any], node_id: int) -> dict[str,
 def checkpoint_folder(config: RunConfig, context: Context, run_name: str, cluster: int) -> Path | None:
     """Where a control unit keeps its part of the checkpoints; None: it keeps none.
 
-    In the run directory, where the run's configuration names one (in simulation), else below the node's
-    ``state-dir`` (``~/.collapipe`` by default): on an edge box the server's folders are not there.
+    In the run directory where server and node share a machine: the configuration names it, or Flower simulates. Else
+    below the node's ``state-dir`` (``~/.collapipe`` by default): on an edge box the server's folders are not there.
 
     Raises
     ------
@@ -92,8 +92,10 @@ def checkpoint_folder(config: RunConfig, context: Context, run_name: str, cluste
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", run_name):
         raise ValueError(f"set-up: expected a run's plain name, found {run_name!r}")
     own = context.node_config.get("state-dir", "")
-    if config.run_dir and not own:
-        return Path(config.run_dir) / CLUSTERS / f"cluster-{cluster}"
+    simulated = "num-partitions" in context.node_config
+    if not own and (config.run_dir or simulated):
+        run_dir = Path(config.run_dir) if config.run_dir else Path(config.runs_dir).expanduser() / run_name
+        return run_dir.resolve() / CLUSTERS / f"cluster-{cluster}"
     return Path(str(own) or "~/.collapipe").expanduser() / run_name / f"cluster-{cluster}"
 
 

@@ -166,8 +166,10 @@ class TrainingRun:
                 self.strategy.restore(self.resumed.state["strategy"])
         self.board = self._board()
         self.round_started = time.perf_counter()
+        # A strategy may bring a start of its own; only a run that goes on needs ours.
+        started = Continued(self.strategy, self.completed) if self.completed else self.strategy
         try:
-            Continued(self.strategy, self.completed).start(
+            started.start(
                 self.grid,
                 initial_arrays=to_arrays(weights),
                 num_rounds=self.config.num_rounds - self.completed,

@@ -292,7 +292,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The file; otherwise report.html in the run, or here.")] = None,
 ) -> None:
     """Draw a run, or several beside each other, into one HTML file."""
-    from flower_app.report import write_report
+    from flower_app.report.page import write_report
     from flower_app.run_directory import find_run
 
     typer.echo(write_report([find_run(run) for run in runs], out))

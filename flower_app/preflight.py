@@ -42,7 +42,7 @@ def check_run(config: RunConfig) -> int:
         # Otherwise the model decides, and the server tells.
         check_first_round(planner)
     if config.tensorboard:
-        from flower_app.tensorboard_log import check_available
+        from flower_app.report.tensorboard_log import check_available
 
         check_available()
     if config.strategy == COLLAPIPE:

@@ -13,9 +13,9 @@ from flower_app.app_folder import assemble_app
 from flower_app.config import RunConfig, nested
 from flower_app.config_sources import load_config
 from flower_app.launch import Outcome, launch
-from flower_app.pictures import write_pictures
 from flower_app.preflight import check_run
 from flower_app.progress import RunProgress
+from flower_app.report.pictures import write_pictures
 from flower_app.run_directory import (
     FINISHED,
     claim_run_directory,

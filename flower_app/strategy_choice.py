@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from client_pipeline.system.scenario import Scenario
 from flower_app.config import RunConfig
+from strategies.baselines.pipeline import EvenPipelines, PipeLine
+from strategies.baselines.stock import make_stock
+from strategies.baselines.titanic import Titanic, titanic_policy
+from strategies.baselines.vanilla_fl import VanillaFL, vanilla_fl_policy
 from strategies.continued import check_resumable
-from strategies.pipeline import EvenPipelines, PipeLine
 from strategies.planned_strategy import PlannedStrategy
 from strategies.policies import make_policy
 from strategies.round_planner import Decision, InfeasibleRound, RoundPlanner
 from strategies.round_policy import RoundPolicy
-from strategies.stock import make_stock
-from strategies.titanic import Titanic, titanic_policy
-from strategies.vanilla_fl import VanillaFL, vanilla_fl_policy
 
 COLLAPIPE = "collapipe"
 BASELINES: dict[str, tuple[type[PlannedStrategy], Callable[[int], RoundPolicy]]] = {

@@ -21,26 +21,26 @@ from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app import run_directory
 from flower_app.config import RunConfig
-from flower_app.pictures import write_pictures
+from flower_app.report.pictures import write_pictures
+from flower_app.report.timeline import timeline_of
 from flower_app.saved_model import save_model
 from flower_app.strategy_choice import BASELINES, COLLAPIPE, check_can_resume, check_first_round, make_planner
 from flower_app.tasks.base import task
-from flower_app.timeline import timeline_of
 from flower_app.training_network import of_clusters, training_scenario
 from strategies import checkpoint
+from strategies.baselines.pipeline import PipeLine, cluster_arrays
+from strategies.baselines.stock import make_stock
+from strategies.baselines.stock_accounting import stock_record
 from strategies.checkpoint import Checkpoint
 from strategies.clusters import ClusterState, check_clusters
 from strategies.collapipe import CollaPipe
 from strategies.continued import Continued
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderService
-from strategies.pipeline import PipeLine, cluster_arrays
 from strategies.planned_strategy import PlannedStrategy
 from strategies.recording_grid import RecordingGrid
 from strategies.records import CONFIG, SETUP, to_arrays, to_tensors
 from strategies.round_planner import RoundPlanner
-from strategies.stock import make_stock
-from strategies.stock_accounting import stock_record
 
 NODES_TIMEOUT_S = 60.0
 """How long the server waits for its nodes."""
@@ -184,7 +184,7 @@ class TrainingRun:
         """The TensorBoard files, where they are wanted."""
         if not self.config.tensorboard:
             return None
-        from flower_app.tensorboard_log import TensorBoardLog
+        from flower_app.report.tensorboard_log import TensorBoardLog
 
         return TensorBoardLog(self.run_dir, self.completed + 1)
 

@@ -11,9 +11,9 @@ from client_pipeline.runtime.pacing import Pace
 from client_pipeline.system.latency import gpipe_latency
 from client_pipeline.system.scenario import load_scenario
 from strategies.accounting import pipeline_work, plan_times, round_costs
+from strategies.baselines.stock_accounting import queued_uploads, stock_record
 from strategies.policies import make_policy
 from strategies.round_planner import RoundPlanner
-from strategies.stock_accounting import queued_uploads, stock_record
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from client_pipeline.runtime import cluster_checkpoint
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part
 from client_pipeline.runtime.head import Contribution, HeadTrainer
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
+from strategies.baselines.stock import stock_strategies
 from strategies.checkpoint import Checkpoint, commit, last_committed
 from strategies.continued import check_resumable
 from strategies.decoder import DecoderTrainer
-from strategies.stock import stock_strategies
 
 
 def names(folder):

@@ -1,7 +1,7 @@
 import json
 from collections import defaultdict
 
-from flower_app.chrome_trace import chrome_trace, write_trace
+from flower_app.report.chrome_trace import chrome_trace, write_trace
 
 TIMELINE = {
     "round": 7,

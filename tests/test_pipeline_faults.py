@@ -154,7 +154,7 @@ def test_a_link_that_never_answers_does_not_keep_the_next_step_waiting(pipeline)
 
 
 def test_a_device_that_fails_is_named_with_its_error(pipeline):
-    from client_pipeline.runtime.pipeline import PipelineError
+    from client_pipeline.runtime.faults import PipelineError
 
     cluster = Cluster(pipeline, THREE)
     pipeline.schedule = "zigzag"
@@ -167,7 +167,7 @@ def test_a_device_that_fails_is_named_with_its_error(pipeline):
 
 
 def test_a_step_without_a_plan_is_refused(pipeline):
-    from client_pipeline.runtime.pipeline import PipelineError
+    from client_pipeline.runtime.faults import PipelineError
 
     cluster = Cluster(pipeline, TWO)
     pipeline.disconnect()
@@ -217,7 +217,7 @@ def test_moved_tebs_keep_their_optimizer_state(make_pipeline):
 
 
 def test_a_device_that_is_killed_in_the_middle_of_a_run_is_named(make_pipeline):
-    from client_pipeline.runtime.pipeline import PipelineError
+    from client_pipeline.runtime.faults import PipelineError
 
     cluster = Cluster(make_pipeline(), THREE)
     pid = cluster.pipeline.status()[1]["pid"]
@@ -230,7 +230,7 @@ def test_a_device_that_is_killed_in_the_middle_of_a_run_is_named(make_pipeline):
 
 
 def test_a_device_that_freezes_is_named_at_the_timeout(make_pipeline):
-    from client_pipeline.runtime.pipeline import PipelineError
+    from client_pipeline.runtime.faults import PipelineError
 
     cluster = Cluster(make_pipeline(), TWO)
     pipeline = cluster.pipeline

@@ -6,9 +6,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from simulation import simulate
 
 from flower_app.training_run import wait_for_nodes
+from strategies.baselines.stock import make_stock
 from strategies.recording_grid import RecordingGrid, RoundFailed
 from strategies.records import read_train_config, reply_content
-from strategies.stock import make_stock
 
 
 def start(grid, rounds=2):

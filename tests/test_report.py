@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flower_app.cli import app
-from flower_app.report import to_svg, write_report
-from flower_app.report_contents import FIGURES
-from flower_app.report_data import RunData
+from flower_app.report.contents import FIGURES
+from flower_app.report.data import RunData
+from flower_app.report.page import to_svg, write_report
 
 IDS = {"loss", "latency", "queues", "selection", "energy", "memory", "bytes", "timeline"}
 EVENTS = [["F", 0, 0, 0.0, 2.0], ["z", 0, 0, 2.0, 2.5], ["F", 1, 0, 2.5, 3.5], ["B", 1, 0, 3.5, 5.5],

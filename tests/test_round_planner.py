@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from client_pipeline.system.scenario import load_scenario
+from strategies.baselines.titanic import titanic_policy
+from strategies.baselines.vanilla_fl import vanilla_fl_policy, whole_model_work
 from strategies.dssda.evaluation import power_cost
 from strategies.policies import POLICIES, make_policy
 from strategies.round_planner import InfeasibleRound, RoundPlanner
 from strategies.segment_choices import even_choice, proportional_choice
-from strategies.titanic import titanic_policy
-from strategies.vanilla_fl import vanilla_fl_policy, whole_model_work
 
 FRESH = [math.inf] * 8
 

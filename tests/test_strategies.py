@@ -5,8 +5,8 @@ import json
 import pytest
 
 from client_pipeline.system.scenario import load_scenario
+from strategies.baselines.stock import make_stock, stock_strategies
 from strategies.clusters import ClusterState, check_clusters
-from strategies.stock import make_stock, stock_strategies
 
 
 def states():

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from flower_app import tensorboard_log
-from flower_app.tensorboard_log import TensorBoardLog, check_available
+from flower_app.report import tensorboard_log
+from flower_app.report.tensorboard_log import TensorBoardLog, check_available
 
 RECORD = {
     "train_loss": 3.5,

@@ -26,11 +26,12 @@ from client_pipeline.partition.plan import ClusterPlan, Segment
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.device import Device, StepReport
+from client_pipeline.runtime.faults import PipelineError, device_fault
 from client_pipeline.runtime.micro_batches import EMBEDDING_UNIT, StepId, split_batch
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.stage import MovedBlock, StepOrder
-from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, TransportError, open_store
+from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, open_store
 
 T = TypeVar("T")
 
@@ -39,13 +40,6 @@ NAMESPACE = "collapipe"
 
 WATCH_INTERVAL_S = 0.2
 """How often a running step looks for a dead device."""
-
-GRACE_S = 2.0
-"""Time for all devices to answer once a step has failed: the first to say so is rarely the one at fault."""
-
-
-class PipelineError(RuntimeError):
-    """A local step did not complete; the message names the device and the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,52 +334,10 @@ class Pipeline:
             if isinstance(failed, LinkError):
                 raise failed
             if failed is not None or pending:
-                self._raise_device_failure(reports, failed)
+                if (fault := device_fault(self.name, reports, failed)) is not None:
+                    raise fault from failed
             if failed is not None:
                 raise PipelineError(f"{self.name}: {failed}") from failed
-
-    def _raise_device_failure(self, reports: dict[int, Any], failed: BaseException | None) -> None:
-        """Raise for the device at fault, if there is one.
-
-        A device that ended comes first, then one that failed by itself, then one that is silent while others have
-        lost a neighbour.
-
-        Parameters
-        ----------
-        reports : what each device will answer
-        failed : what a thread here has met; None while all is well here
-        """
-        answered = self._answered(reports, 0.0 if failed is None else GRACE_S)
-        if failed is None and any(answered.values()):
-            answered = self._answered(reports, GRACE_S)
-        faults = {device: error for device, error in answered.items() if error is not None}
-        for device, error in faults.items():
-            if isinstance(error, ray.exceptions.RayActorError):
-                raise PipelineError(f"{self.name}: device {device}: its process ended: {error}") from error
-        for device, error in faults.items():
-            if not isinstance(error, TransportError):
-                raise PipelineError(f"{self.name}: device {device}: it failed: {error}") from error
-        lost = next(iter(faults.values()), failed if isinstance(failed, TransportError) else None)
-        if lost is not None:
-            silent = [device for device in reports if device not in answered]
-            if silent:
-                raise PipelineError(f"{self.name}: device {silent[0]}: no answer; a neighbour says: {lost}") from lost
-            raise PipelineError(f"{self.name}: the devices lost each other: {lost}") from lost
-
-    def _answered(self, reports: dict[int, Any], wait_s: float) -> dict[int, BaseException | None]:
-        """Devices that have answered within ``wait_s``, with their error if it was one."""
-        ready, _ = ray.wait(list(reports.values()), num_returns=len(reports), timeout=wait_s)
-        answered: dict[int, BaseException | None] = {}
-        for device, reference in reports.items():
-            if reference in ready:
-                try:
-                    ray.get(reference)
-                    answered[device] = None
-                except ray.exceptions.RayActorError as error:
-                    answered[device] = error
-                except ray.exceptions.RayTaskError as error:
-                    answered[device] = error.cause or error
-        return answered
 
     def _abandon(self, futures: list[Any]) -> None:
         """Free everything that waits for a step that will not complete."""

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
-from flower_app.report_data import NoData, RunData
+from flower_app.report.data import NoData, RunData
 
 _WIDTH = 9.6
 """Of the figure [inch]."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from flower_app.report_data import RunData
-from flower_app.report_figures import (
+from flower_app.report.data import RunData
+from flower_app.report.figures import (
     draw_bytes,
     draw_energy,
     draw_latency,
@@ -17,7 +17,7 @@ from flower_app.report_figures import (
     draw_queues,
     draw_selection,
 )
-from flower_app.report_timeline import draw_timeline
+from flower_app.report.timeline_figure import draw_timeline
 
 
 @dataclass(frozen=True, kw_only=True)

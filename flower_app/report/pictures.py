@@ -19,8 +19,8 @@ def write_pictures(run_dir: Path) -> Path | None:
         return None
     try:
         # Plotting takes seconds to import.
-        from flower_app.chrome_trace import write_trace
-        from flower_app.report import write_report
+        from flower_app.report.chrome_trace import write_trace
+        from flower_app.report.page import write_report
 
         write_trace(run_dir)
         return write_report([run_dir])

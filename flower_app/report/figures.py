@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from flower_app.report_data import NoData, RunData
-from flower_app.report_timeline import add_boxes
+from flower_app.report.data import NoData, RunData
+from flower_app.report.timeline_figure import add_boxes
 
 Array = NDArray[np.float64]
 

@@ -34,6 +34,11 @@ class DecoderLink(Protocol):
     :class:`LinkError` at the link's timeout.
     """
 
+    bytes_up: int
+    """Bytes that have gone to the decoder over a network."""
+    bytes_down: int
+    """Bytes that have come from it."""
+
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
         """Announce a step with the batch's total weight W_n."""
         ...

@@ -121,6 +121,7 @@ class DecoderStream:
         self.address = address
         self.decoder_sync = ""
         """``step`` or ``round``, as the decoder said in its welcome."""
+        self.bytes_up = self.bytes_down = 0
         self._channel = channel
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[bytes | LinkError] = queue.SimpleQueue()
@@ -261,6 +262,7 @@ class DecoderStream:
                 f"a {header['kind']} frame has {len(data)} bytes, at most {self.address.max_frame_bytes} are accepted; "
                 "raise decoder.max-frame-bytes or use more micro-batches"
             )
+        self.bytes_up += len(data)
         self._outbox.put(data)
 
     def _next(self, kind: str, awaited: str, timeout_s: float | None = None) -> dict[str, Any]:
@@ -284,6 +286,7 @@ class DecoderStream:
             if isinstance(data, LinkError):
                 self._inbox.put(data)  # for whoever asks next
                 raise LinkError(f"{data}; {awaited} was awaited")
+            self.bytes_down += len(data)
             try:
                 frame = decode(data, self.address.max_frame_bytes)
             except FrameError as error:

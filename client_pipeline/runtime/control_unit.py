@@ -186,7 +186,10 @@ class ControlUnit:
             if order.pace is not None:
                 # Collecting and writing are no part of the model: the upload begins when the steps have ended.
                 time.sleep(max(trained + order.pace.uplink_s - time.perf_counter(), 0.0))
-            return self._result(order, outcomes, weights, memory, (start, ready, trained, time.perf_counter()))
+            clock = (start, ready, trained, time.perf_counter())
+            result = self._result(order, outcomes, weights, memory, clock)
+            result.report["stream_bytes"] = {"up": link.bytes_up, "down": link.bytes_down}
+            return result
 
     def _own_decoder(self, order: RoundOrder) -> DecoderLink:
         head = self._head()
@@ -284,6 +287,7 @@ class ControlUnit:
             "devices": devices,
             "moved_blocks": self.pipeline.moved_blocks,
             "moved_bytes": self.pipeline.moved_bytes,
+            "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
             "timeline": self._timeline(outcomes[-1]),
             "prepare_s": ready - start,
             "train_s": trained - ready,

@@ -169,7 +169,7 @@ class MeasuredDevice:
         self._transport, self._message = GlooTransport(address, rank), 0
 
     def exchange(self, num_floats: int, trips: int) -> float:
-        """Send a tensor to and fro, both devices at once; the median round trip as rank 0 sees it [s]."""
+        """Send a tensor there and back, both devices at once; the median round trip as rank 0 sees it [s]."""
         assert self._transport is not None
         transport, leads = self._transport, self._transport.rank == 0
         peer = 1 - transport.rank

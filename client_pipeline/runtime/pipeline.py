@@ -51,6 +51,8 @@ class StepOutcome:
     """W_n: targets that carry a loss."""
     devices: dict[int, StepReport]
     """By device index."""
+    link_bytes: int
+    """Activations and gradients that went over each link between two stages."""
     decoder_norm_sq: float | None
     """Squared norm of the decoder's gradient, as the decoder said it."""
 
@@ -321,7 +323,13 @@ class Pipeline:
             self._abandon(futures)
             raise
         loss_sum, norm_sq = futures[1].result()
-        return StepOutcome(loss_sum=loss_sum, weight=weight, devices=answers, decoder_norm_sq=norm_sq)
+        return StepOutcome(
+            loss_sum=loss_sum,
+            weight=weight,
+            devices=answers,
+            link_bytes=2 * order.mask_BT.numel() * self.width * torch.float32.itemsize,
+            decoder_norm_sq=norm_sq,
+        )
 
     def _watch(self, futures: list[Any], reports: dict[int, Any]) -> None:
         """Wait for the three threads, and look for a device that ended in the meantime."""

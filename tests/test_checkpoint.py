@@ -34,6 +34,21 @@ def test_a_control_unit_keeps_two_rounds_and_reads_the_newest_that_was_committed
     assert cluster_checkpoint.read(tmp_path / "none", committed=4) is None
 
 
+def test_a_control_unit_that_rests_in_the_committed_round_has_its_last_one_on_disk(tmp_path):
+    """It used to write in the rounds that are committed alone: with checkpoint-every = 2, training in round 3 and
+    resting in round 4, its data order and optimizers fell back to round 2 when the run was continued."""
+    for round_ in (1, 2, 3):
+        cluster_checkpoint.write(tmp_path, ClusterCheckpoint(round_, 10 * round_, {"a": torch.ones(1)}), every=2)
+    assert names(tmp_path) == ["round-000002.safetensors", "round-000004.safetensors"]
+    # Round 4 was committed without it, and it trained in round 5 when the server was killed.
+    cluster_checkpoint.write(tmp_path, ClusterCheckpoint(5, 50, {"a": torch.ones(1)}), every=2)
+    assert cluster_checkpoint.read(tmp_path, committed=4).drawn == 30
+    # Killed before round 4 was committed, the run goes on from round 2.
+    cluster_checkpoint.write(tmp_path / "other", ClusterCheckpoint(2, 20, {"a": torch.ones(1)}), every=2)
+    cluster_checkpoint.write(tmp_path / "other", ClusterCheckpoint(3, 30, {"a": torch.ones(1)}), every=2)
+    assert cluster_checkpoint.read(tmp_path / "other", committed=2).drawn == 20
+
+
 def test_a_damaged_file_of_a_control_unit_is_named(tmp_path):
     path = cluster_checkpoint.write(tmp_path, ClusterCheckpoint(1, 1, {"a": torch.ones(3)}))
     path.write_bytes(path.read_bytes()[:20])

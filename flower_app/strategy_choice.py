@@ -34,16 +34,15 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
         For a name that is unknown, or a setting that the strategy does not take.
     """
     default = RunConfig()
+    paper = config.strategy == COLLAPIPE and config.policy == "dssda-paper" and not config.plan
+    if not paper and (config.planner.drift != "true" or config.planner.c11):
+        raise ValueError('planner.drift and planner.c11: they are of the paper as printed; set policy = "dssda-paper"')
     if config.strategy == COLLAPIPE:
         if config.strategy_arguments():
             raise ValueError(
                 "strategy-options: collapipe takes none; leave it empty, its settings have keys of their own"
             )
         name = "fixed" if config.plan else config.policy
-        if name != "dssda-paper" and (config.planner.drift != "true" or config.planner.c11):
-            raise ValueError(
-                'planner.drift and planner.c11: they are of the paper as printed; set policy = "dssda-paper"'
-            )
         policy = make_policy(name, plan_file=config.plan, seed=config.seed, c11=config.planner.c11)
         return RoundPlanner(scenario, policy, drift=config.planner.drift)
     if config.policy != default.policy:

@@ -229,7 +229,7 @@ class TrainingRun:
         plans = {int(report["cluster"]): ClusterPlan.from_dict(report["plan"]) for report in reports}
         document = [plans[n].to_dict() if n in plans else None for n in range(self.num_clusters)]
         run_directory.write_plan(self.run_dir, server_round, {"format": PLAN_FORMAT, "clusters": document})
-        return stock_record(self.scenario, server_round, plans)
+        return stock_record(self.scenario, server_round, plans, "fixed" if self.config.plan else "uniform")
 
     def _write_plan(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
         document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}

@@ -25,7 +25,7 @@ from flower_app.run_directory import (
     read_summary,
     write_config,
 )
-from flower_app.strategy_choice import check_can_resume
+from flower_app.strategy_choice import check_can_resume, check_same_run
 from strategies.checkpoint import last_committed
 
 
@@ -80,7 +80,7 @@ def continued_run(run: str) -> tuple[Path, RunConfig]:
         )
     config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=True)
     check_can_resume(config)
-    last_committed(run_dir)
+    check_same_run(config, last_committed(run_dir))
     check_run(config)
     return run_dir, config
 

@@ -124,6 +124,27 @@ def test_strategies_with_a_memory_of_their_own_cannot_go_on():
         check_resumable("FedAvg", {"fraction_train": 0.5})
 
 
+def test_a_run_does_not_go_on_under_another_configuration(tmp_path):
+    """A changed config.toml, or flwr run with other values, used to go on without a word."""
+    from flower_app.config import RunConfig
+    from flower_app.run_directory import write_config
+    from flower_app.simulation_run import continued_run
+
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    began = RunConfig.from_flat({"run-dir": "/elsewhere", "num-clusters": 3, "decoder-sync": "step"})
+    commit(run_dir, Checkpoint(1, {"w": torch.ones(1)}, {}, {"rounds-size": 0, "config": began.to_flat()}))
+    for change in ({"optimizer.lr": 0.1}, {"policy": "uniform"}, {"num-rounds": 90}, {"model.width": 32}):
+        write_config(run_dir, RunConfig.from_flat(began.to_flat() | change))
+        [(key, value)] = change.items()
+        with pytest.raises(ValueError, match=rf"as it began, but {key} \(it was .*, is {value!r}\)"):
+            continued_run(str(run_dir))
+    free = {"runtime.timeout": 9.0, "decoder.step-timeout": 5.0, "tensorboard": True}
+    write_config(run_dir, RunConfig.from_flat(began.to_flat() | free))
+    found, config = continued_run(str(run_dir))
+    assert found == run_dir and config.resume and config.runtime.timeout == 9.0 and config.run_dir == str(run_dir)
+
+
 def test_a_run_of_a_stateful_strategy_is_not_resumed(tmp_path):
     from flower_app.config import RunConfig
     from flower_app.run_directory import write_config

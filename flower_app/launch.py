@@ -10,7 +10,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +62,7 @@ def launch(
     num_supernodes: int,
     watch: Callable[[], None] = lambda: None,
     poll_s: float = 0.5,
+    kept: Sequence[int] = (),
 ) -> Outcome:
     """Run a Flower app to its end.
 
@@ -73,6 +74,7 @@ def launch(
     num_supernodes : number of simulated nodes, all of which run at once
     watch : called after each poll, to show progress
     poll_s : time between polls [s]
+    kept : descriptors that stay open as long as any process of the run
 
     Raises
     ------
@@ -84,7 +86,7 @@ def launch(
     superlink = PrivateSuperLink(flower, run_dir / "logs")
     try:
         with _interruptible(), closing(superlink):
-            superlink.start(app, run_config, num_supernodes)
+            superlink.start(app, run_config, num_supernodes, kept)
             outcome = _follow(superlink, run_dir, watch, poll_s)
     except KeyboardInterrupt:
         # The server app may have written that it was killed; that was us.

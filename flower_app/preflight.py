@@ -8,7 +8,7 @@ from torch import nn
 
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app.config import RunConfig
-from flower_app.strategy_choice import COLLAPIPE, check_first_round, make_planner
+from flower_app.strategy_choice import COLLAPIPE, check_first_round, check_pace, make_planner
 from flower_app.tasks.base import task
 from flower_app.training_network import of_clusters, training_scenario
 from strategies.decoder import DecoderTrainer
@@ -40,7 +40,7 @@ def check_run(config: RunConfig) -> int:
     task(config.task).check(data, config.model, config.seed, num_clusters)
     if planner is not None and config.costs == "scenario" and not config.model.pretrained:
         # Otherwise the model decides, and the server tells.
-        check_first_round(planner)
+        check_pace(config, check_first_round(planner))
     if config.tensorboard:
         from flower_app.report.tensorboard_log import check_available
 

@@ -25,6 +25,7 @@ from flower_app.run_directory import (
     read_summary,
     write_config,
 )
+from flower_app.run_lock import locked
 from flower_app.strategy_choice import check_can_resume, check_same_run
 from strategies.checkpoint import last_committed
 
@@ -80,7 +81,9 @@ def continued_run(run: str) -> tuple[Path, RunConfig]:
         )
     config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=True)
     check_can_resume(config)
-    check_same_run(config, last_committed(run_dir))
+    # What looks left over belongs to a run that still goes on.
+    with locked(run_dir):
+        check_same_run(config, last_committed(run_dir))
     check_run(config)
     return run_dir, config
 
@@ -95,19 +98,20 @@ def simulate(run_dir: Path, config: RunConfig, say: Callable[[str], None], quiet
     say : told what went wrong
     quiet : no progress
     """
-    if not config.resume:
-        write_config(run_dir, config)
-    # One that failed before may have left its own.
-    shutil.rmtree(run_dir / "flower", ignore_errors=True)
-    folder = assemble_app(run_dir / "flower" / "app")
-    config_file = run_dir / "flower" / "run.toml"
-    config_file.write_text(tomli_w.dumps(nested(config.to_flat())), encoding="utf-8")
-    if config.resume:
-        # Whatever the last process wrote about its end is no longer true.
-        (run_dir / "summary.json").unlink(missing_ok=True)
-    with RunProgress(run_dir, config.num_rounds, quiet=quiet) as progress:
-        outcome = launch(run_dir, folder, config_file, config.num_clusters, progress.update)
-        progress.update()
+    with locked(run_dir) as lock:
+        if not config.resume:
+            write_config(run_dir, config)
+        # One that failed before may have left its own.
+        shutil.rmtree(run_dir / "flower", ignore_errors=True)
+        folder = assemble_app(run_dir / "flower" / "app")
+        config_file = run_dir / "flower" / "run.toml"
+        config_file.write_text(tomli_w.dumps(nested(config.to_flat())), encoding="utf-8")
+        if config.resume:
+            # Whatever the last process wrote about its end is no longer true.
+            (run_dir / "summary.json").unlink(missing_ok=True)
+        with RunProgress(run_dir, config.num_rounds, quiet=quiet) as progress:
+            outcome = launch(run_dir, folder, config_file, config.num_clusters, progress.update, kept=[lock])
+            progress.update()
     if outcome.status != FINISHED:
         say(f"error: {outcome.error}\nlogs: {run_dir / 'logs'}")
     elif not quiet:

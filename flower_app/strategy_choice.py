@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from client_pipeline.system.scenario import Scenario
 from flower_app.config import RunConfig
+from strategies.accounting import pipeline_work
 from strategies.baselines.pipeline import EvenPipelines, PipeLine
 from strategies.baselines.stock import make_stock
 from strategies.baselines.titanic import Titanic, titanic_policy
@@ -105,3 +106,25 @@ def check_first_round(planner: RoundPlanner) -> Decision:
     if not any(decision.selected):
         raise InfeasibleRound(1, decision.left_out)
     return decision
+
+
+def check_pace(config: RunConfig, decision: Decision) -> None:
+    """Refuse paced devices that would take a step for a device that is gone.
+
+    Raises
+    ------
+    ValueError
+        If a step of the first round's plan would outlast a time limit.
+    """
+    if config.device_emulation == "none":
+        return
+    work = BASELINES[config.strategy][0].work if config.strategy in BASELINES else pipeline_work
+    selected = [n for n, chosen in enumerate(decision.selected) if chosen]
+    step_s = max(work(decision.instance, n, decision.plans[n]).pipeline_s for n in selected)
+    limits = {"runtime.timeout": config.runtime.timeout, "decoder.step-timeout": config.decoder.step_timeout}
+    key = min(limits, key=lambda name: limits[name])
+    if config.time_scale * step_s >= limits[key]:
+        raise ValueError(
+            f"time-scale: {config.time_scale:g} lets a step of {step_s:.0f} s take {config.time_scale * step_s:.0f} s, "
+            f"but {key} is {limits[key]:g} s; lower time-scale or raise {key}"
+        )

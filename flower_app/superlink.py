@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flower_app.processes import MARK, RunProcesses
@@ -66,7 +66,7 @@ class PrivateSuperLink:
         """What the SuperLink printed."""
         return self.logs / "superlink.log"
 
-    def start(self, app: Path, run_config: Path, num_supernodes: int) -> None:
+    def start(self, app: Path, run_config: Path, num_supernodes: int, kept: Sequence[int] = ()) -> None:
         """Start the SuperLink and hand it the app.
 
         Parameters
@@ -74,6 +74,7 @@ class PrivateSuperLink:
         app : folder of the Flower app
         run_config : TOML file
         num_supernodes : all of them run at once, whatever the machine's number of cores
+        kept : descriptors that the guard of the processes inherits
         """
         program = Path(sysconfig.get_path("scripts")) / "flower-superlink"
         if not program.is_file():
@@ -88,7 +89,7 @@ class PrivateSuperLink:
         ids = [str(os.getpid()), str(self.server.pid)]
         submit = [sys.executable, "-m", "flower_app.submit", self.address, str(_START_S), *ids]
         # In the app's folder, for the module must be found without an installation too.
-        self.submission = self._popen([*submit, *arguments, "--stream"], self.simulation_log, _import_root())
+        self.submission = self._popen([*submit, *arguments, "--stream"], self.simulation_log, _import_root(), kept)
 
     def close(self) -> None:
         """End the SuperLink and all that came out of it."""
@@ -99,7 +100,9 @@ class PrivateSuperLink:
                     child.wait()
         shutil.rmtree(self.ray_folder, ignore_errors=True)
 
-    def _popen(self, command: list[str], log: Path, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+    def _popen(
+        self, command: list[str], log: Path, cwd: Path | None = None, kept: Sequence[int] = ()
+    ) -> subprocess.Popen[bytes]:
         with log.open("ab") as file:
             return subprocess.Popen(
                 command,
@@ -110,6 +113,7 @@ class PrivateSuperLink:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C at the terminal is ours to handle.
                 start_new_session=True,
+                pass_fds=kept,
             )
 
 

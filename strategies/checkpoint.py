@@ -12,7 +12,6 @@ A round is committed by the rename of its folder, after all control units have w
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -22,6 +21,8 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from client_pipeline.durable import put_in_place
 
 FOLDER = "checkpoint"
 _NAME = re.compile(r"^round-(\d{6,})$")
@@ -50,10 +51,7 @@ def commit(run_dir: Path, checkpoint: Checkpoint) -> Path:
         save_file({name: value.contiguous() for name, value in checkpoint.weights.items()}, aside / _WEIGHTS)
         save_file({name: value.contiguous() for name, value in checkpoint.decoder.items()}, aside / _DECODER)
         (aside / _STATE).write_text(json.dumps({"round": checkpoint.round, **checkpoint.state}), encoding="utf-8")
-        for file in aside.iterdir():
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        os.replace(aside, final)
+        put_in_place(aside, final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     for round_ in _rounds(folder):

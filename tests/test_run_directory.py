@@ -22,7 +22,9 @@ from flower_app.run_directory import (
     write_plan,
     write_summary,
 )
+from flower_app.run_lock import locked
 from flower_app.saved_model import load_model, save_model
+from flower_app.simulation_run import continued_run
 
 SPEC = ModelSpec(
     family="transformer",
@@ -159,3 +161,15 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path, text):
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(ValueError, match="summary.json: expected"):
         read_summary(tmp_path)
+
+
+def test_a_run_that_goes_on_cannot_be_resumed(tmp_path):
+    run_dir = tmp_path / "run"
+    leftover = run_dir / "checkpoint" / ".round-of-the-run-that-goes-on"
+    leftover.mkdir(parents=True)
+    write_config(run_dir, RunConfig(run_dir=str(run_dir)))
+    with locked(run_dir), pytest.raises(ValueError, match="this run is still going"):
+        continued_run(str(run_dir))
+    assert leftover.is_dir()
+    with pytest.raises((ValueError, FileNotFoundError), match="checkpoint"):
+        continued_run(str(run_dir))

@@ -7,8 +7,11 @@ import pytest
 from test_end_to_end import collapipe, rounds, sets
 
 from client_pipeline.partition.plan import read_plans
+from client_pipeline.system.scenario import load_scenario
+from flower_app.config import RunConfig
 from flower_app.saved_model import load_model
-from flower_app.strategy_choice import BASELINES
+from flower_app.strategy_choice import BASELINES, check_first_round, check_pace, make_planner
+from flower_app.training_network import training_scenario
 
 SCENARIO = """
 format = "collapipe-scenario/1"
@@ -92,6 +95,31 @@ def check_costs(virtual, line):
     assert virtual["energy_j"] == pytest.approx(sum(spent))
 
 
+@pytest.mark.timeout(600)
+def test_an_energy_queue_makes_the_powers_those_of_successive_convex_approximation(tmp_path):
+    more = {"scenario": "physical", "num-rounds": 2}
+    result = collapipe("run", *sets(**more), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-3000:]
+    first, second = rounds(tmp_path / "runs" / "latest")
+    for line in (first, second):
+        found = line["plan"]["power_control"]
+        chosen = [c for c in line["virtual"]["clusters"] if c["selected"]]
+        assert len(found) == len(chosen) > 0
+        for power in found:
+            assert power["iterations"] >= 1 and power["residual"] <= 1e-6
+            assert abs(power["gap"]) <= 1e-6
+    assert all(c["energy_queue"] == 0 for c in first["virtual"]["clusters"])
+
+
+def test_a_pace_that_outlasts_a_time_limit_is_refused():
+    slow = {"scenario": "table2", "model.encoder-layers": 12, "device-emulation": "paced", "time-scale": 2.0}
+    config = RunConfig.from_flat(slow)
+    decision = check_first_round(make_planner(config, training_scenario(config)))
+    with pytest.raises(ValueError, match="time-scale: 2 lets a step of .* but runtime.timeout is 120 s"):
+        check_pace(config, decision)
+    check_pace(RunConfig.from_flat({**slow, "time-scale": 0.05}), decision)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -107,10 +135,6 @@ def check_costs(virtual, line):
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(changes, message):
-    from client_pipeline.system.scenario import load_scenario
-    from flower_app.config import RunConfig
-    from flower_app.strategy_choice import make_planner
-
     def choose():
         return make_planner(RunConfig.from_flat(changes), load_scenario("default"))
 

@@ -20,6 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from client_pipeline.durable import put_in_place
+
 _KEPT = 2
 _NAME = re.compile(r"^round-(\d{6,})\.safetensors$")
 
@@ -48,7 +50,7 @@ def write(folder: Path, checkpoint: ClusterCheckpoint, every: int = 1) -> Path:
     aside = folder / f".{path.name}-{os.getpid()}"
     tensors = {name: value.contiguous() for name, value in checkpoint.tensors.items()}
     save_file(tensors, aside, {"collapipe": json.dumps({"round": checkpoint.round, "drawn": checkpoint.drawn})})
-    os.replace(aside, path)
+    put_in_place(aside, path)
     for round_ in sorted(_rounds(folder))[:-_KEPT]:
         (folder / f"round-{round_:06d}.safetensors").unlink(missing_ok=True)
     return path

@@ -54,9 +54,9 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
     if model is None:
         raise ValueError(
             f"{run_dir}: the model is of family {saved.spec.family}, an architecture that the transformers library "
-            "does not know, so it cannot be exported. Use it with collapipe translate and collapipe evaluate, or in Python "
-            f"with flower_app.saved_model.load_model; its weights are plain safetensors in {run_dir / FOLDER}. Models "
-            f"of the families {', '.join(library_families())} can be exported"
+            "does not know, so it cannot be exported. Use it with collapipe translate and collapipe evaluate, or in "
+            f"Python with flower_app.saved_model.load_model; its weights are plain safetensors in {run_dir / FOLDER}. "
+            f"Models of the families {', '.join(library_families())} can be exported"
         )
     _name_labels(model.config, saved.task.get("labels"))
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The command line: ``collapipe run | evaluate | translate | plan | compare | report | schedule | verify | profile``.
+"""The command line: ``collapipe run | evaluate | translate | export | plan | compare | report | verify | ...``.
 
 Exit codes: 0 done, 1 failed or a check not met, 2 bad input, 3 infeasible, 130 interrupted. With ``--json`` standard
 output holds one object and nothing else; all words for people go to standard error. A mistake in the input is told
@@ -118,6 +118,24 @@ def translate(
         _print_json({"sources": sentences, "translations": translations})
     else:
         typer.echo("\n".join(translations))
+
+
+@app.command()
+def export(
+    run: Run,
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write the model of a run for the transformers library: AutoModelFor... and AutoTokenizer load the folder."""
+    from flower_app.export import export_run
+    from flower_app.run_directory import find_run
+
+    found = export_run(find_run(run), folder)
+    _say(f"{found.model_class}: {', '.join(found.files)}")
+    if as_json:
+        _print_json({"folder": str(found.folder), "model_class": found.model_class, "files": found.files})
+    else:
+        typer.echo(found.folder)
 
 
 @app.command()

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+import json
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from client_pipeline.partition import encoder_classifier
 from client_pipeline.partition.parts import MaskForm, ModelParts
 from client_pipeline.partition.spec import ModelSpec
 
 _MODULES = {
     "transformer": "client_pipeline.partition.transformer",
     "bert": "client_pipeline.partition.bert",
+    "deberta-v2": "client_pipeline.partition.deberta_v2",
+    "distilbert": "client_pipeline.partition.distilbert",
+    "electra": "client_pipeline.partition.electra",
+    "modernbert": "client_pipeline.partition.modernbert",
+    "roberta": "client_pipeline.partition.roberta",
+    "xlm-roberta": "client_pipeline.partition.roberta",
 }
+"""The transformers library's families have its model types as names."""
+
+_OUR_OWN = ("transformer",)
+"""Families that the transformers library does not know."""
 
 
 class Adapter(Protocol):
@@ -49,6 +62,18 @@ class Adapter(Protocol):
         ...
 
 
+class LibraryAdapter(Adapter, Protocol):
+    """What a module of one of the transformers library's families provides beside that."""
+
+    def library_config(self, spec: ModelSpec) -> Any:
+        """Build the library's configuration; raises ``ValueError`` for one that cannot be cut."""
+        ...
+
+    def split(self, model: Any, spec: ModelSpec) -> ModelParts:
+        """Split the library's model; the parts share its parameters and name it as their reference."""
+        ...
+
+
 def families() -> list[str]:
     """Names of the supported families."""
     return sorted(_MODULES)
@@ -65,9 +90,13 @@ def adapter(family: str) -> Adapter:
     if family not in _MODULES:
         raise ValueError(
             f"model family {family!r} is not supported; expected one of {', '.join(families())}. To add one, write "
-            "client_pipeline/partition/<family>.py with the functions of Adapter and name it in families.py"
+            f"{_file_to_add(family)} with the functions of Adapter and name it in families.py"
         )
     return cast(Adapter, importlib.import_module(_MODULES[family]))
+
+
+def _file_to_add(family: str) -> str:
+    return f"client_pipeline/partition/{family.replace('-', '_')}.py"
 
 
 def build_parts(spec: ModelSpec, seed: int) -> ModelParts:
@@ -80,3 +109,111 @@ def build_parts(spec: ModelSpec, seed: int) -> ModelParts:
 def num_blocks_of(spec: ModelSpec) -> int:
     """L, the TEBs of a model."""
     return adapter(spec.family).num_blocks(spec)
+
+
+def library_families() -> list[str]:
+    """Names of the families whose models the transformers library loads and saves."""
+    return [family for family in families() if family not in _OUR_OWN]
+
+
+def library_adapter(model_type: str, source: str = "model") -> LibraryAdapter:
+    """Return the adapter of one of the library's model types.
+
+    Raises
+    ------
+    ValueError
+        For an unknown type; the message lists the supported ones and names the file to add.
+    """
+    if model_type not in library_families():
+        raise ValueError(
+            f"{source}: model type {model_type!r} is not supported; expected one of {', '.join(library_families())}. "
+            f"To add it, write {_file_to_add(model_type)} with the functions of LibraryAdapter and name it in "
+            "client_pipeline/partition/families.py"
+        )
+    return cast(LibraryAdapter, adapter(model_type))
+
+
+def read_library_config(source: str) -> Any:
+    """Read the configuration of a library model; code that comes with a model is never run.
+
+    Parameters
+    ----------
+    source : folder or hub id
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    ValueError
+        If its architecture is not supported.
+    """
+    from transformers import AutoConfig, BertConfig
+
+    file = Path(source) / "config.json"
+    if Path(source).is_dir() and not file.is_file():
+        raise FileNotFoundError(f"{source} has no config.json; give the folder of a Hugging Face model")
+    if file.is_file():
+        try:
+            model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{file}: expected a JSON object, {error}") from error
+        if model_type is None:
+            # The first BERT checkpoints carry no model_type.
+            return BertConfig.from_json_file(file)
+        library_adapter(str(model_type), source)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"{source!r} is neither a folder nor a hub id of a model that can be loaded: {error}"
+        ) from error
+    library_adapter(config.model_type, source)
+    return config
+
+
+def load_pretrained(source: str, head: str, num_labels: int, seed: int = 0) -> ModelParts:
+    """Load an encoder of any supported family, with a new head of ``num_labels`` classes where it has none.
+
+    Weights are read from safetensors alone: a pickled checkpoint is refused.
+
+    Parameters
+    ----------
+    source : folder or hub id
+    head : ``sequence-classification`` or ``token-classification``
+    num_labels : classes
+    seed : draws a new head
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no model.
+    ValueError
+        If its architecture is not supported, or its weights cannot be loaded.
+    """
+    config = read_library_config(source)
+    spec = encoder_classifier.spec_from_config(config, head, num_labels)
+    family = library_adapter(spec.family, source)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model, loading = encoder_classifier.auto_model(head).from_pretrained(
+                source,
+                config=family.library_config(spec),
+                use_safetensors=True,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+        except (OSError, RuntimeError) as error:
+            raise ValueError(
+                f"{source}: no weights of a {spec.family} with {num_labels} classes can be loaded from safetensors: "
+                f"{error}"
+            ) from error
+    absent = [name for name in loading["missing_keys"] if name.startswith(f"{model.base_model_prefix}.")]
+    absent = [name for name in absent if ".pooler." not in name]
+    if absent:
+        raise ValueError(
+            f"{source}: the weights lack {len(absent)} of the encoder's tensors, {sorted(absent)[:3]} among them; give "
+            "the whole checkpoint"
+        )
+    return family.split(model, spec)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,10 @@ Batch = dict[str, Tensor]
 """``input_ids`` [B, T] int64, ``attention_mask`` [B, T] bool (True: a real token), ``labels`` [B] or
 [B, U] int64 with :data:`IGNORED_LABEL` where there is no loss, and what else the embedding takes."""
 
-MaskForm = Tensor | None
-"""The form of the padding mask that a family's blocks take; None where nothing is masked."""
+MaskForm = Any
+"""What a family's ``mask_form`` makes of the padding mask and its blocks take: most a tensor, or None where nothing is
+masked; an object where layers differ. Each stage builds it, so it is not sent and carries no gradient. Every block
+takes None, too: nothing is masked."""
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _against_reference(parts: ModelParts, batch: Batch) -> float | None:
     if parts.reference is None:
         return None
     parts.reference.eval()
-    logits = parts.head.logits(parts.encode(batch))  # type: ignore[operator]
+    logits = parts.head.logits(parts.encode(batch), batch["attention_mask"])  # type: ignore[operator]
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
     expected = parts.reference(**{**inputs, "attention_mask": batch["attention_mask"].long()}).logits
     return _difference(logits, expected)

@@ -44,7 +44,9 @@ def kill_in_round(run, folder, committed):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     time.sleep(0.15)
-    servers = [p for p in psutil.Process(run.pid).children(recursive=True) if "flwr-simulation" in " ".join(p.cmdline())]
+    servers = [
+        p for p in psutil.Process(run.pid).children(recursive=True) if "flwr-simulation" in " ".join(p.cmdline())
+    ]
     assert servers
     for server in servers:
         server.send_signal(signal.SIGKILL)

@@ -38,13 +38,23 @@ class BertEmbedding(nn.Module):
 
 
 class BertHead(nn.Module):
-    """Pooler (sequence classification only), dropout and classifier."""
+    """Pooler (sequence classification only), dropout and classifier.
 
-    def __init__(self, pooler: nn.Module | None, dropout: nn.Module, classifier: nn.Module) -> None:
+    ``class_weights`` of the specification, where given, multiply each target's loss by its class's factor.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self, pooler: nn.Module | None, dropout: nn.Module, classifier: nn.Module, class_weights: list[float] | None
+    ) -> None:
         super().__init__()
         self.pooler = pooler
         self.dropout = dropout
         self.classifier = classifier
+        # No parameter: it is not trained, and does not travel with the weights.
+        factors = None if class_weights is None else torch.tensor(class_weights)
+        self.register_buffer("class_weights", factors, persistent=False)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Class scores [B, classes], or [B, T, classes] without a pooler."""
@@ -56,7 +66,11 @@ class BertHead(nn.Module):
         del mask_BT
         logits = self.logits(hidden_BTD)
         return F.cross_entropy(
-            logits.flatten(0, -2), targets["labels"].flatten(), reduction="sum", ignore_index=IGNORED_LABEL
+            logits.flatten(0, -2),
+            targets["labels"].flatten(),
+            weight=self.class_weights,
+            reduction="sum",
+            ignore_index=IGNORED_LABEL,
         )
 
 
@@ -102,6 +116,7 @@ def build_head(spec: ModelSpec) -> nn.Module:
         BertPooler(config) if spec.head == "sequence-classification" else None,
         nn.Dropout(rate),
         nn.Linear(config.hidden_size, config.num_labels),
+        spec.config.get("class_weights"),
     )
 
 
@@ -111,7 +126,7 @@ def split(model: Any, spec: ModelSpec) -> ModelParts:
         spec=spec,
         embedding=BertEmbedding(model.bert.embeddings),
         blocks=model.bert.encoder.layer,
-        head=BertHead(model.bert.pooler, model.dropout, model.classifier),
+        head=BertHead(model.bert.pooler, model.dropout, model.classifier, spec.config.get("class_weights")),
         mask_form=mask_form,
         reference=model,
     )

@@ -90,10 +90,7 @@ def read_table(path: Path, columns: Mapping[str, str], key: str) -> Table:
     if not rows:
         raise ValueError(f"{where} has a header and no row; expected examples")
     found = {
-        column_key: [
-            _value(row, name, f"{column_key}: {path}, line {number}")
-            for number, row in rows
-        ]
+        column_key: [_value(row, name, f"{column_key}: {path}, line {number}") for number, row in rows]
         for column_key, name in columns.items()
     }
     return Table(found, str(path), [number for number, _ in rows])

@@ -58,7 +58,7 @@ class TextTokenizer:
         Every word has an id: one of which the tokenizer leaves nothing (a zero-width space, say) is unknown.
         """
         unknown = self._special(UNK)
-        found = []
+        found: list[tuple[list[int], list[int]]] = []
         # encode_batch_fast would leave out which word a piece belongs to.
         for encoding in self._backend.encode_batch(
             [list(words) for words in sentences], is_pretokenized=True, add_special_tokens=False
@@ -169,8 +169,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, pretokenized: bool, l
     learner = backend_of(WordPiece(unk_token="[UNK]"))
     words: Counter[str] = Counter()
     for text in texts:
-        words.update(
-            w for w, _ in learner.pre_tokenizer.pre_tokenize_str(learner.normalizer.normalize_str(text)))
+        words.update(w for w, _ in learner.pre_tokenizer.pre_tokenize_str(learner.normalizer.normalize_str(text)))
     # The trainer numbers characters in the order of a hash map, another one in each process. Those that it is given
     # as special tokens have their place, and so have all merges that follow.
     alphabet = _alphabet(words, vocab_size - len(WORDPIECE_TOKENS))

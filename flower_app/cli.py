@@ -103,17 +103,29 @@ def evaluate(
 
 
 @app.command()
+def predict(
+    run: Run,
+    texts: Annotated[list[str], typer.Argument(help="What to translate, to classify or to tag.")],
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Use the model of a run: a line of output for each text."""
+    predictions = _predict(run, texts, sets)
+    if as_json:
+        _print_json({"inputs": texts, "predictions": predictions})
+    else:
+        typer.echo("\n".join(predictions))
+
+
+@app.command()
 def translate(
     run: Run,
     sentences: Annotated[list[str], typer.Argument(help="What to translate.")],
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Translate sentences with the model of a run."""
-    from flower_app.tasks.base import task
-
-    _, config, model = _saved(run, sets)
-    translations = task(config.task).predict(model.parts, model.tokenizer_json, sentences)
+    """Translate sentences with the model of a run: predict, for translation alone."""
+    translations = _predict(run, sentences, sets, only="translation")
     if as_json:
         _print_json({"sources": sentences, "translations": translations})
     else:
@@ -352,6 +364,15 @@ def _saved(run: str, sets: list[str] | None) -> tuple[Path, Any, Any]:
 
     run_dir = find_run(run)
     return run_dir, load_config(str(run_dir / CONFIG), sets or ()), load_model(run_dir)
+
+
+def _predict(run: str, texts: list[str], sets: list[str] | None, only: str = "") -> list[str]:
+    from flower_app.tasks.base import task
+
+    run_dir, config, model = _saved(run, sets)
+    if only and config.task.name != only:
+        raise ValueError(f"{run_dir.name} has learned {config.task.name}, not {only}; use collapipe predict")
+    return task(config.task).predict(model.parts, model.tokenizer_json, texts)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

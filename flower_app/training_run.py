@@ -80,7 +80,7 @@ class TrainingRun:
         self.num_clusters = config.num_clusters or min(len(nodes), scenario.num_clusters)
         self.task = task(config.task)
         self.prepared = self.task.prepare(config.data, config.model, config.seed, self.num_clusters)
-        self.parts = build_parts(self.prepared.spec, config.seed)
+        self.parts = self.prepared.build(config.seed)
         self.scenario = of_clusters(training_scenario(config, self.prepared.spec), self.num_clusters)
         planner = make_planner(config, self.scenario)
         if planner is not None:

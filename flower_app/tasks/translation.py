@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,44 +14,10 @@ from client_pipeline.partition import transformer
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from flower_app.tasks import decoding
 from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
-from flower_app.tasks.corpus import DataConfig, Pairs, count_files, load_pairs
+from flower_app.tasks.corpus import DataConfig, Pairs, check_files, load_pairs
+from flower_app.tasks.encoded import EncodedText, evaluating
 from flower_app.tasks.partition import partition
 from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
-
-
-@dataclass
-class EncodedText:
-    """Sequences of ids, one after the other in one array: small in memory and cheap to send."""
-
-    ids: npt.NDArray[np.int32]
-    starts: npt.NDArray[np.int64]
-    """Start of each sequence in ``ids``, and the end of the last."""
-    truncated: int
-    """Sequences that were cut."""
-
-    @classmethod
-    def encode(cls, texts: Sequence[str], tokenizer: TextTokenizer, max_length: int) -> EncodedText:
-        """Encode texts, each closed by the end of sentence; the longest has ``max_length`` ids with it."""
-        found = tokenizer.encode(texts)
-        kept = [[*ids[: max_length - 1], tokenizer.eos_id] for ids in found]
-        starts = np.cumsum([0, *map(len, kept)], dtype=np.int64)
-        flat = np.fromiter((i for ids in kept for i in ids), dtype=np.int32, count=int(starts[-1]))
-        return cls(flat, starts, sum(len(ids) >= max_length for ids in found))
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Return the number of ids of each sequence."""
-        return np.diff(self.starts)
-
-    def padded(self, indices: Sequence[int], pad: int) -> Tensor:
-        """Return the sequences as one matrix [B, longest] int64."""
-        rows = [self.ids[self.starts[i] : self.starts[i + 1]] for i in indices]
-        out = np.full((len(rows), max(map(len, rows))), pad, dtype=np.int64)
-        for row, values in zip(out, rows, strict=True):
-            row[: len(values)] = values
-        return torch.from_numpy(out)
 
 
 @dataclass
@@ -81,13 +44,7 @@ class TranslationData:
 
     def collate(self, indices: Sequence[int]) -> Batch:
         """Build the batch of these pairs; see :data:`client_pipeline.partition.parts.Batch`."""
-        input_ids = self.source.padded(indices, self.pad_id)
-        lengths = torch.from_numpy(self.source.lengths()[np.asarray(indices)])
-        return {
-            "input_ids": input_ids,
-            "attention_mask": torch.arange(input_ids.shape[1]) < lengths[:, None],
-            "labels": self.target.padded(indices, IGNORED_LABEL),
-        }
+        return self.source.inputs(indices, self.pad_id) | {"labels": self.target.padded(indices, IGNORED_LABEL)}
 
 
 class TranslationEvaluator:
@@ -116,7 +73,7 @@ class TranslationEvaluator:
         order = np.argsort(-encoded.source.lengths()[:number], kind="stable").tolist()
         translations: list[list[int]] = [[] for _ in range(number)]
         loss_sum, weight = 0.0, 0
-        with _evaluating(parts) as device:
+        with evaluating(parts) as device:
             for start in range(0, number, self.config.evaluate_batch_size):
                 indices = order[start : start + self.config.evaluate_batch_size]
                 batch = {name: tensor.to(device) for name, tensor in encoded.collate(indices).items()}
@@ -214,7 +171,7 @@ class TranslationTask:
                     f"a sentence of over {longest} tokens does not fit the model: {text[:60]!r}...; split it"
                 )
         data = TranslationData(encoded, encoded, tokenizer.pad_id)
-        with _evaluating(parts) as device:
+        with evaluating(parts) as device:
             batch = {name: tensor.to(device) for name, tensor in data.collate(range(len(inputs))).items()}
             return tokenizer.decode(_search(self.config, parts, parts.encode(batch), batch))
 
@@ -242,22 +199,13 @@ def _load_training(
     if num_clusters < 1:
         raise ValueError(f"num-clusters: expected at least 1 cluster to share the data out to, found {num_clusters}")
     if data.partition == "files":
-        _check_files(data, num_clusters)
+        check_files(data, num_clusters)
         shares = [load_pairs(data, "train", seed, cluster) for cluster in range(num_clusters)]
         sizes = tuple(map(len, shares))
     else:
         shares = [load_pairs(data, "train", seed)]
         sizes = tuple(map(len, partition(data, shares[0], num_clusters, seed)))
     return shares, sizes, load_tokenizer(data.tokenizer) if data.tokenizer else None
-
-
-def _check_files(data: DataConfig, num_clusters: int) -> None:
-    found = count_files(data)
-    if found < num_clusters:
-        raise ValueError(
-            f"data.train-source: expected a file for each of {num_clusters} clusters, found {found}: no "
-            f"{data.train_source.replace('{cluster}', str(found))} in {data.path or 'the working directory'}"
-        )
 
 
 def _plain_loss(parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> tuple[float, int]:
@@ -277,18 +225,3 @@ def _search(config: TaskConfig, parts: ModelParts, memory_BTD: Tensor, batch: Ba
     if config.decode == "beam":
         return decoding.beam(decoder, memory_BTD, mask, limits, config.beam_size, config.length_penalty)
     return decoding.greedy(decoder, memory_BTD, mask, limits)
-
-
-@contextmanager
-def _evaluating(parts: ModelParts) -> Iterator[torch.device]:
-    """Switch dropout off and gradients off; yield the model's device."""
-    modules = (parts.embedding, parts.blocks, parts.head)
-    modes = [module.training for module in modules]
-    for module in modules:
-        module.eval()
-    try:
-        with torch.no_grad():
-            yield next(parts.head.parameters()).device
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.train(mode)

@@ -36,13 +36,13 @@ class OneBatch:
         return {name: tensor[sorted(indices)] for name, tensor in self.batch.items()}
 
 
-def control_units(batches, optimizer, run, local_steps=1):
+def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC):
     return [
         ControlUnit(
             ClusterSetup(
                 run=run,
                 cluster=n,
-                spec=CLASSIC,
+                spec=spec,
                 optimizer=optimizer,
                 runtime=RuntimeConfig(timeout=240),
                 seed=7,
@@ -59,7 +59,8 @@ def federated_round(units, service, weights, number=1, local_steps=1):
     """One round as the strategy runs it; returns the new global weights and the results."""
     from concurrent.futures import ThreadPoolExecutor
 
-    addresses = service.open_round(number, range(len(units)), local_steps)
+    tied = {name: weights[f"embedding.{own}"] for name, own in service.trainer.tied.items()}
+    addresses = service.open_round(number, range(len(units)), local_steps, tied)
     encoder = {name: value for name, value in weights.items() if not name.startswith("head.")}
     orders = [RoundOrder(round=number, weights=encoder, plan=PLANS[n], decoder=addresses[n]) for n in range(len(units))]
     with ThreadPoolExecutor(len(units)) as pool:
@@ -76,8 +77,8 @@ def served(local_ray):
     """Start services over a fresh decoder, and stop them."""
     services = []
 
-    def start(optimizer, decoder_sync="step"):
-        parts = build_parts(CLASSIC, seed=1)
+    def start(optimizer, decoder_sync="step", spec=CLASSIC):
+        parts = build_parts(spec, seed=1)
         trainer = DecoderTrainer(HeadTrainer(parts.head, optimizer, unit=NUM_BLOCKS), decoder_sync)
         service = DecoderService(DecoderConfig(), trainer, num_clusters=2)
         service.start()
@@ -89,14 +90,14 @@ def served(local_ray):
         service.stop()
 
 
-def central_gradient(batches, weights):
+def central_gradient(batches, weights, spec=CLASSIC, step=1):
     """Gradient of the mean over the joint batch, with each cluster's own micro-batches and dropout seeds."""
     total = sum(target_weight(targets(batch)) for batch in batches)
     summed, loss = {}, 0.0
     for n, batch in enumerate(batches):
-        parts = build_parts(CLASSIC, seed=0)
+        parts = build_parts(spec, seed=0)
         parts.load(weights)
-        whole = whole_step(parts, StepId(seed=7, round=1, step=1, cluster=n), batch, PLANS[n].m)
+        whole = whole_step(parts, StepId(seed=7, round=1, step=step, cluster=n), batch, PLANS[n].m)
         loss += whole.loss_sum / total
         for name, gradient in whole.gradients.items():
             summed[name] = summed.get(name, 0) + gradient * whole.weight / total

@@ -6,7 +6,7 @@ from local_head import LocalHead
 
 from client_pipeline.partition import bert, transformer
 from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.parts import block_weights, join_weights
+from client_pipeline.partition.parts import block_weights, join_weights, own_parameters
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.head import HeadTrainer
@@ -44,6 +44,10 @@ def make_batch(spec, size=7, length=9, seed=0, padded=True):
     if spec.head == "seq2seq":
         labels = torch.randint(3, 40, (size, 6), generator=generator)
         labels[1, 4:] = -100
+    elif spec.head == "masked-lm":
+        labels = torch.randint(0, 40, (size, length), generator=generator)
+        labels[torch.rand(size, length, generator=generator) > 0.3] = -100
+        labels[0, 0] = 5
     elif spec.head == "token-classification":
         labels = torch.randint(0, 4, (size, length), generator=generator).masked_fill(~mask, -100)
     else:
@@ -89,7 +93,7 @@ def assert_split_equals_whole(pipeline, spec, plan, batch, step):
     link = LocalHead(trainer)
     outcome = pipeline.run_step(step, batch, split.embedding, link)
 
-    embedding = gradients(dict(split.embedding.named_parameters()))
+    embedding = gradients(own_parameters(split.embedding))
     found = join_weights(embedding, pipeline.gradients(), trainer.gradients(step.cluster))
     pipeline.discard()
 
@@ -116,8 +120,12 @@ GRID = [
 @pytest.mark.parametrize(("delta", "order", "m", "schedule"), GRID)
 @pytest.mark.parametrize(
     "spec",
-    [CLASSIC, POST_NORM, bert_spec("sequence-classification"), bert_spec("token-classification")],
-    ids=["classic-pre", "classic-post", "bert-sequence", "bert-token"],
+    [
+        CLASSIC,
+        POST_NORM,
+        *(bert_spec(head) for head in ("sequence-classification", "token-classification", "masked-lm")),
+    ],
+    ids=["classic-pre", "classic-post", "bert-sequence", "bert-token", "bert-masked"],
 )
 def test_split_gradients_equal_the_whole_models(pipelines, spec, delta, order, m, schedule):
     plan = ClusterPlan(delta=delta, order=order, m=m, schedule=schedule)

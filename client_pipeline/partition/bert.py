@@ -1,4 +1,7 @@
-"""Hugging Face BERT: embeddings on the CU, ``encoder.layer[i]`` as TEBs, pooler and classifier on the server."""
+"""Hugging Face BERT: embeddings on the CU, ``encoder.layer[i]`` as TEBs, pooler and classifier on the server.
+
+The head of masked-language modelling reads the word embeddings, which stay on the CU.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor, nn
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, MaskForm, ModelParts
 from client_pipeline.partition.spec import ModelSpec
 
-_HEADS = ("sequence-classification", "token-classification")
+_HEADS = ("sequence-classification", "token-classification", "masked-lm")
 
 
 def _config(spec: ModelSpec) -> Any:
@@ -23,6 +26,15 @@ def _config(spec: ModelSpec) -> Any:
     # Blocks are also built alone, without the model class that would choose the attention.
     config._attn_implementation = "sdpa"
     return config
+
+
+_MASKED_LM_TIED = {"predictions.decoder.weight": "embeddings.word_embeddings.weight"}
+
+
+def tied(spec: ModelSpec) -> dict[str, str]:
+    """The output layer of masked-language modelling, unless the model unties it."""
+    wanted = spec.head == "masked-lm" and _config(spec).tie_word_embeddings
+    return dict(_MASKED_LM_TIED) if wanted else {}
 
 
 class BertEmbedding(nn.Module):
@@ -60,6 +72,26 @@ class BertHead(nn.Module):
         )
 
 
+class BertMaskedLMHead(nn.Module):
+    """Transformation and output layer over the vocabulary, whose weight is that of the word embeddings."""
+
+    def __init__(self, predictions: Any, tied: dict[str, str]) -> None:
+        super().__init__()
+        self.predictions = predictions
+        self.tied = tied
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Scores over the vocabulary [B, T, V], or [N, V] for N positions."""
+        return cast(Tensor, self.predictions(hidden_BTD))
+
+    def forward(self, hidden_BTD: Tensor, mask_BT: Tensor, targets: dict[str, Tensor]) -> Tensor:
+        """Sum of the cross-entropies over the masked tokens."""
+        del mask_BT
+        # Only positions with a loss, few of them, reach the output layer.
+        masked = targets["labels"] != IGNORED_LABEL
+        return F.cross_entropy(self.logits(hidden_BTD[masked]), targets["labels"][masked], reduction="sum")
+
+
 def mask_form(mask_BT: Tensor, dtype: torch.dtype) -> MaskForm:
     """Bool mask [B, 1, T, T] as transformers 5 gives to its sdpa attention; None when nothing is padded."""
     del dtype
@@ -94,9 +126,13 @@ def build_block(spec: ModelSpec, index: int) -> nn.Module:
 
 def build_head(spec: ModelSpec) -> nn.Module:
     """Build the head with fresh weights."""
-    from transformers.models.bert.modeling_bert import BertPooler
+    from transformers.models.bert.modeling_bert import BertLMPredictionHead, BertPooler
 
     config = _config(spec)
+    if spec.head == "masked-lm":
+        predictions = BertLMPredictionHead(config)
+        predictions.decoder.bias = predictions.bias
+        return BertMaskedLMHead(predictions, tied(spec))
     rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
     return BertHead(
         BertPooler(config) if spec.head == "sequence-classification" else None,
@@ -106,21 +142,30 @@ def build_head(spec: ModelSpec) -> nn.Module:
 
 
 def split(model: Any, spec: ModelSpec) -> ModelParts:
-    """Split a ``BertForSequenceClassification`` or ``BertForTokenClassification``; the parts share its parameters."""
+    """Split a ``BertFor...`` of one of the heads; the parts share its parameters."""
+    head: nn.Module
+    if spec.head == "masked-lm":
+        head = BertMaskedLMHead(model.cls.predictions, tied(spec))
+    else:
+        head = BertHead(model.bert.pooler, model.dropout, model.classifier)
     return ModelParts(
         spec=spec,
         embedding=BertEmbedding(model.bert.embeddings),
         blocks=model.bert.encoder.layer,
-        head=BertHead(model.bert.pooler, model.dropout, model.classifier),
+        head=head,
         mask_form=mask_form,
         reference=model,
     )
 
 
 def _model_class(spec: ModelSpec) -> Any:
-    from transformers import BertForSequenceClassification, BertForTokenClassification
+    import transformers
 
-    return BertForTokenClassification if spec.head == "token-classification" else BertForSequenceClassification
+    return {
+        "sequence-classification": transformers.BertForSequenceClassification,
+        "token-classification": transformers.BertForTokenClassification,
+        "masked-lm": transformers.BertForMaskedLM,
+    }[spec.head]
 
 
 def build_parts(spec: ModelSpec) -> ModelParts:

@@ -77,6 +77,12 @@ def build_parts(spec: ModelSpec, seed: int) -> ModelParts:
         return adapter(spec.family).build_parts(spec)
 
 
+def tied_matrices(spec: ModelSpec) -> dict[str, str]:
+    """What the head reads from the embedding, as the family's ``tied(spec)`` says: see ``ModelParts.tied``."""
+    tied = getattr(adapter(spec.family), "tied", None)
+    return dict(tied(spec)) if tied is not None else {}
+
+
 def num_blocks_of(spec: ModelSpec) -> int:
     """L, the TEBs of a model."""
     return adapter(spec.family).num_blocks(spec)

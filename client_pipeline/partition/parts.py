@@ -29,7 +29,8 @@ MaskForm = Tensor | None
 class ModelParts:
     """A model cut where CollaPipe cuts it.
 
-    Parameters are named ``embedding.*``, ``blocks.<i>.*`` and ``head.*``; each appears once, tied ones too.
+    Parameters are named ``embedding.*``, ``blocks.<i>.*`` and ``head.*``; each appears once, tied ones too: a matrix
+    that the head reads from the embedding is the embedding's.
     """
 
     spec: ModelSpec
@@ -43,6 +44,11 @@ class ModelParts:
     """Builds what the blocks take from the mask [B, T] that travels."""
     reference: nn.Module | None = None
     """The library's own model over the same parameters, where there is one."""
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """What the head reads from the embedding: the head's own name and the embedding's own name of each matrix."""
+        return tied_names(self.head)
 
     def named_parameters(self, head: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         """Every trainable floating-point parameter under its global name, tied ones once."""
@@ -136,6 +142,22 @@ def join_weights(
     return joined
 
 
+def tied_names(head: nn.Module) -> dict[str, str]:
+    """What a head reads from the embedding: its own name and the embedding's own name of each matrix.
+
+    A head that does so carries this as its attribute ``tied``.
+    """
+    return dict(getattr(head, "tied", {}))
+
+
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Trainable parameters of one part under the part's own names, tied ones once."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+    """Trainable parameters of one part under the part's own names, tied ones once, and not those of the embedding."""
+    tied = tied_names(module)
+    return {name: p for name, p in module.named_parameters() if p.requires_grad and name not in tied}
+
+
+def share_parameters(module: nn.Module, source: nn.Module) -> None:
+    """Make the parameters of ``module`` those of ``source``: the same objects, by name."""
+    for name, _ in list(module.named_parameters(remove_duplicate=False)):
+        owner, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, source.get_parameter(name))

@@ -18,7 +18,8 @@ class ModelSpec:
     """Name of the adapter: one of :func:`client_pipeline.partition.families`."""
 
     head: str
-    """What the server trains: ``seq2seq``, ``sequence-classification`` or ``token-classification``."""
+    """What the server trains: ``seq2seq``, ``sequence-classification``, ``token-classification``, ``masked-lm`` or
+    ``causal-lm``."""
 
     config: dict[str, Any] = field(default_factory=dict)
     """The family's own configuration."""

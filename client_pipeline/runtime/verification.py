@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from client_pipeline.link.local import LocalDecoder
-from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts, block_weights, join_weights
+from client_pipeline.partition.parts import (
+    IGNORED_LABEL,
+    Batch,
+    ModelParts,
+    block_weights,
+    join_weights,
+    own_parameters,
+    targets,
+)
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
@@ -116,7 +124,7 @@ def verify_split(
         pipeline.apply_plan(plan)
         pipeline.load({i: block_weights(weights, i) for i in range(num_blocks)})
         outcome = pipeline.run_step(step, batch, split.embedding, link)
-        embedding = gradients(dict(split.embedding.named_parameters()))
+        embedding = gradients(own_parameters(split.embedding))
         found = join_weights(embedding, pipeline.gradients(), trainer.gradients(0))
     finally:
         link.close()
@@ -141,8 +149,12 @@ def _against_reference(parts: ModelParts, batch: Batch) -> float | None:
     if parts.reference is None:
         return None
     parts.reference.eval()
-    logits = parts.head.logits(parts.encode(batch))  # type: ignore[operator]
-    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    if parts.spec.head in ("seq2seq", "causal-lm"):
+        logits = parts.head.logits(parts.encode(batch), batch["attention_mask"], targets(batch))  # type: ignore[operator]
+        inputs = dict(batch)
+    else:
+        logits = parts.head.logits(parts.encode(batch))  # type: ignore[operator]
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
     expected = parts.reference(**{**inputs, "attention_mask": batch["attention_mask"].long()}).logits
     return _difference(logits, expected)
 
@@ -161,6 +173,13 @@ def random_batch(spec: ModelSpec, batch_size: int, length: int, seed: int = 0) -
         batch["labels"] = draw(vocabulary, batch_size, length).masked_fill(~mask_BT, IGNORED_LABEL)
     elif spec.head == "token-classification":
         batch["labels"] = draw(int(spec.config["num_labels"]), batch_size, length).masked_fill(~mask_BT, IGNORED_LABEL)
+    elif spec.head == "masked-lm":
+        chosen = (draw(5, batch_size, length) == 0) & mask_BT
+        chosen[:, 0] = True
+        batch["labels"] = draw(vocabulary, batch_size, length).masked_fill(~chosen, IGNORED_LABEL)
+    elif spec.head == "causal-lm":
+        batch["labels"] = batch["input_ids"].masked_fill(~mask_BT, IGNORED_LABEL)
+        batch["labels"][:, 0] = IGNORED_LABEL
     else:
         batch["labels"] = draw(int(spec.config["num_labels"]), batch_size)
     return batch

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from family_cases import bert_masked, family_batch
 from test_federated_equals_central import (
     LR,
     PLANS,
@@ -10,7 +11,6 @@ from test_federated_equals_central import (
     federated_round,
     served,  # noqa: F401
 )
-from test_split_equals_whole import bert_spec, make_batch
 
 from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime.control_unit import RoundOrder
@@ -18,12 +18,12 @@ from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.whole import whole_step
 
-SPEC = bert_spec("masked-lm")
+SPEC = bert_masked()
 TIED = "embedding.embeddings.word_embeddings.weight"
 
 
 def batches():
-    return [make_batch(SPEC, size=7, length=9, seed=1), make_batch(SPEC, size=5, length=6, seed=2)]
+    return [family_batch(SPEC, size=7, length=9, seed=1), family_batch(SPEC, size=5, length=6, seed=2)]
 
 
 def assert_close(found, expected):

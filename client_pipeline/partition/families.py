@@ -14,6 +14,14 @@ from client_pipeline.partition.spec import ModelSpec
 _MODULES = {
     "transformer": "client_pipeline.partition.transformer",
     "bert": "client_pipeline.partition.bert",
+    "bart": "client_pipeline.partition.bart",
+    "marian": "client_pipeline.partition.bart",
+    "t5": "client_pipeline.partition.t5",
+    "gpt2": "client_pipeline.partition.gpt2",
+    "llama": "client_pipeline.partition.llama",
+    "mistral": "client_pipeline.partition.llama",
+    "qwen2": "client_pipeline.partition.llama",
+    "qwen3": "client_pipeline.partition.llama",
 }
 
 

@@ -1,0 +1,113 @@
+"""Hugging Face GPT-2: token and position embeddings on the CU, the first ``h[i]`` as TEBs, the rest on the server."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from client_pipeline.partition.causal import SERVER_LAYERS, CausalHead, causal_config, device_blocks, mask_form
+from client_pipeline.partition.library_config import config_values
+from client_pipeline.partition.parts import Batch, MaskForm, ModelParts
+from client_pipeline.partition.spec import ModelSpec
+
+__all__ = ["build_block", "build_embedding", "build_head", "build_parts", "mask_form", "num_blocks", "tied", "width"]
+
+
+def _config(spec: ModelSpec) -> Any:
+    from transformers import GPT2Config
+
+    return causal_config(GPT2Config, spec)
+
+
+def tied(spec: ModelSpec) -> dict[str, str]:
+    """The output layer, unless the model unties it."""
+    return {"lm_head.weight": "wte.weight"} if _config(spec).tie_word_embeddings else {}
+
+
+class TokenEmbedding(nn.Module):
+    """Token and position embeddings, and dropout."""
+
+    def __init__(self, tokens: nn.Module, positions: nn.Module, config: Any) -> None:
+        super().__init__()
+        self.wte = tokens
+        self.wpe = positions
+        self.dropout = nn.Dropout(config.embd_pdrop)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Embed ``batch["input_ids"]``, [B, T, D]."""
+        ids = batch["input_ids"]
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        return cast(Tensor, self.dropout(self.wte(ids) + self.wpe(positions)))
+
+
+class Block(nn.Module):
+    """One ``GPT2Block``."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x_BTD: Tensor, mask: MaskForm) -> Tensor:
+        """Apply the block, [B, T, D]."""
+        return cast(Tensor, self.layer(x_BTD, attention_mask=mask))
+
+
+def num_blocks(spec: ModelSpec) -> int:
+    """L."""
+    return device_blocks(_config(spec), spec)
+
+
+def width(spec: ModelSpec) -> int:
+    """D."""
+    return int(_config(spec).hidden_size)
+
+
+def build_embedding(spec: ModelSpec) -> nn.Module:
+    """Build the embeddings with fresh weights."""
+    config = _config(spec)
+    tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+    return TokenEmbedding(tokens, nn.Embedding(config.max_position_embeddings, config.hidden_size), config)
+
+
+def build_block(spec: ModelSpec, index: int) -> nn.Module:
+    """Build block ``index``."""
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+    return Block(GPT2Block(_config(spec), layer_idx=index))
+
+
+def build_head(spec: ModelSpec) -> nn.Module:
+    """Build the server's blocks, norm and output layer with fresh weights."""
+    config = _config(spec)
+    blocks = [build_block(spec, i) for i in range(device_blocks(config, spec), config.num_hidden_layers)]
+    norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+    output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    return CausalHead(nn.ModuleList(blocks), norm, output, tied(spec))
+
+
+def split(model: Any, spec: ModelSpec) -> ModelParts:
+    """Split a ``GPT2LMHeadModel``; the parts share its parameters."""
+    body, blocks = model.transformer, [Block(layer) for layer in model.transformer.h]
+    cut = device_blocks(model.config, spec)
+    return ModelParts(
+        spec=spec,
+        embedding=TokenEmbedding(body.wte, body.wpe, model.config),
+        blocks=nn.ModuleList(blocks[:cut]),
+        head=CausalHead(nn.ModuleList(blocks[cut:]), body.ln_f, model.lm_head, tied(spec)),
+        mask_form=mask_form,
+        reference=model,
+    )
+
+
+def build_parts(spec: ModelSpec) -> ModelParts:
+    """Build the whole model with fresh weights."""
+    from transformers import GPT2LMHeadModel
+
+    return split(GPT2LMHeadModel(_config(spec)), spec)
+
+
+def spec_from_config(config: Any, server_layers: int = 0) -> ModelSpec:
+    """Build a specification from a ``GPT2Config``."""
+    return ModelSpec(family="gpt2", head="causal-lm", config={**config_values(config), SERVER_LAYERS: server_layers})

@@ -10,7 +10,6 @@ Two locks: ``_state`` guards who is where and is held for moments; ``_compute`` 
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import threading
@@ -115,7 +114,7 @@ class DecoderTrainer:
         with self._compute:
             self._trainer.optimizer.load_state(by_part.pop("decoder", {}))
             for part, values in by_part.items():
-                own = self._copies[int(part.removeprefix("copy-"))] = copy.deepcopy(self._trainer)
+                own = self._copies[int(part.removeprefix("copy-"))] = self._trainer.copy()
                 own.optimizer.load_state(values)
         self.decoder_sync = decoder_sync
 
@@ -410,7 +409,7 @@ class DecoderTrainer:
         if self._sync == "step":
             return self._trainer
         if cluster not in self._copies:
-            self._copies[cluster] = copy.deepcopy(self._trainer)
+            self._copies[cluster] = self._trainer.copy()
         return self._copies[cluster]
 
     def _average(self, clusters: Mapping[int, ClusterSummary], weights: Mapping[int, float] | None) -> None:

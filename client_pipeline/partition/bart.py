@@ -15,13 +15,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client_pipeline.partition.bert import mask_form
-from client_pipeline.partition.library_config import check_head, config_values, library_config
+from client_pipeline.partition.hugging_face import check_head, config_values, read_config
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from client_pipeline.partition.spec import ModelSpec
 
-__all__ = ["build_block", "build_embedding", "build_head", "build_parts", "mask_form", "num_blocks", "tied", "width"]
+__all__ = [
+    "build_block",
+    "build_embedding",
+    "build_head",
+    "build_parts",
+    "library_config",
+    "mask_form",
+    "num_blocks",
+    "tied",
+    "width",
+]
 
 _NAMES = {"bart": ("Bart", "BartForConditionalGeneration"), "marian": ("Marian", "MarianMTModel")}
+TRAINED_LOGITS_BIAS = "trained_logits_bias"
+"""Key of the specification: the bias of the logits is a parameter. The library has it as a buffer, zero in new models."""
+
 _TIED = {"decoder.embed_tokens.weight": "embed_tokens.weight"}
 
 
@@ -32,11 +45,13 @@ def _library(spec: ModelSpec, suffix: str) -> Any:
     return getattr(module, prefix + suffix if suffix else model)
 
 
-def _config(spec: ModelSpec) -> Any:
+def library_config(spec: ModelSpec) -> Any:
+    """Build the library's configuration; raises ``ValueError`` for one that cannot be cut."""
     import transformers
 
     check_head(spec, "seq2seq")
-    config = library_config(getattr(transformers, f"{_NAMES[spec.family][0]}Config"), spec)
+    kind = getattr(transformers, f"{_NAMES[spec.family][0]}Config")
+    config = read_config(kind, spec, own=(TRAINED_LOGITS_BIAS,))
     if config.encoder_layerdrop:
         raise ValueError(
             f"model.encoder_layerdrop: expected 0, found {config.encoder_layerdrop}: a pipeline runs every TEB"
@@ -46,7 +61,7 @@ def _config(spec: ModelSpec) -> Any:
 
 def tied(spec: ModelSpec) -> dict[str, str]:
     """The decoder's token embedding, which is the output layer, too."""
-    config = _config(spec)
+    config = library_config(spec)
     shared = config.tie_word_embeddings and (spec.family == "bart" or config.share_encoder_decoder_embeddings)
     return dict(_TIED) if shared else {}
 
@@ -79,13 +94,18 @@ class TranslationHead(nn.Module):
 
     final_logits_bias: Tensor
 
-    def __init__(self, decoder: nn.Module, output: nn.Linear, bias: Tensor, tied: dict[str, str]) -> None:
+    def __init__(
+        self, decoder: nn.Module, output: nn.Module, bias: Tensor, trained_bias: bool, tied: dict[str, str]
+    ) -> None:
         super().__init__()
         self.decoder = decoder
         self.lm_head = output
         self.tied = tied
-        # Zero but in trained models. It is no parameter, so it is neither trained nor sent.
-        self.register_buffer("final_logits_bias", bias)
+        if trained_bias:
+            # Only parameters travel, and Marian's own training has it as one, too.
+            self.final_logits_bias = nn.Parameter(bias)
+        else:
+            self.register_buffer("final_logits_bias", bias)
 
     @property
     def config(self) -> Any:
@@ -124,17 +144,17 @@ class TranslationHead(nn.Module):
 
 def num_blocks(spec: ModelSpec) -> int:
     """L."""
-    return int(_config(spec).encoder_layers)
+    return int(library_config(spec).encoder_layers)
 
 
 def width(spec: ModelSpec) -> int:
     """D."""
-    return int(_config(spec).d_model)
+    return int(library_config(spec).d_model)
 
 
 def build_embedding(spec: ModelSpec) -> nn.Module:
     """Build the source embedding with fresh weights."""
-    config = _config(spec)
+    config = library_config(spec)
     if spec.family == "bart":
         scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         tokens = _library(spec, "ScaledWordEmbedding")(config.vocab_size, config.d_model, config.pad_token_id, scale)
@@ -150,29 +170,36 @@ def build_embedding(spec: ModelSpec) -> nn.Module:
 def build_block(spec: ModelSpec, index: int) -> nn.Module:
     """Build one encoder layer; all are alike."""
     del index
-    return cast(nn.Module, _library(spec, "EncoderLayer")(_config(spec)))
+    return cast(nn.Module, _library(spec, "EncoderLayer")(library_config(spec)))
 
 
 def build_head(spec: ModelSpec) -> nn.Module:
     """Build the decoder with fresh weights."""
-    config = _config(spec)
+    config = library_config(spec)
     decoder = _library(spec, "Decoder")(config)
     vocabulary = len(decoder.embed_tokens.weight)
     output = nn.Linear(config.d_model, vocabulary, bias=False)
     if config.tie_word_embeddings:
         output.weight = decoder.embed_tokens.weight
-    return TranslationHead(decoder, output, torch.zeros(1, vocabulary), tied(spec))
+    trained = bool(spec.config.get(TRAINED_LOGITS_BIAS))
+    return TranslationHead(decoder, output, torch.zeros(1, vocabulary), trained, tied(spec))
 
 
 def split(model: Any, spec: ModelSpec) -> ModelParts:
     """Split a ``BartForConditionalGeneration`` or ``MarianMTModel``; the parts share its parameters."""
-    encoder, decoder = model.model.encoder, model.model.decoder
+    encoder, decoder, bias = model.model.encoder, model.model.decoder, model.final_logits_bias
+    trained = bool(spec.config.get(TRAINED_LOGITS_BIAS))
+    if bool(bias.any()) and not trained:
+        raise ValueError(
+            f"model.{TRAINED_LOGITS_BIAS}: expected True, as this {spec.family} has a bias of the logits; set it in "
+            "the specification"
+        )
     norm = getattr(encoder, "layernorm_embedding", None)
     return ModelParts(
         spec=spec,
         embedding=SourceEmbedding(encoder.embed_tokens, encoder.embed_positions, norm, model.config),
         blocks=encoder.layers,
-        head=TranslationHead(decoder, model.lm_head, model.final_logits_bias, tied(spec)),
+        head=TranslationHead(decoder, model.lm_head, bias, trained, tied(spec)),
         mask_form=mask_form,
         reference=model,
     )
@@ -180,9 +207,15 @@ def split(model: Any, spec: ModelSpec) -> ModelParts:
 
 def build_parts(spec: ModelSpec) -> ModelParts:
     """Build the whole model with fresh weights."""
-    return split(_library(spec, "")(_config(spec)), spec)
+    return split(_library(spec, "")(library_config(spec)), spec)
 
 
-def spec_from_config(config: Any) -> ModelSpec:
+def spec_from_config(config: Any, trained_logits_bias: bool = False) -> ModelSpec:
     """Build a specification from a ``BartConfig`` or ``MarianConfig``."""
-    return ModelSpec(family=config.model_type, head="seq2seq", config=config_values(config))
+    values = {**config_values(config), TRAINED_LOGITS_BIAS: trained_logits_bias}
+    return ModelSpec(family=config.model_type, head="seq2seq", config=values)
+
+
+def spec_from_model(model: Any) -> ModelSpec:
+    """Build the specification of a library model, with what its configuration does not say."""
+    return spec_from_config(model.config, bool(model.final_logits_bias.any()))

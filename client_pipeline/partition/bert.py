@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from client_pipeline.partition.masked_lm import MaskedLMHead
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, MaskForm, ModelParts
 from client_pipeline.partition.spec import ModelSpec
 
@@ -28,13 +29,10 @@ def _config(spec: ModelSpec) -> Any:
     return config
 
 
-_MASKED_LM_TIED = {"predictions.decoder.weight": "embeddings.word_embeddings.weight"}
-
-
 def tied(spec: ModelSpec) -> dict[str, str]:
     """The output layer of masked-language modelling, unless the model unties it."""
     wanted = spec.head == "masked-lm" and _config(spec).tie_word_embeddings
-    return dict(_MASKED_LM_TIED) if wanted else {}
+    return {"predictions.decoder.weight": "embeddings.word_embeddings.weight"} if wanted else {}
 
 
 class BertEmbedding(nn.Module):
@@ -70,26 +68,6 @@ class BertHead(nn.Module):
         return F.cross_entropy(
             logits.flatten(0, -2), targets["labels"].flatten(), reduction="sum", ignore_index=IGNORED_LABEL
         )
-
-
-class BertMaskedLMHead(nn.Module):
-    """Transformation and output layer over the vocabulary, whose weight is that of the word embeddings."""
-
-    def __init__(self, predictions: Any, tied: dict[str, str]) -> None:
-        super().__init__()
-        self.predictions = predictions
-        self.tied = tied
-
-    def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Scores over the vocabulary [B, T, V], or [N, V] for N positions."""
-        return cast(Tensor, self.predictions(hidden_BTD))
-
-    def forward(self, hidden_BTD: Tensor, mask_BT: Tensor, targets: dict[str, Tensor]) -> Tensor:
-        """Sum of the cross-entropies over the masked tokens."""
-        del mask_BT
-        # Only positions with a loss, few of them, reach the output layer.
-        masked = targets["labels"] != IGNORED_LABEL
-        return F.cross_entropy(self.logits(hidden_BTD[masked]), targets["labels"][masked], reduction="sum")
 
 
 def mask_form(mask_BT: Tensor, dtype: torch.dtype) -> MaskForm:
@@ -132,7 +110,7 @@ def build_head(spec: ModelSpec) -> nn.Module:
     if spec.head == "masked-lm":
         predictions = BertLMPredictionHead(config)
         predictions.decoder.bias = predictions.bias
-        return BertMaskedLMHead(predictions, tied(spec))
+        return MaskedLMHead(predictions, tied(spec))
     rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
     return BertHead(
         BertPooler(config) if spec.head == "sequence-classification" else None,
@@ -145,7 +123,7 @@ def split(model: Any, spec: ModelSpec) -> ModelParts:
     """Split a ``BertFor...`` of one of the heads; the parts share its parameters."""
     head: nn.Module
     if spec.head == "masked-lm":
-        head = BertMaskedLMHead(model.cls.predictions, tied(spec))
+        head = MaskedLMHead(model.cls.predictions, tied(spec))
     else:
         head = BertHead(model.bert.pooler, model.dropout, model.classifier)
     return ModelParts(

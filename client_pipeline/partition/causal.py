@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_pipeline.partition.library_config import check_head, library_config
+from client_pipeline.partition.hugging_face import check_head, read_config
 from client_pipeline.partition.parts import IGNORED_LABEL, MaskForm
 from client_pipeline.partition.spec import ModelSpec
 
@@ -29,7 +29,7 @@ def causal_config(kind: type, spec: ModelSpec) -> Any:
         If the head is another one, or no block would be left for the devices.
     """
     check_head(spec, "causal-lm")
-    config = library_config(kind, spec, own=(SERVER_LAYERS,))
+    config = read_config(kind, spec, own=(SERVER_LAYERS,))
     server = spec.config.get(SERVER_LAYERS, 0)
     if not isinstance(server, int) or not 0 <= server < config.num_hidden_layers:
         raise ValueError(
@@ -77,9 +77,8 @@ class CausalHead(nn.Module):
             x_BTD = block(x_BTD, mask)
         return cast(Tensor, self.norm(x_BTD))
 
-    def logits(self, x_BTD: Tensor, mask_BT: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    def logits(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """Scores over the vocabulary at every position, [B, T, V]."""
-        del targets
         return cast(Tensor, self.lm_head(self.hidden(x_BTD, mask_BT)))
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor, targets: dict[str, Tensor]) -> Tensor:

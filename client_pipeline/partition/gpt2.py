@@ -8,14 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from client_pipeline.partition.causal import SERVER_LAYERS, CausalHead, causal_config, device_blocks, mask_form
-from client_pipeline.partition.library_config import config_values
+from client_pipeline.partition.hugging_face import config_values
 from client_pipeline.partition.parts import Batch, MaskForm, ModelParts
 from client_pipeline.partition.spec import ModelSpec
 
-__all__ = ["build_block", "build_embedding", "build_head", "build_parts", "mask_form", "num_blocks", "tied", "width"]
+__all__ = [
+    "build_block",
+    "build_embedding",
+    "build_head",
+    "build_parts",
+    "library_config",
+    "mask_form",
+    "num_blocks",
+    "tied",
+    "width",
+]
 
 
-def _config(spec: ModelSpec) -> Any:
+def library_config(spec: ModelSpec) -> Any:
+    """Build the library's configuration; raises ``ValueError`` for one that cannot be cut."""
     from transformers import GPT2Config
 
     return causal_config(GPT2Config, spec)
@@ -23,7 +34,7 @@ def _config(spec: ModelSpec) -> Any:
 
 def tied(spec: ModelSpec) -> dict[str, str]:
     """The output layer, unless the model unties it."""
-    return {"lm_head.weight": "wte.weight"} if _config(spec).tie_word_embeddings else {}
+    return {"lm_head.weight": "wte.weight"} if library_config(spec).tie_word_embeddings else {}
 
 
 class TokenEmbedding(nn.Module):
@@ -56,17 +67,17 @@ class Block(nn.Module):
 
 def num_blocks(spec: ModelSpec) -> int:
     """L."""
-    return device_blocks(_config(spec), spec)
+    return device_blocks(library_config(spec), spec)
 
 
 def width(spec: ModelSpec) -> int:
     """D."""
-    return int(_config(spec).hidden_size)
+    return int(library_config(spec).hidden_size)
 
 
 def build_embedding(spec: ModelSpec) -> nn.Module:
     """Build the embeddings with fresh weights."""
-    config = _config(spec)
+    config = library_config(spec)
     tokens = nn.Embedding(config.vocab_size, config.hidden_size)
     return TokenEmbedding(tokens, nn.Embedding(config.max_position_embeddings, config.hidden_size), config)
 
@@ -75,12 +86,12 @@ def build_block(spec: ModelSpec, index: int) -> nn.Module:
     """Build block ``index``."""
     from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-    return Block(GPT2Block(_config(spec), layer_idx=index))
+    return Block(GPT2Block(library_config(spec), layer_idx=index))
 
 
 def build_head(spec: ModelSpec) -> nn.Module:
     """Build the server's blocks, norm and output layer with fresh weights."""
-    config = _config(spec)
+    config = library_config(spec)
     blocks = [build_block(spec, i) for i in range(device_blocks(config, spec), config.num_hidden_layers)]
     norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
     output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -105,7 +116,7 @@ def build_parts(spec: ModelSpec) -> ModelParts:
     """Build the whole model with fresh weights."""
     from transformers import GPT2LMHeadModel
 
-    return split(GPT2LMHeadModel(_config(spec)), spec)
+    return split(GPT2LMHeadModel(library_config(spec)), spec)
 
 
 def spec_from_config(config: Any, server_layers: int = 0) -> ModelSpec:

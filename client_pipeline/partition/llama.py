@@ -19,11 +19,21 @@ from client_pipeline.partition.causal import (
     device_blocks,
     mask_form,
 )
-from client_pipeline.partition.library_config import config_values
+from client_pipeline.partition.hugging_face import config_values
 from client_pipeline.partition.parts import Batch, MaskForm, ModelParts
 from client_pipeline.partition.spec import ModelSpec
 
-__all__ = ["build_block", "build_embedding", "build_head", "build_parts", "mask_form", "num_blocks", "tied", "width"]
+__all__ = [
+    "build_block",
+    "build_embedding",
+    "build_head",
+    "build_parts",
+    "library_config",
+    "mask_form",
+    "num_blocks",
+    "tied",
+    "width",
+]
 
 _PREFIXES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
@@ -34,7 +44,8 @@ def _library(spec: ModelSpec, suffix: str) -> Any:
     return getattr(module, _PREFIXES[spec.family] + suffix)
 
 
-def _config(spec: ModelSpec) -> Any:
+def library_config(spec: ModelSpec) -> Any:
+    """Build the library's configuration; raises ``ValueError`` for one that cannot be cut."""
     import transformers
 
     return causal_config(getattr(transformers, f"{_PREFIXES[spec.family]}Config"), spec)
@@ -50,7 +61,7 @@ def _window(config: Any, index: int) -> int | None:
 
 def tied(spec: ModelSpec) -> dict[str, str]:
     """The output layer, where the model ties it."""
-    return {"lm_head.weight": "embed_tokens.weight"} if _config(spec).tie_word_embeddings else {}
+    return {"lm_head.weight": "embed_tokens.weight"} if library_config(spec).tie_word_embeddings else {}
 
 
 class TokenEmbedding(nn.Module):
@@ -86,30 +97,30 @@ class Block(nn.Module):
 
 def num_blocks(spec: ModelSpec) -> int:
     """L."""
-    return device_blocks(_config(spec), spec)
+    return device_blocks(library_config(spec), spec)
 
 
 def width(spec: ModelSpec) -> int:
     """D."""
-    return int(_config(spec).hidden_size)
+    return int(library_config(spec).hidden_size)
 
 
 def build_embedding(spec: ModelSpec) -> nn.Module:
     """Build the token embedding with fresh weights."""
-    config = _config(spec)
+    config = library_config(spec)
     return TokenEmbedding(nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id))
 
 
 def build_block(spec: ModelSpec, index: int) -> nn.Module:
     """Build layer ``index``."""
-    config = _config(spec)
+    config = library_config(spec)
     rotary = _library(spec, "RotaryEmbedding")(config=config)
     return Block(_library(spec, "DecoderLayer")(config, index), rotary, _window(config, index))
 
 
 def build_head(spec: ModelSpec) -> nn.Module:
     """Build the server's layers, norm and output layer with fresh weights."""
-    config = _config(spec)
+    config = library_config(spec)
     blocks = [build_block(spec, i) for i in range(device_blocks(config, spec), config.num_hidden_layers)]
     norm = _library(spec, "RMSNorm")(config.hidden_size, eps=config.rms_norm_eps)
     output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -133,7 +144,7 @@ def split(model: Any, spec: ModelSpec) -> ModelParts:
 
 def build_parts(spec: ModelSpec) -> ModelParts:
     """Build the whole model with fresh weights."""
-    return split(_library(spec, "ForCausalLM")(_config(spec)), spec)
+    return split(_library(spec, "ForCausalLM")(library_config(spec)), spec)
 
 
 def spec_from_config(config: Any, server_layers: int = 0) -> ModelSpec:

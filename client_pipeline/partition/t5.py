@@ -17,21 +17,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client_pipeline.partition.bert import mask_form
-from client_pipeline.partition.library_config import check_head, config_values, library_config
+from client_pipeline.partition.hugging_face import check_head, config_values, read_config
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, MaskForm, ModelParts, share_parameters
 from client_pipeline.partition.spec import ModelSpec
 
-__all__ = ["build_block", "build_embedding", "build_head", "build_parts", "mask_form", "num_blocks", "tied", "width"]
+__all__ = [
+    "build_block",
+    "build_embedding",
+    "build_head",
+    "build_parts",
+    "library_config",
+    "mask_form",
+    "num_blocks",
+    "tied",
+    "width",
+]
 
 OWN_LM_HEAD = "own_lm_head"
 """Key of the specification: the output layer is not the shared embedding (T5 1.1)."""
 
 
-def _config(spec: ModelSpec) -> Any:
+def library_config(spec: ModelSpec) -> Any:
+    """Build the library's configuration; raises ``ValueError`` for one that cannot be cut."""
     from transformers import T5Config
 
     check_head(spec, "seq2seq")
-    return library_config(T5Config, spec, own=(OWN_LM_HEAD,))
+    return read_config(T5Config, spec, own=(OWN_LM_HEAD,))
 
 
 def _decoder_config(config: Any) -> Any:
@@ -144,18 +155,18 @@ class TranslationHead(nn.Module):
 
 def num_blocks(spec: ModelSpec) -> int:
     """L."""
-    return int(_config(spec).num_layers)
+    return int(library_config(spec).num_layers)
 
 
 def width(spec: ModelSpec) -> int:
     """Channels that travel, D + 2H."""
-    config = _config(spec)
+    config = library_config(spec)
     return int(config.d_model + 2 * config.num_heads)
 
 
 def build_embedding(spec: ModelSpec) -> nn.Module:
     """Build the token embedding and the table of biases with fresh weights."""
-    config = _config(spec)
+    config = library_config(spec)
     table = nn.Embedding(config.relative_attention_num_buckets, config.num_heads)
     return SourceEmbedding(nn.Embedding(config.vocab_size, config.d_model), table, config)
 
@@ -164,7 +175,7 @@ def build_block(spec: ModelSpec, index: int) -> nn.Module:
     """Build one ``T5Block`` without a table of biases; all are alike."""
     from transformers.models.t5.modeling_t5 import T5Block
 
-    config = _config(spec)
+    config = library_config(spec)
     return EncoderBlock(T5Block(config, has_relative_attention_bias=False, layer_idx=index), config.d_model)
 
 
@@ -172,12 +183,16 @@ def build_head(spec: ModelSpec) -> nn.Module:
     """Build the decoder with fresh weights."""
     from transformers.models.t5.modeling_t5 import T5LayerNorm, T5Stack
 
-    config = _config(spec)
+    config = library_config(spec)
     decoder = T5Stack(_decoder_config(config))
     output = nn.Linear(config.d_model, config.vocab_size, bias=False)
     if not spec.config.get(OWN_LM_HEAD):
         output.weight = decoder.embed_tokens.weight
     return TranslationHead(T5LayerNorm(config.d_model, config.layer_norm_epsilon), decoder, output, tied(spec))
+
+
+def _has_own_lm_head(model: Any) -> bool:
+    return model.lm_head.weight is not model.shared.weight
 
 
 def split(model: Any, spec: ModelSpec) -> ModelParts:
@@ -208,7 +223,7 @@ def build_parts(spec: ModelSpec) -> ModelParts:
     """Build the whole model with fresh weights."""
     from transformers import T5ForConditionalGeneration
 
-    model = T5ForConditionalGeneration(_config(spec))
+    model = T5ForConditionalGeneration(library_config(spec))
     if spec.config.get(OWN_LM_HEAD):
         model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
     return split(model, spec)
@@ -220,3 +235,8 @@ def spec_from_config(config: Any, own_lm_head: bool = False) -> ModelSpec:
     values = {**config_values(config), "tie_word_embeddings": config.scale_decoder_outputs}
     values.pop("scale_decoder_outputs", None)
     return ModelSpec(family="t5", head="seq2seq", config={**values, OWN_LM_HEAD: own_lm_head})
+
+
+def spec_from_model(model: Any) -> ModelSpec:
+    """Build the specification of a library model, with what its configuration does not say."""
+    return spec_from_config(model.config, _has_own_lm_head(model))

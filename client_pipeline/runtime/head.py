@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -42,6 +43,11 @@ class HeadTrainer:
         """Shapes of the tied matrices by the head's own names."""
         self.optimizer = PartOptimizer(self.parameters, optimizer)
         self._collected: dict[int, list[Tensor]] = {}
+
+    def copy(self) -> HeadTrainer:
+        """Another trainer with the same weights and optimizer state; what no trainer trains is shared."""
+        shared = {id(p): p for name in self.tied for p in [self.head.get_parameter(name)]}
+        return copy.deepcopy(self, shared)
 
     def gradient(
         self,

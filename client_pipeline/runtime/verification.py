@@ -149,12 +149,10 @@ def _against_reference(parts: ModelParts, batch: Batch) -> float | None:
     if parts.reference is None:
         return None
     parts.reference.eval()
-    if parts.spec.head in ("seq2seq", "causal-lm"):
-        logits = parts.head.logits(parts.encode(batch), batch["attention_mask"], targets(batch))  # type: ignore[operator]
-        inputs = dict(batch)
-    else:
-        logits = parts.head.logits(parts.encode(batch))  # type: ignore[operator]
-        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    more = {"seq2seq": (batch["attention_mask"], targets(batch)), "causal-lm": (batch["attention_mask"],)}
+    logits = parts.head.logits(parts.encode(batch), *more.get(parts.spec.head, ()))  # type: ignore[operator]
+    # The library makes the decoder's input of the labels, too.
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels" or parts.spec.head == "seq2seq"}
     expected = parts.reference(**{**inputs, "attention_mask": batch["attention_mask"].long()}).logits
     return _difference(logits, expected)
 

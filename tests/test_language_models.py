@@ -4,6 +4,7 @@ import pytest
 import torch
 from family_cases import FAMILIES, NUM_BLOCKS, VOCABULARY, family_batch
 
+from client_pipeline.partition import bart, t5
 from client_pipeline.partition.families import adapter, build_parts, num_blocks_of, tied_matrices
 from client_pipeline.partition.parts import (
     block_weights,
@@ -61,10 +62,10 @@ def test_outputs_equal_the_librarys(spec):
     _, _, expected = library_gradients(parts, batch)
     with torch.no_grad():
         hidden = parts.encode(batch)
-        more = () if spec.head == "masked-lm" else (batch["attention_mask"], targets(batch))
-        found = parts.head.logits(hidden, *more)
+        more = (targets(batch),) if spec.head == "seq2seq" else ()
+        found = parts.head.logits(hidden, batch["attention_mask"], *more)
     # T5 begins with large weights, so with large scores.
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * max(1.0, float(expected.abs().max())))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * max(1.0, float(expected.abs().max())))
 
 
 @every_family
@@ -115,6 +116,28 @@ def test_a_specification_survives_json_and_has_costs_and_random_batches(spec):
     tied = sum(8 * 4 * VOCABULARY * 16 for _ in tied_matrices(spec))
     activations = 2 * 8 * 4 * 8 * adapter(spec.family).width(spec)
     assert two.upload_time_bits - one.upload_time_bits == activations + tied
+
+
+def test_a_trained_bias_of_the_logits_is_a_parameter():
+    # The library has it as a buffer, which no weights of a round would bring to where the decoder is trained.
+    model = build_parts(FAMILIES["marian"], seed=1).reference.eval()
+    assert bart.spec_from_model(model) == FAMILIES["marian"]
+    model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(0))
+    spec = bart.spec_from_model(model)
+    with pytest.raises(ValueError, match="trained_logits_bias: expected True"):
+        bart.split(model, FAMILIES["marian"])
+    parts, batch = bart.split(model, spec), family_batch(spec)
+    assert torch.equal(parts.weights()["head.final_logits_bias"], model.final_logits_bias)
+    assert own_parameters(adapter("marian").build_head(spec))["final_logits_bias"].shape == (1, VOCABULARY)
+    loss, _, _ = library_gradients(parts, batch)
+    assert float(parts.loss_sum(batch).detach()) / target_weight(targets(batch)) == pytest.approx(loss, rel=1e-5)
+
+
+def test_the_specification_of_a_t5_says_whether_its_output_layer_is_its_own():
+    for name in ("t5", "t5-1.1"):
+        assert t5.spec_from_model(build_parts(FAMILIES[name], seed=1).reference) == FAMILIES[name]
+    with pytest.raises(ValueError, match="own_lm_head: expected True"):
+        t5.split(build_parts(FAMILIES["t5-1.1"], seed=1).reference, FAMILIES["t5"])
 
 
 def test_labels_of_a_causal_model_have_no_loss_at_the_first_position():

@@ -10,7 +10,7 @@ from client_pipeline.partition.spec import ModelSpec
 _NOT_KEPT = ("id2label", "label2id", "architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
 
 
-def library_config(kind: type, spec: ModelSpec, own: Collection[str] = ()) -> Any:
+def read_config(kind: type, spec: ModelSpec, own: Collection[str] = ()) -> Any:
     """Build the library's configuration of a specification.
 
     Parameters

@@ -339,8 +339,7 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Measure devices and the links between them, and write a scenario to plan with."""
-    from flower_app.profile import ProfileRequest
-    from flower_app.profile import profile as measure
+    from flower_app.profile import ProfileRequest, profile as measure
 
     request = ProfileRequest(
         model=model, length=length, batch_size=batch_size, devices=devices, address=address, out=out

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.partition.families import library_families
+from client_pipeline.partition.families import library_families, max_length
 from flower_app.saved_model import FOLDER, SavedModel, load_model
 
 _SPECIAL_TOKENS = {
     "unk_token": ("[UNK]", "<unk>"),
+    "bos_token": ("<s>", "<|endoftext|>"),
+    "eos_token": ("</s>", "<|endoftext|>"),
     "pad_token": ("[PAD]", "<pad>"),
     "cls_token": ("[CLS]", "<s>"),
     "sep_token": ("[SEP]", "</s>"),
@@ -54,17 +56,16 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
     if model is None:
         raise ValueError(
             f"{run_dir}: the model is of family {saved.spec.family}, an architecture that the transformers library "
-            "does not know, so it cannot be exported. Use it with collapipe translate and collapipe evaluate, or in "
+            "does not know, so it cannot be exported. Use it with collapipe predict and collapipe evaluate, or in "
             f"Python with flower_app.saved_model.load_model; its weights are plain safetensors in {run_dir / FOLDER}. "
             f"Models of the families {', '.join(library_families())} can be exported"
         )
-    _name_labels(model.config, saved.task.get("labels"))
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         model.save_pretrained(aside)
         if saved.tokenizer_json:
-            _save_tokenizer(saved, model.config, aside)
+            _save_tokenizer(saved, aside)
         aside.chmod(0o755)
         os.replace(aside, folder)
     finally:
@@ -74,22 +75,13 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
     )
 
 
-def _name_labels(config: Any, labels: Any) -> None:
-    """Give the classes the names that the task knows, where it knows one for each."""
-    if isinstance(labels, list) and len(labels) == config.num_labels:
-        config.id2label = {index: str(label) for index, label in enumerate(labels)}
-        config.label2id = {str(label): index for index, label in enumerate(labels)}
-
-
-def _save_tokenizer(saved: SavedModel, config: Any, folder: Path) -> None:
+def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer.from_str(saved.tokenizer_json)
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     special = {use: name for use, names in _SPECIAL_TOKENS.items() for name in names if name in known}
-    longest = int(config.max_position_embeddings)
-    if saved.spec.family in ("roberta", "xlm-roberta"):
-        # Their positions begin after the padding's.
-        longest -= config.pad_token_id + 1
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=longest, **special).save_pretrained(folder)
+    longest = max_length(saved.spec)
+    limit = {} if longest is None else {"model_max_length": longest}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **limit, **special).save_pretrained(folder)

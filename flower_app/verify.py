@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from client_pipeline.partition import transformer
-from client_pipeline.partition.encoder_classifier import SEQUENCE, TOKEN, spec_from_config
 from client_pipeline.partition.families import (
     adapter,
     build_parts,
+    head_of,
     library_adapter,
     load_pretrained,
     read_library_config,
 )
+from client_pipeline.partition.hugging_face import spec_from_config
 from client_pipeline.partition.parts import ModelParts
 from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
 from client_pipeline.runtime.verification import Verification, random_batch, verify_split
@@ -81,18 +82,17 @@ def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
         return lambda: build_parts(spec, seed)
     try:
         found = read_library_config(model)
-        tagger = any("TokenClassification" in name for name in found.architectures or ())
-        head = TOKEN if tagger else SEQUENCE
+        head = head_of(found)
         if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
-            spec = spec_from_config(found, head, found.num_labels)
+            spec = spec_from_config(found, head)
             library_adapter(spec.family).library_config(spec)
             return lambda: build_parts(spec, seed)
-        load_pretrained(model, head, found.num_labels, seed)
+        load_pretrained(model, head, seed=seed)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"--model: {error}") from error
     except ValueError as error:
         raise ValueError(f"--model: {error}") from error
-    return lambda: load_pretrained(model, head, found.num_labels, seed)
+    return lambda: load_pretrained(model, head, seed=seed)
 
 
 def _plan(

@@ -7,7 +7,7 @@ from tiny_models import NUM_BLOCKS, tiny_batch, tiny_spec
 
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.parts import block_weights, join_weights
+from client_pipeline.partition.parts import block_weights, join_weights, own_parameters
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.head import HeadTrainer
@@ -63,7 +63,7 @@ def assert_split_equals_whole(pipeline, spec, plan, batch, step):
     link = LocalHead(trainer)
     outcome = pipeline.run_step(step, batch, split.embedding, link)
 
-    embedding = gradients(dict(split.embedding.named_parameters()))
+    embedding = gradients(own_parameters(split.embedding))
     found = join_weights(embedding, pipeline.gradients(), trainer.gradients(step.cluster))
     pipeline.discard()
 
@@ -95,16 +95,35 @@ GRID = [
         POST_NORM,
         tiny_spec("bert", "sequence-classification"),
         tiny_spec("bert", "token-classification"),
+        tiny_spec("bert", "masked-lm"),
         # The families whose blocks are not all alike.
         tiny_spec("deberta-v2", "sequence-classification"),
         tiny_spec("modernbert", "token-classification"),
     ],
-    ids=["classic-pre", "classic-post", "bert-sequence", "bert-token", "deberta-v2-sequence", "modernbert-token"],
+    ids=[
+        "classic-pre",
+        "classic-post",
+        "bert-sequence",
+        "bert-token",
+        "bert-masked",
+        "deberta-v2-sequence",
+        "modernbert-token",
+    ],
 )
 def test_split_gradients_equal_the_whole_models(pipelines, spec, delta, order, m, schedule):
     plan = ClusterPlan(delta=delta, order=order, m=m, schedule=schedule)
     step = StepId(seed=3, round=2, step=1, cluster=1)
     assert_split_equals_whole(pipelines(spec), spec, plan, tiny_batch(spec), step)
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "t5", "gpt2", "llama-tied", "qwen2-window", "qwen3"])
+def test_split_gradients_of_decoder_families_equal_the_whole_models(pipelines, name):
+    spec = tiny_spec(name)
+    step = StepId(seed=3, round=2, step=1, cluster=1)
+    # 7 examples in 3 and 5 micro-batches; with the second plan blocks move.
+    for delta, order, m, schedule in (GRID[1], GRID[3]):
+        plan = ClusterPlan(delta=delta, order=order, m=m, schedule=schedule)
+        assert_split_equals_whole(pipelines(spec), spec, plan, tiny_batch(spec), step)
 
 
 def test_sequence_length_may_change_from_step_to_step(pipelines):

@@ -173,7 +173,7 @@ def test_the_evaluation_gives_the_plain_cross_entropy_per_token(prepared, parts)
         states = parts.head.hidden(
             parts.encode(batch), batch["attention_mask"], parts.head.shift_right(batch["labels"])
         )
-        loss = torch.nn.functional.cross_entropy(parts.head.logits(states).flatten(0, 1), batch["labels"].flatten())
+        loss = torch.nn.functional.cross_entropy(parts.head.scores(states).flatten(0, 1), batch["labels"].flatten())
     assert score.metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert score.examples == len(score.predictions) == len(score.references) == len(score.sources) == 20
     assert "tok:13a" in score.signature

@@ -13,10 +13,16 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from client_pipeline.partition import encoder_classifier
-from client_pipeline.partition.encoder_classifier import SEQUENCE, ClassifierHead, fresh_model, linear_classifier
+from client_pipeline.partition import encoder
+from client_pipeline.partition.encoder import HEADS as HEADS, ClassifierHead, linear_classifier, tied as tied
+from client_pipeline.partition.hugging_face import (
+    fresh_model,
+    spec_from_config as spec_from_config,
+    spec_from_model as spec_from_model,
+)
+from client_pipeline.partition.masked_lm import MaskedLMHead, with_one_bias
 from client_pipeline.partition.parts import Batch, MaskForm, ModelParts
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import MASKED_LM, SEQUENCE_CLASSIFICATION, ModelSpec
 
 
 def library_config(spec: ModelSpec) -> Any:
@@ -27,7 +33,7 @@ def library_config(spec: ModelSpec) -> Any:
     ValueError
         For relative attention, which cannot be cut into blocks that move one by one.
     """
-    config = encoder_classifier.library_config(spec, attention="eager")
+    config = encoder.library_config(spec, attention="eager")
     if config.relative_attention:
         raise ValueError(
             "relative_attention: expected false for family deberta-v2, found true; the table rel_embeddings is one "
@@ -39,6 +45,8 @@ def library_config(spec: ModelSpec) -> Any:
             "norm_rel_ebd: expected none without relative_attention, found layer_norm, a norm that nothing would use; "
             "leave norm_rel_ebd out"
         )
+    if spec.head == MASKED_LM and not config.legacy:
+        raise ValueError("legacy: expected true for the head masked-lm of family deberta-v2, found false; set it")
     return config
 
 
@@ -124,26 +132,32 @@ def build_block(spec: ModelSpec, index: int) -> nn.Module:
 
 def build_head(spec: ModelSpec) -> nn.Module:
     """Build the head with fresh weights."""
-    from transformers.models.deberta_v2.modeling_deberta_v2 import ContextPooler
+    from transformers.models.deberta_v2.modeling_deberta_v2 import ContextPooler, LegacyDebertaV2LMPredictionHead
 
     config = library_config(spec)
-    if spec.head != SEQUENCE:
-        return ClassifierHead(None, nn.Dropout(config.hidden_dropout_prob), linear_classifier(config))
+    if spec.head == MASKED_LM:
+        return MaskedLMHead(with_one_bias(LegacyDebertaV2LMPredictionHead(config)), tied(spec))
+    if spec.head != SEQUENCE_CLASSIFICATION:
+        return ClassifierHead(spec, None, nn.Dropout(config.hidden_dropout_prob), linear_classifier(config))
     rate = getattr(config, "cls_dropout", None)
     dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
-    return ClassifierHead(ContextPooler(config), dropout, linear_classifier(config))
+    return ClassifierHead(spec, ContextPooler(config), dropout, linear_classifier(config))
 
 
 def split(model: Any, spec: ModelSpec) -> ModelParts:
-    """Split a ``DebertaV2For{Sequence,Token}Classification``; the parts share its parameters."""
-    encoder = model.deberta.encoder
+    """Split a ``DebertaV2For...`` of one of the heads; the parts share its parameters."""
+    layers, conv = model.deberta.encoder.layer, model.deberta.encoder.conv
+    head: nn.Module
+    if spec.head == MASKED_LM:
+        head = MaskedLMHead(model.cls.predictions, tied(spec))
+    else:
+        pooler = model.pooler if spec.head == SEQUENCE_CLASSIFICATION else None
+        head = ClassifierHead(spec, pooler, model.dropout, model.classifier)
     return ModelParts(
         spec=spec,
         embedding=DebertaV2Embedding(model.deberta.embeddings),
-        blocks=nn.ModuleList(
-            [DebertaV2Block(layer, None if index else encoder.conv) for index, layer in enumerate(encoder.layer)]
-        ),
-        head=ClassifierHead(model.pooler if spec.head == SEQUENCE else None, model.dropout, model.classifier),
+        blocks=nn.ModuleList([DebertaV2Block(layer, None if index else conv) for index, layer in enumerate(layers)]),
+        head=head,
         mask_form=mask_form,
         reference=model,
     )

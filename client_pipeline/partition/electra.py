@@ -1,4 +1,7 @@
-"""Hugging Face ELECTRA (the discriminator): narrow embeddings, widened on the CU by ``embeddings_project``."""
+"""Hugging Face ELECTRA: narrow embeddings, widened on the CU by ``embeddings_project``.
+
+Its masked-lm head is the generator's, which predicts in the width of the embeddings.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,26 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from client_pipeline.partition.encoder_classifier import (
-    SEQUENCE,
+from client_pipeline.partition.encoder import (
+    HEADS as HEADS,
     ClassifierHead,
     EncoderEmbedding,
     classifier_dropout,
-    fresh_model,
+    library_config as library_config,
     linear_classifier,
+    mask_form as mask_form,
+    num_blocks as num_blocks,
+    tied as tied,
+    width as width,
 )
-from client_pipeline.partition.encoder_classifier import library_config as library_config
-from client_pipeline.partition.encoder_classifier import mask_form as mask_form
-from client_pipeline.partition.encoder_classifier import num_blocks as num_blocks
-from client_pipeline.partition.encoder_classifier import width as width
+from client_pipeline.partition.hugging_face import (
+    fresh_model,
+    spec_from_config as spec_from_config,
+    spec_from_model as spec_from_model,
+)
+from client_pipeline.partition.masked_lm import MaskedLMHead, in_turn
 from client_pipeline.partition.parts import Batch, ModelParts
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import MASKED_LM, SEQUENCE_CLASSIFICATION, ModelSpec
 
 
 class ProjectedEmbedding(EncoderEmbedding):
@@ -54,23 +63,30 @@ def build_block(spec: ModelSpec, index: int) -> nn.Module:
 
 def build_head(spec: ModelSpec) -> nn.Module:
     """Build the head with fresh weights."""
-    from transformers.models.electra.modeling_electra import ElectraClassificationHead
+    from transformers.models.electra.modeling_electra import ElectraClassificationHead, ElectraGeneratorPredictions
 
     config = library_config(spec)
-    if spec.head == SEQUENCE:
-        return ClassifierHead(None, None, ElectraClassificationHead(config))
-    return ClassifierHead(None, classifier_dropout(config), linear_classifier(config))
+    if spec.head == MASKED_LM:
+        decoder = nn.Linear(config.embedding_size, config.vocab_size)
+        return MaskedLMHead(in_turn(ElectraGeneratorPredictions(config), decoder=decoder), tied(spec))
+    if spec.head == SEQUENCE_CLASSIFICATION:
+        return ClassifierHead(spec, None, None, ElectraClassificationHead(config))
+    return ClassifierHead(spec, None, classifier_dropout(config), linear_classifier(config))
 
 
 def split(model: Any, spec: ModelSpec) -> ModelParts:
-    """Split an ``ElectraFor{Sequence,Token}Classification``; the parts share its parameters."""
-    dropout = None if spec.head == SEQUENCE else model.dropout
+    """Split an ``ElectraFor...`` of one of the heads; the parts share its parameters."""
+    head: nn.Module
+    if spec.head == MASKED_LM:
+        head = MaskedLMHead(in_turn(model.generator_predictions, decoder=model.generator_lm_head), tied(spec))
+    else:
+        head = ClassifierHead(spec, None, getattr(model, "dropout", None), model.classifier)
     project = getattr(model.electra, "embeddings_project", None)
     return ModelParts(
         spec=spec,
         embedding=ProjectedEmbedding(model.electra.embeddings, project),
         blocks=model.electra.encoder.layer,
-        head=ClassifierHead(None, dropout, model.classifier),
+        head=head,
         mask_form=mask_form,
         reference=model,
     )

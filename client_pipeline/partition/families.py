@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from client_pipeline.partition import encoder_classifier
+from client_pipeline.partition.hugging_face import AUTO_MODELS, SERVER_LAYERS, auto_model, spec_from_config
 from client_pipeline.partition.parts import MaskForm, ModelParts
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, ModelSpec
 
 _MODULES = {
     "transformer": "client_pipeline.partition.transformer",
+    "bart": "client_pipeline.partition.bart",
     "bert": "client_pipeline.partition.bert",
     "deberta-v2": "client_pipeline.partition.deberta_v2",
     "distilbert": "client_pipeline.partition.distilbert",
     "electra": "client_pipeline.partition.electra",
+    "gpt2": "client_pipeline.partition.gpt2",
+    "llama": "client_pipeline.partition.llama",
+    "marian": "client_pipeline.partition.bart",
+    "mistral": "client_pipeline.partition.llama",
     "modernbert": "client_pipeline.partition.modernbert",
+    "qwen2": "client_pipeline.partition.llama",
+    "qwen3": "client_pipeline.partition.llama",
     "roberta": "client_pipeline.partition.roberta",
+    "t5": "client_pipeline.partition.t5",
     "xlm-roberta": "client_pipeline.partition.roberta",
 }
 """The transformers library's families have its model types as names."""
@@ -32,6 +41,9 @@ _OUR_OWN = ("transformer",)
 
 class Adapter(Protocol):
     """What a family's module provides. A new family is one module with these functions."""
+
+    HEADS: tuple[str, ...]
+    """Its heads, of :data:`client_pipeline.partition.spec.HEADS`; the first is the default."""
 
     def build_parts(self, spec: ModelSpec) -> ModelParts:
         """Build the whole model with fresh weights, drawn from torch's global generator."""
@@ -47,6 +59,10 @@ class Adapter(Protocol):
 
     def build_head(self, spec: ModelSpec) -> nn.Module:
         """Build the decoder or head alone, for the server."""
+        ...
+
+    def tied(self, spec: ModelSpec) -> dict[str, str]:
+        """Return what the head reads from the embedding: the head's own name and the embedding's of each matrix."""
         ...
 
     def mask_form(self, mask_BT: Tensor, dtype: torch.dtype) -> MaskForm:
@@ -67,6 +83,10 @@ class LibraryAdapter(Adapter, Protocol):
 
     def library_config(self, spec: ModelSpec) -> Any:
         """Build the library's configuration; raises ``ValueError`` for one that cannot be cut."""
+        ...
+
+    def spec_from_model(self, model: Any, head: str) -> ModelSpec:
+        """Build the specification of a library model."""
         ...
 
     def split(self, model: Any, spec: ModelSpec) -> ModelParts:
@@ -171,17 +191,38 @@ def read_library_config(source: str) -> Any:
     return config
 
 
-def load_pretrained(source: str, head: str, num_labels: int, seed: int = 0) -> ModelParts:
-    """Load an encoder of any supported family, with a new head of ``num_labels`` classes where it has none.
+def max_length(spec: ModelSpec) -> int | None:
+    """Return the longest sequence that a model has positions for; None: any length."""
+    if spec.family in _OUR_OWN:
+        return int(spec.config["max_length"])
+    config = library_adapter(spec.family).library_config(spec)
+    positions = getattr(config, "max_position_embeddings", None)
+    if spec.family in ("roberta", "xlm-roberta"):
+        # Their positions begin after the padding's.
+        return int(positions - config.pad_token_id - 1)
+    return None if positions is None else int(positions)
+
+
+def head_of(config: Any) -> str:
+    """Return the head that a library model was saved with; its family's default, where it was saved without one."""
+    heads = library_adapter(config.model_type).HEADS
+    endings = {head: AUTO_MODELS[head].removeprefix("AutoModel") for head in heads}
+    saved = (config.architectures or [""])[0]
+    return next((head for head in heads if saved.endswith(endings[head])), heads[0])
+
+
+def load_pretrained(source: str, head: str, num_labels: int = 0, seed: int = 0, server_layers: int = 0) -> ModelParts:
+    """Load a model of any supported family of the library, with a new head where it has none.
 
     Weights are read from safetensors alone: a pickled checkpoint is refused.
 
     Parameters
     ----------
     source : folder or hub id
-    head : ``sequence-classification`` or ``token-classification``
-    num_labels : classes
+    head : one that the family has
+    num_labels : classes of a classifier; 0: as many as the model was saved with
     seed : draws a new head
+    server_layers : blocks of a causal model that the server keeps
 
     Raises
     ------
@@ -191,29 +232,36 @@ def load_pretrained(source: str, head: str, num_labels: int, seed: int = 0) -> M
         If its architecture is not supported, or its weights cannot be loaded.
     """
     config = read_library_config(source)
-    spec = encoder_classifier.spec_from_config(config, head, num_labels)
+    if num_labels:
+        config.num_labels = num_labels
+    ours = {SERVER_LAYERS: server_layers} if head == CAUSAL_LM else {}
+    spec = spec_from_config(config, head, **ours)
     family = library_adapter(spec.family, source)
+    library_config = family.library_config(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model, loading = encoder_classifier.auto_model(head).from_pretrained(
+            model, loading = auto_model(head).from_pretrained(
                 source,
-                config=family.library_config(spec),
+                config=library_config,
                 use_safetensors=True,
                 dtype=torch.float32,
                 trust_remote_code=False,
                 output_loading_info=True,
             )
         except (OSError, RuntimeError) as error:
+            classes = f" with {library_config.num_labels} classes" if "classification" in head else ""
             raise ValueError(
-                f"{source}: no weights of a {spec.family} with {num_labels} classes can be loaded from safetensors: "
-                f"{error}"
+                f"{source}: no weights of a {spec.family}{classes} can be loaded from safetensors: {error}"
             ) from error
-    absent = [name for name in loading["missing_keys"] if name.startswith(f"{model.base_model_prefix}.")]
-    absent = [name for name in absent if ".pooler." not in name]
+    absent = list(loading["missing_keys"])
+    if head not in (SEQ2SEQ, CAUSAL_LM):
+        # A classifier, a pooler under it, or the prediction layers may be new.
+        absent = [name for name in absent if name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name]
     if absent:
         raise ValueError(
-            f"{source}: the weights lack {len(absent)} of the encoder's tensors, {sorted(absent)[:3]} among them; give "
+            f"{source}: the weights lack {len(absent)} of the model's tensors, {sorted(absent)[:3]} among them; give "
             "the whole checkpoint"
         )
-    return family.split(model, spec)
+    found = family.spec_from_model(model, head)
+    return family.split(model, replace(found, config={**found.config, **ours}))

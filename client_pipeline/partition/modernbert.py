@@ -11,19 +11,25 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from client_pipeline.partition.encoder_classifier import (
-    SEQUENCE,
+from client_pipeline.partition.encoder import (
+    HEADS as HEADS,
     ClassifierHead,
     EncoderEmbedding,
-    fresh_model,
+    library_config as library_config,
     linear_classifier,
+    mask_form as global_mask,
+    num_blocks as num_blocks,
+    tied as tied_to,
+    width as width,
 )
-from client_pipeline.partition.encoder_classifier import library_config as library_config
-from client_pipeline.partition.encoder_classifier import mask_form as global_mask
-from client_pipeline.partition.encoder_classifier import num_blocks as num_blocks
-from client_pipeline.partition.encoder_classifier import width as width
+from client_pipeline.partition.hugging_face import (
+    fresh_model,
+    spec_from_config as spec_from_config,
+    spec_from_model as spec_from_model,
+)
+from client_pipeline.partition.masked_lm import MaskedLMHead, in_turn
 from client_pipeline.partition.parts import MaskForm, ModelParts
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import MASKED_LM, SEQUENCE_CLASSIFICATION, ModelSpec
 
 _INPUTS = ("input_ids",)
 
@@ -69,9 +75,12 @@ class ModernBertBlock(nn.Module):
 class ModernBertHead(ClassifierHead):
     """Final norm, pooling (of sequences), prediction head, dropout and classifier."""
 
-    def __init__(self, pooling: str, final_norm: nn.Module, head: nn.Module, dropout: nn.Module, classifier: nn.Module):
-        super().__init__(head, dropout, classifier)
-        self.pooling = pooling
+    def __init__(
+        self, spec: ModelSpec, final_norm: nn.Module, head: nn.Module, dropout: nn.Module, classifier: nn.Module
+    ) -> None:
+        super().__init__(spec, head, dropout, classifier)
+        config = library_config(spec)
+        self.pooling = config.classifier_pooling if spec.head == SEQUENCE_CLASSIFICATION else None
         self.final_norm = final_norm
 
     def logits(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -84,8 +93,9 @@ class ModernBertHead(ClassifierHead):
         return super().logits(hidden, mask_BT)
 
 
-def _pooling(spec: ModelSpec, config: Any) -> str:
-    return str(config.classifier_pooling) if spec.head == SEQUENCE else "none"
+def tied(spec: ModelSpec) -> dict[str, str]:
+    """Output layer of masked-language modelling, unless the model unties it."""
+    return tied_to(spec, "embeddings.tok_embeddings.weight")
 
 
 def mask_form(mask_BT: Tensor, dtype: torch.dtype) -> MaskForm:
@@ -113,23 +123,27 @@ def build_head(spec: ModelSpec) -> nn.Module:
     from transformers.models.modernbert.modeling_modernbert import ModernBertPredictionHead
 
     config = library_config(spec)
-    return ModernBertHead(
-        _pooling(spec, config),
-        nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias),
-        ModernBertPredictionHead(config),
-        nn.Dropout(config.classifier_dropout),
-        linear_classifier(config),
-    )
+    final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+    head = ModernBertPredictionHead(config)
+    if spec.head == MASKED_LM:
+        decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=config.decoder_bias)
+        return MaskedLMHead(in_turn(final_norm, head, decoder=decoder), tied(spec))
+    return ModernBertHead(spec, final_norm, head, nn.Dropout(config.classifier_dropout), linear_classifier(config))
 
 
 def split(model: Any, spec: ModelSpec) -> ModelParts:
-    """Split a ``ModernBertFor{Sequence,Token}Classification``; the parts share its parameters."""
+    """Split a ``ModernBertFor...`` of one of the heads; the parts share its parameters."""
     encoder, config = model.model, model.config
+    head: nn.Module
+    if spec.head == MASKED_LM:
+        head = MaskedLMHead(in_turn(encoder.final_norm, model.head, decoder=model.decoder), tied(spec))
+    else:
+        head = ModernBertHead(spec, encoder.final_norm, model.head, model.drop, model.classifier)
     return ModelParts(
         spec=spec,
         embedding=EncoderEmbedding(encoder.embeddings, _INPUTS),
         blocks=nn.ModuleList([ModernBertBlock(layer, encoder.rotary_emb, config) for layer in encoder.layers]),
-        head=ModernBertHead(_pooling(spec, config), encoder.final_norm, model.head, model.drop, model.classifier),
+        head=head,
         mask_form=mask_form,
         reference=model,
     )

@@ -9,20 +9,26 @@ from typing import Any, cast
 
 from torch import nn
 
-from client_pipeline.partition.encoder_classifier import (
-    SEQUENCE,
+from client_pipeline.partition.encoder import (
+    HEADS as HEADS,
     ClassifierHead,
     EncoderEmbedding,
     classifier_dropout,
-    fresh_model,
+    library_config as library_config,
     linear_classifier,
+    mask_form as mask_form,
+    num_blocks as num_blocks,
+    tied as tied,
+    width as width,
 )
-from client_pipeline.partition.encoder_classifier import library_config as library_config
-from client_pipeline.partition.encoder_classifier import mask_form as mask_form
-from client_pipeline.partition.encoder_classifier import num_blocks as num_blocks
-from client_pipeline.partition.encoder_classifier import width as width
+from client_pipeline.partition.hugging_face import (
+    fresh_model,
+    spec_from_config as spec_from_config,
+    spec_from_model as spec_from_model,
+)
+from client_pipeline.partition.masked_lm import MaskedLMHead, with_one_bias
 from client_pipeline.partition.parts import ModelParts
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import MASKED_LM, SEQUENCE_CLASSIFICATION, ModelSpec
 
 # XLM-R's modules are RoBERTa's, line by line, in the library as well: parts built alone use RoBERTa's for both.
 
@@ -43,22 +49,28 @@ def build_block(spec: ModelSpec, index: int) -> nn.Module:
 
 def build_head(spec: ModelSpec) -> nn.Module:
     """Build the head with fresh weights."""
-    from transformers.models.roberta.modeling_roberta import RobertaClassificationHead
+    from transformers.models.roberta.modeling_roberta import RobertaClassificationHead, RobertaLMHead
 
     config = library_config(spec)
-    if spec.head == SEQUENCE:
-        return ClassifierHead(None, None, RobertaClassificationHead(config))
-    return ClassifierHead(None, classifier_dropout(config), linear_classifier(config))
+    if spec.head == MASKED_LM:
+        return MaskedLMHead(with_one_bias(RobertaLMHead(config)), tied(spec))
+    if spec.head == SEQUENCE_CLASSIFICATION:
+        return ClassifierHead(spec, None, None, RobertaClassificationHead(config))
+    return ClassifierHead(spec, None, classifier_dropout(config), linear_classifier(config))
 
 
 def split(model: Any, spec: ModelSpec) -> ModelParts:
-    """Split a ``(XLM)RobertaFor{Sequence,Token}Classification``; the parts share its parameters."""
-    dropout = None if spec.head == SEQUENCE else model.dropout
+    """Split a ``(XLM)RobertaFor...`` of one of the heads; the parts share its parameters."""
+    head: nn.Module
+    if spec.head == MASKED_LM:
+        head = MaskedLMHead(model.lm_head, tied(spec))
+    else:
+        head = ClassifierHead(spec, None, getattr(model, "dropout", None), model.classifier)
     return ModelParts(
         spec=spec,
         embedding=EncoderEmbedding(model.roberta.embeddings),
         blocks=model.roberta.encoder.layer,
-        head=ClassifierHead(None, dropout, model.classifier),
+        head=head,
         mask_form=mask_form,
         reference=model,
     )

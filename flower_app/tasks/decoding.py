@@ -35,7 +35,7 @@ class IncrementalDecoder:
         for i, block in enumerate(self._blocks):
             x = self._block(i, block, x)
         config = self.decoder.config
-        logits = self.decoder.logits(self.decoder.norm(x)[:, 0])
+        logits = self.decoder.scores(self.decoder.norm(x)[:, 0])
         logits[:, [config.pad_id, config.bos_id]] = -torch.inf
         return F.log_softmax(logits, dim=-1)
 

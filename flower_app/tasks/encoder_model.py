@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_pipeline.partition import bert
+from client_pipeline.partition.families import load_pretrained
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from client_pipeline.partition.spec import ModelSpec
 from flower_app.tasks.base import ModelOptions
@@ -86,7 +86,7 @@ def load_encoder(
     if model.pretrained:
         check_vocabulary(model, tokenizer)
         try:
-            parts = bert.load_pretrained(model.pretrained, head, len(labels), seed)
+            parts = load_pretrained(model.pretrained, head, len(labels), seed)
         except (OSError, RuntimeError) as error:
             raise ValueError(
                 f"model.pretrained: the weights of {model.pretrained} cannot be loaded as safetensors: {error}"
@@ -142,8 +142,7 @@ def predict_batch(parts: ModelParts, batch: Batch) -> tuple[list[list[int]], flo
     number.
     """
     labels = batch["labels"].reshape(len(batch["input_ids"]), -1)
-    logits = cast(Any, parts.head).logits(parts.encode(batch))
-    logits_BUC = logits.reshape(*labels.shape, -1)
+    logits_BUC = parts.logits(batch).reshape(*labels.shape, -1)
     real = labels != IGNORED_LABEL
     loss = F.cross_entropy(logits_BUC[real], labels[real], reduction="sum")
     best = logits_BUC.argmax(dim=-1)

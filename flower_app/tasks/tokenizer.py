@@ -124,8 +124,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, pretokenized: bool) -
     from tokenizers import Tokenizer
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
     from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, WhitespaceSplit
-    from tokenizers.pre_tokenizers import Sequence as InTurn
+    from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence as InTurn, WhitespaceSplit
     from tokenizers.trainers import BpeTrainer
 
     backend = Tokenizer(BPE(unk_token=UNK))

@@ -213,7 +213,7 @@ def _plain_loss(parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> tuple[fl
     labels = batch["labels"]
     real = labels != IGNORED_LABEL
     states = decoder.hidden(memory_BTD, batch["attention_mask"], decoder.shift_right(labels))
-    return float(F.cross_entropy(decoder.logits(states[real]), labels[real], reduction="sum")), int(real.sum())
+    return float(F.cross_entropy(decoder.scores(states[real]), labels[real], reduction="sum")), int(real.sum())
 
 
 def _search(config: TaskConfig, parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> list[list[int]]:

@@ -1,6 +1,6 @@
-"""What the encoders of the transformers library share: a bidirectional encoder under a classification head.
+"""What the encoders of Hugging Face transformers share: a bidirectional encoder under a classifier or a masked-lm head.
 
-A family's module says how its library model is cut; configuration, head, loss and mask are here.
+A family's module says how its library model is cut; configuration, heads, loss and mask are here.
 """
 
 from __future__ import annotations
@@ -11,81 +11,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from client_pipeline.partition.hugging_face import CLASS_WEIGHTS, read_config
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, MaskForm
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import MASKED_LM, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, ModelSpec
 
-SEQUENCE = "sequence-classification"
-TOKEN = "token-classification"
-HEADS = (SEQUENCE, TOKEN)
-
-_NOT_ARCHITECTURE = (
-    "id2label",
-    "label2id",
-    "num_labels",
-    "problem_type",
-    "architectures",
-    "model_type",
-    "transformers_version",
-    "dtype",
-    "torch_dtype",
-)
-
-
-def spec_from_config(config: Any, head: str, num_labels: int) -> ModelSpec:
-    """Build a specification from a library configuration; its model type is the family.
-
-    Parameters
-    ----------
-    config : such as a ``BertConfig``
-    head : one of :data:`HEADS`
-    num_labels : classes
-    """
-    values = {
-        key: value
-        for key, value in config.to_diff_dict().items()
-        if key not in _NOT_ARCHITECTURE and not key.startswith("_")
-    }
-    return ModelSpec(family=config.model_type, head=head, config={**values, "num_labels": num_labels})
+HEADS = (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, MASKED_LM)
 
 
 def library_config(spec: ModelSpec, attention: str = "sdpa") -> Any:
-    """Build the library's configuration of a specification.
-
-    Parameters
-    ----------
-    spec : its family is the library's model type
-    attention : name of the library's attention function. Blocks are also built alone, without the model class that
-        would choose it.
+    """Build the library's configuration of a specification; ``attention`` as in ``read_config``.
 
     Raises
     ------
     ValueError
         For a head, a number of classes or a direction of attention that this cut has not.
     """
-    from transformers import AutoConfig
-
-    if spec.head not in HEADS:
-        raise ValueError(f"model.family {spec.family} has the heads {', '.join(HEADS)}, found {spec.head!r}")
-    config = AutoConfig.for_model(spec.family, **spec.config)
-    if config.num_labels < 2:
+    config = read_config(spec, HEADS, attention)
+    if spec.head != MASKED_LM and config.num_labels < 2:
         raise ValueError(f"num_labels: expected at least 2 classes, found {config.num_labels}; there is no regression")
     for key in ("is_decoder", "add_cross_attention"):
         if getattr(config, key, False):
             raise ValueError(f"{key}: expected false for family {spec.family}, found true; only encoders are cut")
-    config._attn_implementation = attention
     return config
 
 
-def auto_model(head: str) -> Any:
-    """Return the library's ``AutoModelFor...`` class of a head."""
-    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
-
-    return AutoModelForTokenClassification if head == TOKEN else AutoModelForSequenceClassification
-
-
-def fresh_model(spec: ModelSpec, config: Any) -> Any:
-    """Build the library's own model with fresh weights."""
-    return auto_model(spec.head).from_config(config)
+def tied(spec: ModelSpec, embedding: str = "embeddings.word_embeddings.weight") -> dict[str, str]:
+    """Output layer of masked-language modelling, unless the model unties it; ``embedding`` is its name there."""
+    shared = spec.head == MASKED_LM and library_config(spec).tie_word_embeddings
+    return {"predictions.decoder.weight": embedding} if shared else {}
 
 
 class EncoderEmbedding(nn.Module):
@@ -102,13 +55,23 @@ class EncoderEmbedding(nn.Module):
 
 
 class ClassifierHead(nn.Module):
-    """Pooler (none for tokens), dropout and classifier."""
+    """Pooler (none for tokens), dropout and classifier.
 
-    def __init__(self, pooler: nn.Module | None, dropout: nn.Module | None, classifier: nn.Module) -> None:
+    ``class_weights`` of the specification, where given, multiply each target's loss by its class's factor.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self, spec: ModelSpec, pooler: nn.Module | None, dropout: nn.Module | None, classifier: nn.Module
+    ) -> None:
         super().__init__()
         self.pooler = pooler
         self.dropout = dropout
         self.classifier = classifier
+        # No parameter: it is not trained, and does not travel with the weights.
+        factors = spec.config.get(CLASS_WEIGHTS)
+        self.register_buffer("class_weights", None if factors is None else torch.tensor(factors), persistent=False)
 
     def logits(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """Class scores: [B, classes] of sequences, [B, T, classes] of tokens."""
@@ -120,7 +83,11 @@ class ClassifierHead(nn.Module):
         """Sum of the cross-entropies over the labelled samples or tokens."""
         logits = self.logits(hidden_BTD, mask_BT)
         return F.cross_entropy(
-            logits.flatten(0, -2), targets["labels"].flatten(), reduction="sum", ignore_index=IGNORED_LABEL
+            logits.flatten(0, -2),
+            targets["labels"].flatten(),
+            weight=self.class_weights,
+            reduction="sum",
+            ignore_index=IGNORED_LABEL,
         )
 
 

@@ -44,7 +44,7 @@ class CentralTraining:
     def train_step(self) -> float:
         """Take one step, return the mean loss per target (label smoothing and class weights included)."""
         self.step += 1
-        batch = self.data.collate(self.order.next_batch())
+        batch = self.data.collate(self.order.next_batch(), seed=self.step)
         weight = target_weight(targets(batch))
         loss = self.parts.loss_sum({name: tensor.to(self.device) for name, tensor in batch.items()}) / weight
         loss.backward()

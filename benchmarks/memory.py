@@ -41,7 +41,7 @@ class RandomSentences:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def collate(self, indices: list[int]) -> dict[str, torch.Tensor]:
+    def collate(self, indices: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
         rows = self.tokens[indices]
         return {"input_ids": rows, "attention_mask": torch.ones_like(rows, dtype=torch.bool), "labels": rows[:, 0] % 2}
 

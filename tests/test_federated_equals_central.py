@@ -33,7 +33,7 @@ class OneBatch:
     def __len__(self):
         return len(self.batch["input_ids"])
 
-    def collate(self, indices):
+    def collate(self, indices, seed=0):
         return {name: tensor[sorted(indices)] for name, tensor in self.batch.items()}
 
 

@@ -12,17 +12,17 @@ import torch
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import target_weight, targets
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
+from flower_app.config_sources import load_config
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.classification import macro_f1
 from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.encoder_model import labels_of
 from flower_app.tasks.generated_labels import KINDS, classified
 from flower_app.tasks.labelled import balanced_weights, in_order
+from flower_app.tasks.labelled_task import labels_of
 from flower_app.tasks.tokenizer import TextTokenizer
 
 NAME = "sequence-classification"
 SMALL = DataConfig(num_examples=120, evaluation_examples=20, vocab_size=400, max_length=40)
-TREC = Path("/work/shared/data/trec6")
 ROWS = [("A dog barks.", "animal"), ("The king reads.", "person"), ("A cat, too.", "animal"), ("My aunt?", "person")]
 
 
@@ -39,6 +39,7 @@ def options(**changes):
         "label_smoothing": 0.0,
         "max_length": 40,
         "pretrained": "",
+        "from_": "",
     }
     return SimpleNamespace(**{**values, **changes})
 
@@ -67,7 +68,9 @@ def test_a_text_stands_between_marks_and_its_label_is_one_class(prepared):
     tokenizer = TextTokenizer.from_json(prepared.tokenizer_json)
     batch, drawn = data.collate([5, 2]), classified(120, "train", 0)
     # One cluster has all examples, in an order of its own.
-    texts = {tuple(ids): label for (text, label), ids in zip(drawn, tokenizer.encode([t for t, _ in drawn]), strict=True)}
+    texts = {
+        tuple(ids): label for (text, label), ids in zip(drawn, tokenizer.encode([t for t, _ in drawn]), strict=True)
+    }
     for ids, mask, label in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
         real = ids[mask].tolist()
         assert (real[0], real[-1]) == (tokenizer.bos_id, tokenizer.eos_id)
@@ -83,7 +86,7 @@ def test_the_model_follows_the_table_and_knows_its_labels(prepared):
     assert labels_of(prepared.spec) == KINDS
     assert parts.encode({k: torch.ones(1, 3, dtype=d) for k, d in BATCH_TYPES.items()}).shape == (1, 3, 32)
     assert parts.head.classifier.out_features == len(KINDS)
-    assert prepared.weights is None and prepared.cluster_sizes == (40, 40, 40)
+    assert prepared.weights == {} and prepared.cluster_sizes == (40, 40, 40)
 
 
 BATCH_TYPES = {"input_ids": torch.int64, "attention_mask": torch.bool}
@@ -109,7 +112,9 @@ def test_tables_of_all_kinds_give_the_same_examples(tmp_path):
 
 def test_a_hub_dataset_gives_its_classes_by_number(tmp_path):
     datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["b", "a", "c"])})
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["b", "a", "c"])}
+    )
     rows = {"text": ["one", "two", "three"], "label": [0, 1, 1]}
     split = datasets.Dataset.from_dict(rows, features=features)
     folder = str(tmp_path / "saved")
@@ -144,7 +149,9 @@ def test_damaged_data_is_refused_with_file_and_line(tmp_path, name, text, messag
 
 def test_a_label_outside_the_list_is_refused_with_its_line(tmp_path):
     write_tsv(tmp_path / "train.tsv")
-    message = r"data\.labels: .*train\.tsv, line 3: the train data has the label 'person', expected one of animal, thing"
+    message = (
+        r"data\.labels: .*train\.tsv, line 3: the train data has the label 'person', expected one of animal, thing"
+    )
     with pytest.raises(ValueError, match=message):
         prepare(files(tmp_path, labels="animal, thing"))
     with pytest.raises(ValueError, match=r"data\.labels: expected distinct names with commas between, found 'a'"):
@@ -179,7 +186,10 @@ def test_long_texts_are_cut_counted_and_still_closed(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"family": "transformer"}, "trains an encoder: expected model.family = bert, found 'transformer'"),
+        (
+            {"family": "transformer"},
+            "expected model.family to be one of bert, .*roberta, found 'transformer'",
+        ),
         ({"label_smoothing": 0.1}, "model.label-smoothing: task.name = sequence-classification has none"),
         ({"pretrained": "/no/such/folder"}, "model.pretrained: expected a folder with config.json"),
     ],
@@ -341,7 +351,9 @@ def test_generated_labels_are_learned_in_a_few_steps():
     score = found.evaluator.evaluate(parts, "test")
     most = max(np.unique(score.references, return_counts=True)[1]) / score.examples
     assert score.metrics["accuracy"] > max(0.8, most)
-    assert score.metrics["accuracy"] == np.mean([r == p for r, p in zip(score.references, score.predictions, strict=True)])
+    assert score.metrics["accuracy"] == np.mean(
+        [r == p for r, p in zip(score.references, score.predictions, strict=True)]
+    )
     # The same model, as predict uses it.
     assert chosen.predict(parts, found.tokenizer_json, score.sources[:5]) == score.predictions[:5]
     again = chosen.evaluator(data, found.tokenizer_json).evaluate(parts, "test")
@@ -380,11 +392,12 @@ def test_the_central_baseline_reports_the_tasks_own_metrics(monkeypatch, capsys)
     assert {"loss", "accuracy", "macro_f1", "train_loss"} <= row.keys()
 
 
-@pytest.mark.skipif(not TREC.is_dir(), reason="needs the TREC questions")
-def test_trec_questions_are_read_as_the_configuration_says():
-    from flower_app.config_sources import load_config
-
-    config = load_config("trec6", [f"data.path={TREC}"])
-    task(config.task).check(config.data, config.model, 0, 2)
-    found = task(config.task).read(config.data, "train", None)
-    assert len(found) == 4952 and set(found.labels) == set("012345")
+@pytest.mark.parametrize(
+    ("name", "folder", "number", "classes"), [("trec6", "trec6", 4952, 6), ("toutiao", "toutiao", 27724, 15)]
+)
+def test_real_text_is_read_as_the_configuration_says(real_data, name, folder, number, classes):
+    config = load_config(name, [f"data.path={real_data(folder)}"])
+    chosen = task(config.task)
+    chosen.check(config.data, config.model, 0, 2)
+    found = chosen.read(config.data, "train", None)
+    assert len(found) == number and len(set(found.labels)) == classes

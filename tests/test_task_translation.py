@@ -29,6 +29,7 @@ def options(**changes):
         "label_smoothing": 0.1,
         "max_length": 128,
         "pretrained": "",
+        "from_": "",
     }
     return SimpleNamespace(**{**values, **changes})
 
@@ -51,7 +52,10 @@ def test_every_named_task_can_be_built():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "parsing"}, "task.name: expected one of translation, found 'parsing'"),
+        (
+            {"name": "parsing"},
+            "task.name: expected one of translation, sequence-classification, token-",
+        ),
         ({"decode": "sample"}, "task.decode: expected one of greedy, beam, found 'sample'"),
         ({"beam_size": 0}, "task.beam-size: expected at least 1, found 0"),
         ({"evaluate_batch_size": 0}, "task.evaluate-batch-size: expected at least 1, found 0"),

@@ -38,6 +38,19 @@ OWN_LM_HEAD = "own_lm_head"
 OUR_KEYS = (CLASS_WEIGHTS, SERVER_LAYERS, TRAINED_LOGITS_BIAS, OWN_LM_HEAD)
 """Keys of a specification that are not the library's."""
 
+_DROPOUTS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "dropout",
+    "attention_dropout",
+    "embedding_dropout",
+    "mlp_dropout",
+    "pooler_dropout",
+    "seq_classif_dropout",
+    "embd_pdrop",
+    "attn_pdrop",
+    "resid_pdrop",
+)
 _NOT_KEPT = ("problem_type", "architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
 _LABELS = ("id2label", "label2id", "num_labels")
 
@@ -66,6 +79,58 @@ def spec_from_config(config: Any, head: str, **ours: Any) -> ModelSpec:
 def spec_from_model(model: Any, head: str, **ours: Any) -> ModelSpec:
     """Build the specification of a library model; the arguments are those of :func:`spec_from_config`."""
     return spec_from_config(model.config, head, **ours)
+
+
+def sized_config(
+    family: str,
+    *,
+    vocab_size: int,
+    width: int,
+    num_heads: int,
+    feed_forward: int,
+    num_layers: int,
+    dropout: float,
+    max_length: int,
+    pad_id: int,
+    bos_id: int,
+    eos_id: int,
+) -> Any:
+    """Build a library configuration from sizes, whatever the family calls them.
+
+    Parameters
+    ----------
+    family : the library's model type, of an encoder or a causal model
+    vocab_size : tokens
+    width : D
+    num_heads : of attention, keys and values alike
+    feed_forward : inner width of the feed-forward layers
+    num_layers : all blocks
+    dropout : rate, wherever the family has one but right before a classifier
+    max_length : longest sequence
+    pad_id, bos_id, eos_id : special tokens
+    """
+    from transformers import AutoConfig
+
+    default = AutoConfig.for_model(family)
+    if family in ("roberta", "xlm-roberta"):
+        # Their positions begin after the padding's.
+        max_length += pad_id + 1
+    values = {
+        "vocab_size": vocab_size,
+        **dict.fromkeys(("hidden_size", "embedding_size", "pooler_hidden_size"), width),
+        "num_hidden_layers": num_layers,
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), num_heads),
+        "head_dim": width // num_heads,
+        **dict.fromkeys(("intermediate_size", "hidden_dim", "n_inner"), feed_forward),
+        **dict.fromkeys(_DROPOUTS, dropout),
+        "max_position_embeddings": max_length,
+        "pad_token_id": pad_id,
+        **dict.fromkeys(("bos_token_id", "cls_token_id"), bos_id),
+        **dict.fromkeys(("eos_token_id", "sep_token_id"), eos_id),
+    }
+    names = {name: default.attribute_map.get(name, name) for name in values}
+    known = {names[name]: value for name, value in values.items() if hasattr(default, names[name])}
+    return AutoConfig.for_model(family, **known)
 
 
 def read_config(spec: ModelSpec, heads: Collection[str], attention: str = "sdpa") -> Any:

@@ -18,6 +18,8 @@ TASKS = {
     "translation": "flower_app.tasks.translation:TranslationTask",
     "sequence-classification": "flower_app.tasks.classification:ClassificationTask",
     "token-classification": "flower_app.tasks.tagging:TaggingTask",
+    "masked-lm": "flower_app.tasks.masked_lm:MaskedLMTask",
+    "causal-lm": "flower_app.tasks.causal_lm:CausalLMTask",
 }
 """Name of each task -> its class. A new task is one module and one line here."""
 DECODINGS = ("greedy", "beam")
@@ -37,7 +39,9 @@ class TaskConfig:
     length_penalty: float = 1.0
     """``beam``: a hypothesis of n tokens is ranked by its log-probability divided by n to this power."""
     max_new_tokens: int = 0
-    """Longest translation in tokens; 0: twice the source's tokens plus ten."""
+    """Longest translation, or continuation of a text, in tokens; 0: twice the source's tokens plus ten."""
+    mask_probability: float = 0.15
+    """``masked-lm``: share of the tokens that are to be found again."""
     class_weights: str = "none"
     """Of tasks with labels: ``balanced`` multiplies the loss of a label with n of the N labels by N / (C n), for C
     labels that occur; ``none``."""
@@ -50,6 +54,8 @@ class TaskConfig:
         """Refuse what cannot be run."""
         if self.name not in TASKS:
             raise ValueError(f"task.name: expected one of {', '.join(TASKS)}, found {self.name!r}")
+        if not 0 < self.mask_probability < 1:
+            raise ValueError(f"task.mask-probability: expected a number in (0, 1), found {self.mask_probability}")
         for name, known in (("decode", DECODINGS), ("class_weights", CLASS_WEIGHTS)):
             if (found := getattr(self, name)) not in known:
                 key = f"task.{name.replace('_', '-')}"
@@ -91,6 +97,8 @@ class ModelOptions(Protocol):
     def max_length(self) -> int: ...  # noqa: D102
     @property
     def pretrained(self) -> str: ...  # noqa: D102
+    @property
+    def from_(self) -> str: ...  # noqa: D102
 
 
 class ClusterData(Protocol):
@@ -105,8 +113,8 @@ class ClusterData(Protocol):
         """Return the number of examples."""
         ...
 
-    def collate(self, indices: Sequence[int]) -> Batch:
-        """Build the batch of these examples, padded to its longest."""
+    def collate(self, indices: Sequence[int], seed: int = 0) -> Batch:
+        """Build the batch of these examples, padded to its longest; ``seed`` decides what is random in it."""
         ...
 
 
@@ -144,8 +152,8 @@ class Prepared:
     evaluator: Evaluator
     cluster_sizes: tuple[int, ...]
     """Training examples of each cluster."""
-    weights: Mapping[str, Tensor] | None = None
-    """Pretrained weights by global name; None: fresh ones."""
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """Weights to start from, by global name; what is absent is fresh."""
 
     @property
     def num_examples(self) -> int:
@@ -157,8 +165,7 @@ class Prepared:
         from client_pipeline.partition.families import build_parts
 
         parts = build_parts(self.spec, seed)
-        if self.weights is not None:
-            parts.load(self.weights)
+        parts.load(parts.weights() | dict(self.weights))
         return parts
 
 

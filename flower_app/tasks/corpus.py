@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ class DataConfig:
     """``files``: folder of the files below."""
     train_source: str = ""
     """Source sentences, one a line; or, with ``train-target`` empty, one table of pairs: ``.tsv``, ``.csv``, ``.jsonl``
-    or ``.parquet``. Tasks with labels take such a table, token-classification a ``.conll`` file too. With
-    ``partition = files`` the name holds ``{cluster}``, which counts from 0."""
+    or ``.parquet``. Tasks with labels take such a table, token-classification a ``.conll`` file too; language models a
+    table or a text file. With ``partition = files`` the name holds ``{cluster}``, which counts from 0."""
     train_target: str = ""
     """Target sentences; line i translates line i of ``train-source``."""
     validation_source: str = ""
@@ -67,7 +67,8 @@ class DataConfig:
     """Labels that may stand in ``label-column``, with commas between (token-classification: the types of its spans);
     empty: those of the training data."""
     max_length: int = 128
-    """Longest sequence in tokens, end-of-sentence included; the rest is cut off and counted."""
+    """Longest sequence in tokens, marks of beginning and end included; the rest is cut off and counted. Language models
+    lose nothing: there a longer text goes on in the next sequence."""
     pretokenized: bool = False
     """The text is tokenised already: words are kept as they stand between blanks, and BLEU takes them as tokens."""
     lowercase: bool = False
@@ -129,9 +130,19 @@ class Pairs:
         """Return what ``dirichlet`` spreads: the label column, or the source length in classes of like size."""
         if self.labels is not None:
             return list(self.labels)
-        lengths = np.array([len(source.split()) for source in self.sources])
-        borders = np.quantile(lengths, np.linspace(0, 1, LENGTH_CLASSES + 1)[1:-1])
-        return list(np.searchsorted(borders, lengths).tolist())
+        return length_classes(self.sources)
+
+    def subset(self, indices: Sequence[int]) -> Pairs:
+        """Return some of the pairs."""
+        labels = None if self.labels is None else [self.labels[i] for i in indices]
+        return Pairs([self.sources[i] for i in indices], [self.targets[i] for i in indices], labels)
+
+
+def length_classes(texts: Sequence[str]) -> list[Hashable]:
+    """Return the class of each text's length in words, of :data:`LENGTH_CLASSES` classes of like size."""
+    lengths = np.array([len(text.split()) for text in texts])
+    borders = np.quantile(lengths, np.linspace(0, 1, LENGTH_CLASSES + 1)[1:-1])
+    return list(np.searchsorted(borders, lengths).tolist())
 
 
 GENERATED_EVALUATION_SEED = 0

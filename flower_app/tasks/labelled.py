@@ -67,8 +67,9 @@ class LabelledData:
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def collate(self, indices: Sequence[int]) -> Batch:
+    def collate(self, indices: Sequence[int], seed: int = 0) -> Batch:
         """Build the batch of these examples; see :data:`client_pipeline.partition.parts.Batch`."""
+        del seed
         labels = self.labels.padded(indices, IGNORED_LABEL)
         return self.sequences.inputs(indices, self.pad_id) | {"labels": labels if self.per_token else labels[:, 0]}
 

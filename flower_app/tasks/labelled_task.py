@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic
 
 import numpy as np
+import torch.nn.functional as F
 
-from client_pipeline.partition.parts import ModelParts
+from client_pipeline.partition.families import max_length
+from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
+from client_pipeline.partition.spec import ModelSpec
 from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
-from flower_app.tasks.corpus import GENERATED_EVALUATION_SEED, DataConfig, check_files
+from flower_app.tasks.corpus import GENERATED_EVALUATION_SEED, DataConfig
 from flower_app.tasks.encoded import evaluating
-from flower_app.tasks.encoder_model import (
-    check_model,
-    check_vocabulary,
-    labels_of,
-    load_encoder,
-    longest_of,
-    predict_batch,
-)
 from flower_app.tasks.labelled import Examples, LabelledData, X, balanced_weights, in_order, listed
-from flower_app.tasks.partition import partition
-from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer, train_wordpiece
+from flower_app.tasks.partition import training_share, training_shares
+from flower_app.tasks.start import check_model, load_start, ready_tokenizer
+from flower_app.tasks.tokenizer import TextTokenizer, train_wordpiece
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class LabelledTask(ABC, Generic[X]):
         if self.config.class_weights == "balanced":
             counts = Counter(name for share in found.shares for label in share.labels for name in self.parts_of(label))
             factors = balanced_weights(counts, found.labels)
-        spec, weights = load_encoder(model, self.name, found.labels, factors, tokenizer, seed)
+        spec, weights = load_start(self.name, model, tokenizer, seed, found.labels, factors)
         return Prepared(
             spec=spec,
             tokenizer_json=tokenizer.to_json(),
@@ -132,10 +130,8 @@ class LabelledTask(ABC, Generic[X]):
         self, data: DataConfig, tokenizer_json: str, cluster: int, num_clusters: int, seed: int
     ) -> LabelledData:
         """Load and encode one cluster's share of the training examples."""
-        mine = self._load(data, "train", seed, cluster if data.partition == "files" else None)
-        labels = self._labels(data, [mine])
-        if data.partition != "files":
-            mine = mine.subset(partition(data, mine, num_clusters, seed)[cluster].tolist())
+        mine, known = training_share(data, partial(self._load, data, "train", seed), cluster, num_clusters, seed)
+        labels = self._labels(data, [known])
         return self.encode_examples(mine, labels, TextTokenizer.from_json(tokenizer_json), data.max_length, "train")
 
     def evaluator(self, data: DataConfig, tokenizer_json: str) -> LabelledEvaluator[X]:
@@ -145,7 +141,7 @@ class LabelledTask(ABC, Generic[X]):
     def predict(self, parts: ModelParts, tokenizer_json: str, inputs: Sequence[str]) -> list[str]:
         """Label texts; an empty one, or one longer than the model, is an error."""
         tokenizer = TextTokenizer.from_json(tokenizer_json)
-        labels, longest = labels_of(parts.spec), longest_of(parts.spec)
+        labels, longest = labels_of(parts.spec), max_length(parts.spec) or sys.maxsize
         found = [self.from_text(text, tokenizer) for text in inputs]
         for text, value in zip(inputs, found, strict=True):
             if not value:
@@ -217,26 +213,33 @@ class LabelledTask(ABC, Generic[X]):
 
     def _load_all(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> _Loaded[X]:
         check_model(self.name, model, data.max_length)
-        if num_clusters < 1:
-            raise ValueError(
-                f"num-clusters: expected at least 1 cluster to share the data out to, found {num_clusters}"
-            )
-        if data.partition == "files":
-            check_files(data, num_clusters)
-            shares = [self._load(data, "train", seed, cluster) for cluster in range(num_clusters)]
-            sizes = tuple(map(len, shares))
-        else:
-            shares = [self._load(data, "train", seed)]
-            sizes = tuple(map(len, partition(data, shares[0], num_clusters, seed)))
+        shares, sizes = training_shares(data, partial(self._load, data, "train", seed), num_clusters, seed)
         labels, held_out = self._labels(data, shares), self._held_out(data)
         for split, examples in [*(("train", share) for share in shares), *held_out.items()]:
             self._check_labels(examples, labels, split)
-        tokenizer = None
-        if source := data.tokenizer or model.pretrained:
-            tokenizer = load_tokenizer(source, "data.tokenizer" if data.tokenizer else "model.pretrained")
-            if model.pretrained:
-                check_vocabulary(model, tokenizer)
-        return _Loaded(shares, sizes, labels, held_out, tokenizer)
+        return _Loaded(shares, sizes, labels, held_out, ready_tokenizer(data, model))
+
+
+def labels_of(spec: ModelSpec) -> tuple[str, ...]:
+    """Names of a model's classes, in the order of its logits."""
+    names = spec.config["id2label"]
+    return tuple(names[str(i)] for i in range(len(names)))
+
+
+def predict_batch(parts: ModelParts, batch: Batch) -> tuple[list[list[int]], float, int]:
+    """Run the model on a batch, with ``labels``.
+
+    Returns
+    -------
+    The best class of every labelled position, by example; the plain (unweighted) cross-entropy, summed over them; their
+    number.
+    """
+    labels = batch["labels"].reshape(len(batch["input_ids"]), -1)
+    logits_BUC = parts.logits(batch).reshape(*labels.shape, -1)
+    real = labels != IGNORED_LABEL
+    loss = F.cross_entropy(logits_BUC[real], labels[real], reduction="sum")
+    best = logits_BUC.argmax(dim=-1)
+    return [row[mask].tolist() for row, mask in zip(best, real, strict=True)], float(loss), int(real.sum())
 
 
 class LabelledEvaluator(Generic[X]):

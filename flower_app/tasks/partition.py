@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.corpus import DataConfig, check_files
 
 Indices = npt.NDArray[np.int64]
 
@@ -23,6 +23,54 @@ class Shareable(Protocol):
     def classes(self) -> list[Hashable]:
         """Return each example's class: what ``dirichlet`` spreads unevenly."""
         ...
+
+    def subset(self, indices: Sequence[int]) -> Self:
+        """Return some of the examples."""
+        ...
+
+
+S = TypeVar("S", bound=Shareable)
+
+
+def training_shares(
+    config: DataConfig, load: Callable[[int | None], S], num_clusters: int, seed: int
+) -> tuple[list[S], tuple[int, ...]]:
+    """Load the training examples of all clusters.
+
+    Parameters
+    ----------
+    config : says how they are shared out
+    load : reads one cluster's file, or with None all examples
+    num_clusters, seed : of the run
+
+    Returns
+    -------
+    The examples, one share for each file; and each cluster's number of them.
+
+    Raises
+    ------
+    ValueError
+        If a cluster would get no example.
+    """
+    if num_clusters < 1:
+        raise ValueError(f"num-clusters: expected at least 1 cluster to share the data out to, found {num_clusters}")
+    if config.partition == "files":
+        check_files(config, num_clusters)
+        shares = [load(cluster) for cluster in range(num_clusters)]
+        return shares, tuple(map(len, shares))
+    everything = load(None)
+    return [everything], tuple(map(len, partition(config, everything, num_clusters, seed)))
+
+
+def training_share(
+    config: DataConfig, load: Callable[[int | None], S], cluster: int, num_clusters: int, seed: int
+) -> tuple[S, S]:
+    """Load one cluster's training examples, and all that were read for them; see :func:`training_shares`."""
+    if config.partition == "files":
+        mine = load(cluster)
+        return mine, mine
+    everything = load(None)
+    return everything.subset(partition(config, everything, num_clusters, seed)[cluster].tolist()), everything
 
 
 def partition(config: DataConfig, examples: Shareable, num_clusters: int, seed: int) -> list[Indices]:

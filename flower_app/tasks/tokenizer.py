@@ -12,11 +12,13 @@ SPECIAL_TOKENS = (PAD, BOS, EOS, UNK)
 """Of a trained tokenizer, with the ids 0 to 3."""
 
 _NAMES = {
-    PAD: (PAD, "[PAD]", "<|pad|>"),
-    BOS: (BOS, "[CLS]", "<bos>", "[BOS]"),
-    EOS: (EOS, "[SEP]", "<eos>", "[EOS]", "<|endoftext|>"),
+    # Tokenizers without a token of their own for padding or the beginning (GPT-2's, LLaMA's) lend another one.
+    PAD: (PAD, "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<|endoftext|>", UNK),
+    BOS: (BOS, "[CLS]", "<bos>", "[BOS]", "<|begin_of_text|>", "<|endoftext|>"),
+    EOS: (EOS, "[SEP]", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>"),
     UNK: (UNK, "[UNK]", "<|unk|>"),
 }
+_MASKS = ("[MASK]", "<mask>")
 WORDPIECE_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Of a trained WordPiece tokenizer, with the ids 0 to 4."""
 _FEWEST_TOKENS = 16
@@ -42,6 +44,21 @@ class TextTokenizer:
                 return int(found)
         self._backend.add_special_tokens([role])
         return int(self._backend.token_to_id(role))
+
+    @property
+    def mask(self) -> tuple[str, int]:
+        """The token that hides another one, and its id.
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
+        for name in _MASKS:
+            found = self._backend.token_to_id(name)
+            if found is not None:
+                return name, int(found)
+        raise ValueError(f"data.tokenizer: expected a token {' or '.join(_MASKS)} to mask others with, found none")
 
     @property
     def vocab_size(self) -> int:

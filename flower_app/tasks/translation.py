@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -14,10 +15,11 @@ from client_pipeline.partition import transformer
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from flower_app.tasks import decoding
 from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
-from flower_app.tasks.corpus import DataConfig, Pairs, check_files, load_pairs
+from flower_app.tasks.corpus import DataConfig, Pairs, load_pairs
 from flower_app.tasks.encoded import EncodedText, evaluating
-from flower_app.tasks.partition import partition
-from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from flower_app.tasks.partition import training_share, training_shares
+from flower_app.tasks.start import check_length, ready_tokenizer, run_to_start_from
+from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer
 
 
 @dataclass
@@ -42,8 +44,9 @@ class TranslationData:
     def __len__(self) -> int:
         return len(self.source)
 
-    def collate(self, indices: Sequence[int]) -> Batch:
+    def collate(self, indices: Sequence[int], seed: int = 0) -> Batch:
         """Build the batch of these pairs; see :data:`client_pipeline.partition.parts.Batch`."""
+        del seed
         return self.source.inputs(indices, self.pad_id) | {"labels": self.target.padded(indices, IGNORED_LABEL)}
 
 
@@ -134,25 +137,27 @@ class TranslationTask:
             eos_id=tokenizer.eos_id,
             label_smoothing=model.label_smoothing,
         )
+        weights: Mapping[str, Tensor] = {}
+        if model.from_:
+            start = run_to_start_from(model)
+            check_length(start.spec, model, data.max_length)
+            spec = replace(start.spec, config={**start.spec.config, "label_smoothing": model.label_smoothing})
+            weights = start.parts.weights()
         return Prepared(
             spec=spec,
             tokenizer_json=tokenizer.to_json(),
             evaluator=TranslationEvaluator(self.config, data, tokenizer),
             cluster_sizes=sizes,
+            weights=weights,
         )
 
     def cluster_data(
         self, data: DataConfig, tokenizer_json: str, cluster: int, num_clusters: int, seed: int
     ) -> TranslationData:
         """Load and encode one cluster's share of the training pairs."""
-        tokenizer = TextTokenizer.from_json(tokenizer_json)
-        if data.partition == "files":
-            pairs = load_pairs(data, "train", seed, cluster)
-        else:
-            everything = load_pairs(data, "train", seed)
-            mine = partition(data, everything, num_clusters, seed)[cluster].tolist()
-            pairs = Pairs([everything.sources[i] for i in mine], [everything.targets[i] for i in mine])
-        return TranslationData.encode(pairs, tokenizer, data.max_length)
+        load = partial(load_pairs, data, "train", seed)
+        pairs, _ = training_share(data, load, cluster, num_clusters, seed)
+        return TranslationData.encode(pairs, TextTokenizer.from_json(tokenizer_json), data.max_length)
 
     def evaluator(self, data: DataConfig, tokenizer_json: str) -> TranslationEvaluator:
         """Load the held-out pairs for a model that is already there."""
@@ -196,16 +201,8 @@ def _load_training(
     if model.family != "transformer" or model.pretrained:
         found = f"model.pretrained = {model.pretrained!r}" if model.pretrained else f"model.family = {model.family}"
         raise ValueError(f"task.name = translation trains a fresh model.family = transformer, found {found}")
-    if num_clusters < 1:
-        raise ValueError(f"num-clusters: expected at least 1 cluster to share the data out to, found {num_clusters}")
-    if data.partition == "files":
-        check_files(data, num_clusters)
-        shares = [load_pairs(data, "train", seed, cluster) for cluster in range(num_clusters)]
-        sizes = tuple(map(len, shares))
-    else:
-        shares = [load_pairs(data, "train", seed)]
-        sizes = tuple(map(len, partition(data, shares[0], num_clusters, seed)))
-    return shares, sizes, load_tokenizer(data.tokenizer) if data.tokenizer else None
+    shares, sizes = training_shares(data, partial(load_pairs, data, "train", seed), num_clusters, seed)
+    return shares, sizes, ready_tokenizer(data, model)
 
 
 def _plain_loss(parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> tuple[float, int]:

@@ -3,15 +3,15 @@ import importlib.util
 import json
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import task_cases
 import torch
+from task_cases import options, train
 
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import target_weight, targets
-from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
 from flower_app.config_sources import load_config
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.classification import macro_f1
@@ -26,26 +26,8 @@ SMALL = DataConfig(num_examples=120, evaluation_examples=20, vocab_size=400, max
 ROWS = [("A dog barks.", "animal"), ("The king reads.", "person"), ("A cat, too.", "animal"), ("My aunt?", "person")]
 
 
-def options(**changes):
-    values = {
-        "family": "bert",
-        "width": 32,
-        "num_heads": 2,
-        "feed_forward": 64,
-        "encoder_layers": 2,
-        "decoder_layers": 1,
-        "dropout": 0.1,
-        "norm": "pre",
-        "label_smoothing": 0.0,
-        "max_length": 40,
-        "pretrained": "",
-        "from_": "",
-    }
-    return SimpleNamespace(**{**values, **changes})
-
-
 def prepare(data, model=None, num_clusters=1, seed=0, **changes):
-    return task(TaskConfig(name=NAME, **changes)).prepare(data, model or options(), seed, num_clusters)
+    return task_cases.prepare(NAME, data, model, num_clusters, seed, **changes)
 
 
 def files(folder, name="train.tsv", **changes):
@@ -331,23 +313,11 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(pretrained_folder, tmp_pat
         prepare(config, options(pretrained=str(pretrained_folder)))
 
 
-def train(found, chosen, data, steps, lr=3e-3):
-    parts = found.build(seed=0)
-    share = chosen.cluster_data(data, found.tokenizer_json, 0, 1, 0)
-    optimizer = PartOptimizer(dict(parts.named_parameters()), OptimizerConfig(lr=lr, warmup_steps=10))
-    rng = np.random.default_rng(0)
-    for step in range(1, steps + 1):
-        batch = share.collate(rng.choice(len(share), 32, replace=False).tolist())
-        (parts.loss_sum(batch) / target_weight(targets(batch))).backward()
-        optimizer.apply(step)
-    return parts
-
-
 def test_generated_labels_are_learned_in_a_few_steps():
     data = DataConfig(num_examples=800, evaluation_examples=100, vocab_size=480, max_length=40)
     chosen = task(TaskConfig(name=NAME))
     found = prepare(data, options(dropout=0.0))
-    parts = train(found, chosen, data, steps=120)
+    parts = train(NAME, found, data, steps=120)
     score = found.evaluator.evaluate(parts, "test")
     most = max(np.unique(score.references, return_counts=True)[1]) / score.examples
     assert score.metrics["accuracy"] > max(0.8, most)

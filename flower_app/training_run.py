@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
 
@@ -123,6 +123,10 @@ class TrainingRun:
                 raise ValueError(answer["error"])
             if "state" in answer:
                 clusters.append(ClusterState.from_dict(answer["state"]))
+                if cut := answer["truncated"]:
+                    longest = self.config.data.max_length
+                    where = f"cluster {clusters[-1].cluster}"
+                    log(WARNING, "%s: %d training sequences were cut at data.max-length = %d", where, cut, longest)
         check_clusters(clusters, self.num_clusters)
         return sorted(clusters, key=lambda state: state.cluster)
 

@@ -2,7 +2,10 @@ import csv
 import importlib.util
 import json
 import pickle
+import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from task_cases import options, train
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import target_weight, targets
 from flower_app.config_sources import load_config
-from flower_app.tasks.base import TaskConfig, task
+from flower_app.tasks.base import TASKS, TaskConfig, task
 from flower_app.tasks.classification import macro_f1
 from flower_app.tasks.corpus import DataConfig
 from flower_app.tasks.generated_labels import KINDS, classified
@@ -371,3 +374,16 @@ def test_real_text_is_read_as_the_configuration_says(real_data, name, folder, nu
     chosen.check(config.data, config.model, 0, 2)
     found = chosen.read(config.data, "train", None)
     assert len(found) == number and len(set(found.labels)) == classes
+
+
+def test_the_task_of_the_documentation_is_learned(monkeypatch):
+    text = (Path(__file__).parents[1] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    module = ModuleType("word_order")
+    exec(code, vars(module))
+    monkeypatch.setitem(sys.modules, "word_order", module)
+    monkeypatch.setitem(TASKS, "word-order", "word_order:WordOrderTask")
+    data = DataConfig(num_examples=800, evaluation_examples=100, vocab_size=480, max_length=40)
+    found = task_cases.prepare("word-order", data, options(dropout=0.0))
+    score = found.evaluator.evaluate(train("word-order", found, data, steps=60), "test")
+    assert score.metrics["accuracy"] > 0.7

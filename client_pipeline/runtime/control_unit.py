@@ -149,7 +149,11 @@ class ControlUnit:
                 if setup.checkpoints is not None and setup.resume_round:
                     self._restore(setup.checkpoints, setup.resume_round)
                 self.data = data
-            counts = {"num_examples": len(self.data), "num_blocks": self.num_blocks}
+            counts = {
+                "num_examples": len(self.data),
+                "truncated": int(getattr(self.data, "truncated", 0)),
+                "num_blocks": self.num_blocks,
+            }
             return {"cluster": self.setup.cluster, "pid": os.getpid(), **counts}
 
     @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]

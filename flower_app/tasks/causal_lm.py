@@ -42,7 +42,8 @@ class CausalData:
 class CausalLMTask(LanguageModelTask):
     """Text from files, tables or the hub; the server keeps the last ``model.decoder-layers`` blocks."""
 
-    name = CAUSAL_LM
+    name = "causal-lm"
+    head = CAUSAL_LM
 
     def train_tokenizer(self, texts: Iterable[str], data: DataConfig) -> TextTokenizer:
         """Train a byte-level BPE, to which no text is unknown."""

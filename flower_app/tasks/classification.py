@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from client_pipeline.partition.spec import SEQUENCE_CLASSIFICATION
 from flower_app.tasks.corpus import DataConfig, texts
 from flower_app.tasks.encoded import EncodedText
 from flower_app.tasks.generated_labels import KINDS, classified
@@ -17,6 +18,7 @@ class ClassificationTask(LabelledTask[str]):
     """Texts from tables (columns ``text`` and ``label``) or the hub."""
 
     name = "sequence-classification"
+    head = SEQUENCE_CLASSIFICATION
 
     def read(self, data: DataConfig, split: str, cluster: int | None) -> Examples[str]:
         """Read the two columns; an empty text or label is an error."""

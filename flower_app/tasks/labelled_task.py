@@ -44,7 +44,8 @@ class LabelledTask(ABC, Generic[X]):
     """
 
     name: ClassVar[str]
-    """Of the task, and of the model's head."""
+    head: ClassVar[str]
+    """Of the model: one of :data:`client_pipeline.partition.spec.HEADS`."""
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
@@ -117,7 +118,7 @@ class LabelledTask(ABC, Generic[X]):
         if self.config.class_weights == "balanced":
             counts = Counter(name for share in found.shares for label in share.labels for name in self.parts_of(label))
             factors = balanced_weights(counts, found.labels)
-        spec, weights = load_start(self.name, model, tokenizer, seed, found.labels, factors)
+        spec, weights = load_start(self.head, model, tokenizer, seed, found.labels, factors)
         return Prepared(
             spec=spec,
             tokenizer_json=tokenizer.to_json(),
@@ -212,7 +213,7 @@ class LabelledTask(ABC, Generic[X]):
                     )
 
     def _load_all(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> _Loaded[X]:
-        check_model(self.name, model, data.max_length)
+        check_model(self.name, self.head, model, data.max_length)
         shares, sizes = training_shares(data, partial(self._load, data, "train", seed), num_clusters, seed)
         labels, held_out = self._labels(data, shares), self._held_out(data)
         for split, examples in [*(("train", share) for share in shares), *held_out.items()]:

@@ -34,7 +34,8 @@ class LanguageModelTask(ABC):
     """A model that learns plain text; a task of this kind says how it is read and what is asked of it."""
 
     name: ClassVar[str]
-    """Of the task, and of the model's head."""
+    head: ClassVar[str]
+    """Of the model: one of :data:`client_pipeline.partition.spec.HEADS`."""
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
@@ -68,7 +69,7 @@ class LanguageModelTask(ABC):
         shares, sizes, tokenizer = self._load(data, model, seed, num_clusters)
         if tokenizer is None:
             tokenizer = self.train_tokenizer((text for share in shares for text in share.texts), data)
-        spec, weights = load_start(self.name, model, tokenizer, seed)
+        spec, weights = load_start(self.head, model, tokenizer, seed)
         return Prepared(
             spec=spec,
             tokenizer_json=tokenizer.to_json(),
@@ -121,7 +122,7 @@ class LanguageModelTask(ABC):
     def _load(
         self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int
     ) -> tuple[list[PlainText], tuple[int, ...], TextTokenizer | None]:
-        check_model(self.name, model, data.max_length)
+        check_model(self.name, self.head, model, data.max_length)
         shares, sizes = training_shares(data, partial(load_text, data, "train", seed), num_clusters, seed)
         for split in ("validation", "test"):
             load_text(data, split, seed=0)

@@ -65,7 +65,8 @@ class MaskedData:
 class MaskedLMTask(LanguageModelTask):
     """Text from files, tables or the hub; the loss counts the chosen tokens alone."""
 
-    name = MASKED_LM
+    name = "masked-lm"
+    head = MASKED_LM
 
     def train_tokenizer(self, texts: Iterable[str], data: DataConfig) -> TextTokenizer:
         """Train a WordPiece tokenizer, which has a token for the mask."""

@@ -29,12 +29,13 @@ _LABELS = ("num_labels", "id2label", CLASS_WEIGHTS)
 """Keys of a specification that belong to its head's labels."""
 
 
-def check_model(head: str, model: ModelOptions, longest: int) -> None:
+def check_model(task: str, head: str, model: ModelOptions, longest: int) -> None:
     """Refuse a ``[model]`` table from which no model of the head can start, before anything long is done.
 
     Parameters
     ----------
-    head : what is trained, which is the task's name, too
+    task : its name
+    head : what is trained
     model : the ``[model]`` table
     longest : ``data.max-length``
 
@@ -46,11 +47,11 @@ def check_model(head: str, model: ModelOptions, longest: int) -> None:
     able = [family for family in families() if head in adapter(family).HEADS]
     if model.family not in able:
         raise ValueError(
-            f"task.name = {head}: expected model.family to be one of {', '.join(able)}, found {model.family!r}"
+            f"task.name = {task}: expected model.family to be one of {', '.join(able)}, found {model.family!r}"
         )
     if model.label_smoothing:
         raise ValueError(
-            f"model.label-smoothing: task.name = {head} has none; found {model.label_smoothing}, set it to 0"
+            f"model.label-smoothing: task.name = {task} has none; found {model.label_smoothing}, set it to 0"
         )
     if longest < 3:
         raise ValueError(f"data.max-length: expected at least 3 (the first and last token are marks), found {longest}")

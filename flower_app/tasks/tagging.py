@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.partition.parts import IGNORED_LABEL
+from client_pipeline.partition.spec import TOKEN_CLASSIFICATION
 from flower_app.tasks.corpus import DataConfig, file_of
 from flower_app.tasks.encoded import EncodedText
 from flower_app.tasks.generated_labels import KINDS, tagged
@@ -28,6 +29,7 @@ class TaggingTask(LabelledTask[list[str]]):
     """
 
     name = "token-classification"
+    head = TOKEN_CLASSIFICATION
 
     def read(self, data: DataConfig, split: str, cluster: int | None) -> Examples[list[str]]:
         """Read sentences; a broken line, an empty sentence or a tag that is not BIO is an error."""

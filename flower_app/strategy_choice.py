@@ -35,7 +35,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     """
     default = RunConfig()
     if config.strategy == COLLAPIPE:
-        if config.strategy_options:
+        if config.strategy_arguments():
             raise ValueError(
                 "strategy-options: collapipe takes none; leave it empty, its settings have keys of their own"
             )
@@ -61,7 +61,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
         return None
     if config.plan:
         raise ValueError(f"plan: {config.strategy} brings its own plan; leave plan empty")
-    if config.strategy_options:
+    if config.strategy_arguments():
         raise ValueError(f"strategy-options: {config.strategy} takes none; leave it empty")
     return RoundPlanner(scenario, BASELINES[config.strategy][1](config.seed))
 

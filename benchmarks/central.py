@@ -15,10 +15,10 @@ import json
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import ModelParts, target_weight, targets
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
@@ -42,9 +42,9 @@ class CentralTraining:
         torch.manual_seed(seed)
 
     def train_step(self) -> float:
-        """Take one step, return the mean loss per target token (label smoothing included)."""
+        """Take one step, return the mean loss per target (label smoothing and class weights included)."""
         self.step += 1
-        batch = self.data.collate(self.order.next_batch())
+        batch = self.data.collate(self.order.next_batch(), seed=self.step)
         weight = target_weight(targets(batch))
         loss = self.parts.loss_sum({name: tensor.to(self.device) for name, tensor in batch.items()}) / weight
         loss.backward()
@@ -84,19 +84,19 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     marks = {-(-int(mark) // batch_size) for mark in args.evaluate_at.split(",") if mark} | {steps}
-    parts = build_parts(prepared.spec, config.seed)
+    parts = prepared.build(config.seed)
     for module in (parts.embedding, parts.blocks, parts.head):
         module.to(args.device)
     training = CentralTraining(parts, data, optimizer, batch_size, config.seed)
-    numbers = sum(p.numel() for _, p in parts.named_parameters())
+    size = sum(p.numel() for _, p in parts.named_parameters())
     say = sys.stderr if args.json else sys.stdout
     print(
         f"{len(data)} examples ({data.truncated} sequences cut), vocabulary {prepared.spec.config['vocab_size']}, "
-        f"{numbers:,} parameters, batch {batch_size}, {steps} steps on {args.device}",
+        f"{size:,} parameters, batch {batch_size}, {steps} steps on {args.device}",
         file=say,
     )
-    print(f"{'samples':>8} {'steps':>6} {'train loss':>10} {'loss':>7} {'BLEU':>6} {'seconds':>8}", file=say)
-    rows, losses, train_s = [], [], 0.0
+    rows: list[dict[str, Any]] = []
+    losses, train_s = [], 0.0
     while training.step < steps:
         started = time.perf_counter()
         losses.append(training.train_step())
@@ -107,20 +107,22 @@ def main() -> int:
                 "samples": training.step * batch_size,
                 "steps": training.step,
                 "train_loss": sum(losses) / len(losses),
-                "loss": score.metrics["loss"],
-                "bleu": score.metrics["bleu"],
+                **score.metrics,
                 "train_s": train_s,
                 "signature": score.signature,
             }
+            if not rows:
+                names = "".join(f" {name:>9}" for name in score.metrics)
+                print(f"{'samples':>8} {'steps':>6} {'train loss':>10}{names} {'seconds':>8}", file=say)
             rows.append(row)
             losses = []
+            numbers = "".join(f" {value:>9.4g}" for value in score.metrics.values())
             print(
-                f"{row['samples']:>8} {row['steps']:>6} {row['train_loss']:>10.3f} {row['loss']:>7.3f} "
-                f"{row['bleu']:>6.1f} {train_s:>8.1f}",
+                f"{row['samples']:>8} {row['steps']:>6} {row['train_loss']:>10.3f}{numbers} {train_s:>8.1f}",
                 file=say,
                 flush=True,
             )
-    print(f"training time without evaluation; BLEU of {args.split}: {rows[-1]['signature']}", file=say)
+    print(f"training time without evaluation; metrics of {args.split}: {rows[-1]['signature']}", file=say)
     if args.json:
         print(json.dumps(rows))
     return 0

@@ -19,8 +19,8 @@ import ray
 import torch
 from transformers import BertConfig
 
-from client_pipeline.partition import bert
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.hugging_face import spec_from_config
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.config import RuntimeConfig
@@ -41,7 +41,7 @@ class RandomSentences:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def collate(self, indices: list[int]) -> dict[str, torch.Tensor]:
+    def collate(self, indices: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
         rows = self.tokens[indices]
         return {"input_ids": rows, "attention_mask": torch.ones_like(rows, dtype=torch.bool), "labels": rows[:, 0] % 2}
 
@@ -56,7 +56,7 @@ def measure(width: int, batch_size: int, length: int, steps: int) -> list[dict[s
         intermediate_size=4 * width,
         max_position_embeddings=length,
     )
-    spec = bert.spec_from_config(config, "sequence-classification", 2)
+    spec = spec_from_config(config, "sequence-classification")
     block = model_costs(spec, sequence_length=length, batch_size=batch_size).block_memory
     weights = build_parts(spec, seed=0).weights()
     rows = []

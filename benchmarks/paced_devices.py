@@ -66,7 +66,7 @@ class RandomPairs:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def collate(self, indices: list[int]) -> dict[str, torch.Tensor]:
+    def collate(self, indices: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
         rows = self.tokens[indices]
         mask = torch.ones_like(rows, dtype=torch.bool)
         return {"input_ids": rows, "attention_mask": mask, "decoder_input_ids": rows, "labels": rows}

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch import distributed as dist
+from torch import Tensor, distributed as dist, nn
 
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.spec import ModelSpec

@@ -1,4 +1,4 @@
-"""The command line: ``collapipe run | evaluate | translate | plan | compare | report | schedule | verify | profile``.
+"""The command line: ``collapipe run | evaluate | predict | export | plan | compare | report | verify | ...``.
 
 Exit codes: 0 done, 1 failed or a check not met, 2 bad input, 3 infeasible, 130 interrupted. With ``--json`` standard
 output holds one object and nothing else; all words for people go to standard error. A mistake in the input is told
@@ -103,21 +103,51 @@ def evaluate(
 
 
 @app.command()
+def predict(
+    run: Run,
+    texts: Annotated[list[str], typer.Argument(help="What to translate, classify, tag, fill or continue.")],
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Use the model of a run: a line of output for each text."""
+    predictions = _predict(run, texts, sets)
+    if as_json:
+        _print_json({"inputs": texts, "predictions": predictions})
+    else:
+        typer.echo("\n".join(predictions))
+
+
+@app.command()
 def translate(
     run: Run,
     sentences: Annotated[list[str], typer.Argument(help="What to translate.")],
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Translate sentences with the model of a run."""
-    from flower_app.tasks.base import task
-
-    _, config, model = _saved(run, sets)
-    translations = task(config.task).predict(model.parts, model.tokenizer_json, sentences)
+    """Translate sentences with the model of a run: predict, for translation alone."""
+    translations = _predict(run, sentences, sets, only="translation")
     if as_json:
         _print_json({"sources": sentences, "translations": translations})
     else:
         typer.echo("\n".join(translations))
+
+
+@app.command()
+def export(
+    run: Run,
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write the model of a run for the transformers library: AutoModelFor... and AutoTokenizer load the folder."""
+    from flower_app.export import export_run
+    from flower_app.run_directory import find_run
+
+    found = export_run(find_run(run), folder)
+    _say(f"{found.model_class}: {', '.join(found.files)}")
+    if as_json:
+        _print_json({"folder": str(found.folder), "model_class": found.model_class, "files": found.files})
+    else:
+        typer.echo(found.folder)
 
 
 @app.command()
@@ -317,8 +347,7 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Measure devices and the links between them, and write a scenario to plan with."""
-    from flower_app.profile import ProfileRequest
-    from flower_app.profile import profile as measure
+    from flower_app.profile import ProfileRequest, profile as measure
 
     request = ProfileRequest(
         model=model, length=length, batch_size=batch_size, devices=devices, address=address, out=out
@@ -342,6 +371,15 @@ def _saved(run: str, sets: list[str] | None) -> tuple[Path, Any, Any]:
 
     run_dir = find_run(run)
     return run_dir, load_config(str(run_dir / CONFIG), sets or ()), load_model(run_dir)
+
+
+def _predict(run: str, texts: list[str], sets: list[str] | None, only: str = "") -> list[str]:
+    from flower_app.tasks.base import task
+
+    run_dir, config, model = _saved(run, sets)
+    if only and config.task.name != only:
+        raise ValueError(f"{run_dir.name} has learned {config.task.name}, not {only}; use collapipe predict")
+    return task(config.task).predict(model.parts, model.tokenizer_json, texts)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def _setup(context: Context, told: Mapping[str, Any], node_id: int) -> dict[str,
     state.num_examples = described["num_examples"]
     # Flower keeps a node's state between messages: a round's plan is checked with it.
     context.state[STATE] = ConfigRecord({"spec": told["spec"]})
-    return {"state": state.to_dict()}
+    return {"state": state.to_dict(), "truncated": described["truncated"]}
 
 
 def checkpoint_folder(config: RunConfig, context: Context, run_name: str, cluster: int) -> Path | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import keyword
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -54,6 +55,7 @@ class ModelConfig:
     encoder_layers: int = 4
     """L, the TEBs."""
     decoder_layers: int = 2
+    """Of the decoder; of a causal language model, the blocks that the server keeps."""
     dropout: float = 0.0
     norm: str = "pre"
     """Of the classic Transformer: ``pre`` or ``post``."""
@@ -62,6 +64,9 @@ class ModelConfig:
     """Longest sequence that the model has positions for."""
     pretrained: str = ""
     """Folder or hub id of pretrained weights; empty: fresh weights."""
+    from_: str = ""
+    """A run, by its directory or its name in ``runs-dir``: start from its embedding and TEBs (and from its head, if the
+    task and the labels are the same), with its tokenizer; the sizes above are then its own. Empty: fresh weights."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that cannot be built."""
@@ -74,6 +79,11 @@ class ModelConfig:
             )
         if self.norm not in NORMS:
             raise ValueError(f"model.norm: expected pre or post, found {self.norm!r}")
+        if self.pretrained and self.from_:
+            raise ValueError(
+                f"model.from: {self.from_} and model.pretrained = {self.pretrained} cannot both be what the model "
+                "starts from; leave one empty"
+            )
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"model.{_kebab(name)}: expected a number in [0, 1), found {getattr(self, name)}")
@@ -225,7 +235,7 @@ class RunConfig:
             if key not in kinds:
                 raise ValueError(unknown_key(key))
             table, _, name = key.rpartition(".")
-            tables.setdefault(table, {})[name.replace("-", "_")] = _checked(key, value, kinds[key])
+            tables.setdefault(table, {})[_field(name)] = _checked(key, value, kinds[key])
         arguments, defaults = tables.pop(""), cls()
         # The default run may set a table otherwise than the table's own class.
         arguments.update({name: replace(getattr(defaults, name), **values) for name, values in tables.items()})
@@ -297,4 +307,9 @@ def _checked(key: str, value: Any, kind: type) -> Scalar:
 
 
 def _kebab(name: str) -> str:
-    return name.replace("_", "-")
+    # A field whose key is a word of Python has an underscore at its end.
+    return name.rstrip("_").replace("_", "-")
+
+
+def _field(key: str) -> str:
+    return f"{key}_" if keyword.iskeyword(key) else key.replace("-", "_")

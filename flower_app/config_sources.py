@@ -15,7 +15,7 @@ from flower_app.config import RunConfig, Scalar, key_types, unknown_key
 
 _PATHS = ("plan", "runs-dir", "run-dir", "data.path", "decoder.tls-certificate", "decoder.tls-key", "decoder.tls-ca")
 """Keys whose value is a path, there or not."""
-_NAMES_OR_PATHS = ("data.tokenizer", "data.hub-id", "model.pretrained")
+_NAMES_OR_PATHS = ("data.tokenizer", "data.hub-id", "model.pretrained", "model.from")
 """Keys whose value is a path only if such a file or folder exists; ``scenario`` is one if it ends in ``.toml``."""
 _TEXT_FILES = tuple(
     f"data.{split}-{side}" for split in ("train", "validation", "test") for side in ("source", "target")
@@ -55,6 +55,7 @@ def load_config(config_file: str | None = None, sets: Sequence[str] = ()) -> Run
     flat |= _absolute(in_sets, Path.cwd())
     flat |= _data_folder(flat, {key: Path.cwd() if key in in_sets else folder for key in _TEXT_FILES})
     flat.setdefault("runs-dir", str(Path.cwd() / RunConfig().runs_dir))
+    flat |= _start(flat)
     return RunConfig.from_flat(flat)
 
 
@@ -130,6 +131,14 @@ def _absolute(flat: Mapping[str, Any], base: Path) -> dict[str, Any]:
         if isinstance(value, str) and value.startswith("~"):
             result[key] = str(Path(value).expanduser())
     return result
+
+
+def _start(flat: Mapping[str, Any]) -> dict[str, str]:
+    """Settle ``model.from`` where it is a run's name: ``latest`` is soon another one."""
+    name, runs = flat.get("model.from"), flat.get("runs-dir")
+    if not (isinstance(name, str) and name and isinstance(runs, str)) or not (Path(runs) / name).is_dir():
+        return {}
+    return {"model.from": str((Path(runs) / name).resolve())}
 
 
 def _data_folder(flat: Mapping[str, Any], bases: Mapping[str, Path]) -> dict[str, str]:

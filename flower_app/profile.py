@@ -13,7 +13,7 @@ from typing import Any
 
 import tomli_w
 
-from client_pipeline.partition.families import num_blocks_of
+from client_pipeline.partition.families import max_length, num_blocks_of
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.measurement import DeviceMeasurement, Measurement, measure
 from client_pipeline.system.costs import model_costs
@@ -24,8 +24,6 @@ from flower_app.verify import model_builder
 UPLOAD_BITS = 19e6
 """Largest upload that fits Table II's uplinks and their energy budgets."""
 
-_POSITIONS = ("max_length", "max_position_embeddings")
-"""What families call the longest sequence."""
 _LINK_POWER_W = 0.1
 _LINK_GAIN_DB = -30.0
 
@@ -102,7 +100,7 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
         If a device could not be measured; nothing is written then.
     """
     spec = model_builder(request.model, seed=0)().spec
-    longest = next((int(spec.config[key]) for key in _POSITIONS if key in spec.config), request.length)
+    longest = max_length(spec) or request.length
     if request.length > longest:
         raise ValueError(f"--length: expected at most the model's {longest} positions, found {request.length}")
     costs = model_costs(spec, sequence_length=request.length, batch_size=request.batch_size)

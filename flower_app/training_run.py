@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,7 +87,7 @@ class TrainingRun:
         self.num_clusters = config.num_clusters or min(len(nodes), scenario.num_clusters)
         self.task = task(config.task)
         self.prepared = self.task.prepare(config.data, config.model, config.seed, self.num_clusters)
-        self.parts = build_parts(self.prepared.spec, config.seed)
+        self.parts = self.prepared.build(config.seed)
         self.scenario = of_clusters(training_scenario(config, self.prepared.spec), self.num_clusters)
         planner = make_planner(config, self.scenario)
         if planner is not None:
@@ -130,6 +130,10 @@ class TrainingRun:
                 raise ValueError(answer["error"])
             if "state" in answer:
                 clusters.append(ClusterState.from_dict(answer["state"]))
+                if cut := answer["truncated"]:
+                    longest = self.config.data.max_length
+                    where = f"cluster {clusters[-1].cluster}"
+                    log(WARNING, "%s: %d training sequences were cut at data.max-length = %d", where, cut, longest)
         check_clusters(clusters, self.num_clusters)
         return sorted(clusters, key=lambda state: state.cluster)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from client_pipeline.partition import bert, transformer
-from client_pipeline.partition.families import adapter, build_parts, families
+from client_pipeline.partition import transformer
+from client_pipeline.partition.families import (
+    adapter,
+    build_parts,
+    head_of,
+    library_adapter,
+    load_pretrained,
+    read_library_config,
+)
+from client_pipeline.partition.hugging_face import spec_from_config
 from client_pipeline.partition.parts import ModelParts
 from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
 from client_pipeline.runtime.verification import Verification, random_batch, verify_split
@@ -74,40 +80,19 @@ def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
             dropout=0.1,
         )
         return lambda: build_parts(spec, seed)
-    found = _hugging_face_config(model)
-    if found.model_type != "bert":
-        raise ValueError(
-            f"--model: {model}: model type {found.model_type!r} is not supported; expected one of "
-            f"{', '.join(families())}. To add one, write client_pipeline/partition/<family>.py and name it in "
-            "families.py"
-        )
-    tagger = any("TokenClassification" in name for name in found.architectures or ())
-    head = "token-classification" if tagger else "sequence-classification"
-    if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
-        spec = bert.spec_from_config(found, head, found.num_labels)
-        return lambda: build_parts(spec, seed)
     try:
-        bert.load_pretrained(model, head, found.num_labels, seed)
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"--model: the weights of {model} cannot be loaded as safetensors: {error}") from error
-    return lambda: bert.load_pretrained(model, head, found.num_labels, seed)
-
-
-def _hugging_face_config(model: str) -> Any:
-    from transformers import AutoConfig, BertConfig
-
-    file = Path(model) / "config.json"
-    if Path(model).is_dir() and not file.is_file():
-        raise FileNotFoundError(f"--model: {model} has no config.json; give the folder of a Hugging Face model")
-    if file.is_file() and "model_type" not in json.loads(file.read_text(encoding="utf-8")):
-        # The first BERT checkpoints carry no model_type.
-        return BertConfig.from_json_file(file)
-    try:
-        return AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise FileNotFoundError(
-            f"--model: {model!r} is neither a folder nor a hub id that can be loaded: {error}"
-        ) from error
+        found = read_library_config(model)
+        head = head_of(found)
+        if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
+            spec = spec_from_config(found, head)
+            library_adapter(spec.family).library_config(spec)
+            return lambda: build_parts(spec, seed)
+        load_pretrained(model, head, seed=seed)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"--model: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"--model: {error}") from error
+    return lambda: load_pretrained(model, head, seed=seed)
 
 
 def _plan(

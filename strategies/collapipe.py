@@ -71,7 +71,10 @@ class CollaPipe(PlannedStrategy):
             load_parameters(parameters, part_weights(to_tensors(arrays), "head"), "decoder")
             self._head_loaded = True
         clusters = [state.cluster for state in selected]
-        self._addresses = self.decoder.open_round(server_round, clusters, self.local_steps)
+        tied = {name: arrays[f"embedding.{own}"] for name, own in self.decoder.trainer.tied.items()}
+        self._addresses = self.decoder.open_round(
+            server_round, clusters, self.local_steps, to_tensors(ArrayRecord(tied))
+        )
         start_from(self.aggregator, encoder_of(arrays))
 
     def arrays_for(self, state: ClusterState, arrays: ArrayRecord) -> ArrayRecord:

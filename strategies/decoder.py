@@ -10,7 +10,6 @@ Two locks: ``_state`` guards who is where and is held for moments; ``_compute`` 
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import threading
@@ -22,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from client_pipeline.link.base import Gradient
-from client_pipeline.partition.parts import load_parameters
-from client_pipeline.runtime.head import Contribution, HeadTrainer
+from client_pipeline.partition.parts import load_parameters, tied_names
+from client_pipeline.runtime.head import Contribution, HeadTrainer, check_tied
 from strategies.decoder_member import (
     ClusterSummary,
     Member,
@@ -115,20 +114,37 @@ class DecoderTrainer:
         with self._compute:
             self._trainer.optimizer.load_state(by_part.pop("decoder", {}))
             for part, values in by_part.items():
-                own = self._copies[int(part.removeprefix("copy-"))] = copy.deepcopy(self._trainer)
+                own = self._copies[int(part.removeprefix("copy-"))] = self._trainer.copy()
                 own.optimizer.load_state(values)
         self.decoder_sync = decoder_sync
 
-    def open_round(self, round_: int, clusters: Iterable[int], local_steps: int) -> None:
+    @property
+    def tied(self) -> dict[str, str]:
+        """The decoder's own name and the embedding's own name of each matrix that both read."""
+        return tied_names(self._trainer.head)
+
+    def open_round(
+        self, round_: int, clusters: Iterable[int], local_steps: int, tied: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Start a round in which ``clusters`` may take part.
+
+        Parameters
+        ----------
+        round_ : its number
+        clusters : who may take part
+        local_steps : steps of each
+        tied : the round's values of the tied matrices, by the decoder's own names
 
         Raises
         ------
         ValueError
-            If a round is still open, or ``local_steps`` is below 1.
+            If a round is still open, ``local_steps`` is below 1, or a tied matrix is missing or of another shape.
         """
         if local_steps < 1:
             raise ValueError(f"local-steps: expected at least 1, found {local_steps}")
+        # As the clusters do: the average may be of another floating type.
+        tied = {name: value.to(torch.float32) for name, value in (tied or {}).items()}
+        check_tied(self._trainer.tied, tied)
         with self._compute, self._state:
             if self._open:
                 raise ValueError(f"round {round_} of the decoder cannot start: round {self._round} is still open")
@@ -136,7 +152,7 @@ class DecoderTrainer:
             for own in self._copies.values():
                 load_parameters(own.parameters, weights, "decoder")
             self._round, self._local_steps, self._open = round_, local_steps, True
-            self._members = {cluster: Member(cluster, local_steps) for cluster in clusters}
+            self._members = {cluster: Member(cluster, local_steps, tied) for cluster in clusters}
             self._first_hello = None
             self._applied, self._applying = 0, False
             self._closed = {}
@@ -164,6 +180,35 @@ class DecoderTrainer:
                     self._member(round_, cluster)
             return self._sync
 
+    def take_tied(self, round_: int, cluster: int, step: int, name: str, start: int, rows: Tensor) -> None:
+        """Take rows of a tied matrix that a cluster's step is to compute with, from ``start`` on.
+
+        Raises
+        ------
+        Refusal
+            If they are not expected now, or do not fit; the message names the matrix.
+        """
+        with self._state:
+            member = self._member(round_, cluster)
+            member.take_tied(step, name, start, rows, waiting=cluster in self._closed)
+
+    def tied_gradient(self, round_: int, cluster: int) -> dict[str, Tensor]:
+        """Gradient of loss_sum / W_n for the tied matrices, by the decoder's own names, after a step's last answer.
+
+        Raises
+        ------
+        Refusal
+            If it is not finite.
+        """
+        with self._compute:
+            with self._state:
+                self._member(round_, cluster)
+            gradient = self._trainer_of(cluster).tied_gradient(cluster)
+        for name, value in gradient.items():
+            if not is_finite(value):
+                raise Refusal(f"gradient of the tied matrix {name} is not finite: training diverged")
+        return gradient
+
     def micro_batch(self, cluster: int, batch: MicroBatch) -> Gradient:
         """Run the decoder forward and backward on one micro-batch.
 
@@ -175,6 +220,7 @@ class DecoderTrainer:
         with self._state:
             member = self._member(batch.step.round, cluster)
             member.check_order(batch, waiting=cluster in self._closed)
+            tied = member.tied_of_step()
         check_tensors(batch)
         total_weight = batch.total_weight or member.step_weight
         with self._compute:
@@ -183,7 +229,7 @@ class DecoderTrainer:
             trainer = self._trainer_of(cluster)
             try:
                 tensor, loss_sum = trainer.gradient(
-                    batch.step, batch.micro_batch, batch.hidden_BTD, batch.mask_BT, batch.targets, total_weight
+                    batch.step, batch.micro_batch, batch.hidden_BTD, batch.mask_BT, batch.targets, total_weight, tied
                 )
             except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
                 raise Refusal(f"the decoder cannot take micro-batch {batch.micro_batch}: {error}"[:500]) from error
@@ -363,7 +409,7 @@ class DecoderTrainer:
         if self._sync == "step":
             return self._trainer
         if cluster not in self._copies:
-            self._copies[cluster] = copy.deepcopy(self._trainer)
+            self._copies[cluster] = self._trainer.copy()
         return self._copies[cluster]
 
     def _average(self, clusters: Mapping[int, ClusterSummary], weights: Mapping[int, float] | None) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from client_pipeline.link.tied import TiedRows
 from client_pipeline.partition.parts import target_weight
 from client_pipeline.runtime.micro_batches import StepId
 
@@ -52,9 +53,12 @@ class ClusterSummary:
 class Member:
     """Where one cluster is in a round of the decoder."""
 
-    def __init__(self, cluster: int, local_steps: int) -> None:
+    def __init__(self, cluster: int, local_steps: int, tied: Mapping[str, Tensor] | None = None) -> None:
         self.cluster = cluster
         self.local_steps = local_steps
+        self.tied = dict(tied or {})
+        """Values of the tied matrices that this cluster's step computes with: at first those of the round."""
+        self._shapes = {name: value.shape for name, value in self.tied.items()}
         self.joined = False
         self.finished = False
         self.left: str | None = None
@@ -66,6 +70,7 @@ class Member:
         """Begin a step anew."""
         self.next_micro_batch, self.num_micro_batches = 0, 0
         self.step_weight, self.seen_weight, self.step_loss_sum = 0.0, 0.0, 0.0
+        self._rows = TiedRows(self._shapes)
 
     def count_step(self) -> None:
         """Note that the decoder took the step in progress."""
@@ -99,6 +104,26 @@ class Member:
                 "the first micro-batch of a step, and no other, carries the total weight, above 0; "
                 f"found {batch.total_weight} on micro-batch {batch.micro_batch}"
             )
+
+    def take_tied(self, step: int, name: str, start: int, rows: Tensor, waiting: bool) -> None:
+        """Take rows of a tied matrix, before the first micro-batch of a step; refuse them at any other time."""
+        if step != self.step or waiting:
+            raise Refusal(f"tied matrix {name}: expected one of step {self.step}, found one of step {step}")
+        if step == 1 or self.next_micro_batch:
+            when = "a round's first step trains with the round's own" if step == 1 else "the step has begun"
+            raise Refusal(f"tied matrix {name}: not expected in step {step}, {when}")
+        try:
+            self._rows.add(name, start, rows)
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+
+    def tied_of_step(self) -> dict[str, Tensor]:
+        """The tied matrices of the step in progress; refuses a step whose matrices have not all come."""
+        if self.step > 1:
+            if self._rows.missing is not None:
+                raise Refusal(f"tied matrix {self._rows.missing}: step {self.step} began before it had come in full")
+            self.tied = self._rows.values
+        return self.tied
 
     def check_complete(self, step: int, scale: float, waiting: bool) -> None:
         """Refuse to close a step that is not the one in progress, or not complete."""

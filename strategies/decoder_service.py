@@ -12,10 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
+from torch import Tensor
 
 from client_pipeline.link.base import Gradient
 from client_pipeline.link.frames import DEFAULT_MAX_BYTES, PROTOCOL_VERSION, Frame, FrameError, decode, encode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, is_loopback, read_pem
+from client_pipeline.link.tied import pieces
 from client_pipeline.runtime.micro_batches import StepId
 from strategies.decoder import DecoderTrainer, RoundSummary
 from strategies.decoder_member import MicroBatch, Refusal
@@ -159,10 +161,15 @@ class DecoderService:
             return f"{own_port}:{port}"
         return f"{host}:{port if own_port == '0' else own_port}"
 
-    def open_round(self, round_: int, clusters: Iterable[int], local_steps: int) -> dict[int, DecoderAddress]:
-        """Open a round; returns what each selected CU has to be told. Streams of older rounds are broken off."""
+    def open_round(
+        self, round_: int, clusters: Iterable[int], local_steps: int, tied: Mapping[str, Tensor] | None = None
+    ) -> dict[int, DecoderAddress]:
+        """Open a round; returns what each selected CU has to be told. Streams of older rounds are broken off.
+
+        ``tied`` as in :meth:`DecoderTrainer.open_round`.
+        """
         clusters = list(clusters)
-        self.trainer.open_round(round_, clusters, local_steps)
+        self.trainer.open_round(round_, clusters, local_steps, tied)
         with self._lock:
             self._round = round_
             self._used = set()
@@ -228,7 +235,7 @@ class DecoderService:
             yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, "decoder_sync": mode})
             for data in frames:
                 frame = decode(data, self.config.max_frame_bytes)
-                yield self._answer(frame, round_, cluster)
+                yield from self._answers(frame, round_, cluster)
                 if frame.kind == "bye":
                     return
         except FrameError as error:
@@ -284,21 +291,30 @@ class DecoderService:
             self._streams.pop(context, None)
         self.trainer.leave(round_, cluster, "its stream broke off")
 
-    def _answer(self, frame: Frame, round_: int, cluster: int) -> bytes:
+    def _answers(self, frame: Frame, round_: int, cluster: int) -> Iterator[bytes]:
         header = frame.header
         if frame.kind == "bye":
             self.trainer.finish(round_, cluster)
-            return encode({"kind": "goodbye"})
-        if frame.kind not in ("micro_batch", "step_end"):
+            yield encode({"kind": "goodbye"})
+            return
+        if frame.kind not in ("tied", "micro_batch", "step_end"):
             raise FrameError(f"expected a micro_batch, step_end or bye frame, found {frame.kind}")
         if header["round"] != round_:
             raise Refusal(f"this stream is of round {round_}, found a frame of round {header['round']}")
         place = {"round": round_, "step": header["step"]}
-        if frame.kind == "step_end":
+        if frame.kind == "tied":
+            self.trainer.take_tied(
+                round_, cluster, header["step"], header["name"], header["start"], frame.tensors["rows"]
+            )
+        elif frame.kind == "step_end":
             self.trainer.close_step(round_, cluster, header["step"], header["scale"])
-            return encode({"kind": "step_applied", **place})
-        gradient = self.trainer.micro_batch(cluster, _micro_batch(frame, cluster))
-        return _gradient(gradient, place)
+            yield encode({"kind": "step_applied", **place})
+        else:
+            yield _gradient(self.trainer.micro_batch(cluster, _micro_batch(frame, cluster)), place)
+            if header["micro_batch"] == header["num_micro_batches"] - 1:
+                tied = self.trainer.tied_gradient(round_, cluster)
+                for name, start, rows in pieces(tied, self.config.max_frame_bytes):
+                    yield encode({"kind": "tied_gradient", **place, "name": name, "start": start}, {"rows": rows})
 
 
 def _check_pair(certificate: str, key: str) -> None:

@@ -12,9 +12,16 @@ class LocalHead:
         self.trainer = trainer
         self.outputs = []
         self.waiting = queue.Queue()
+        self.tied = {}
 
     def begin_step(self, step, num_micro_batches, total_weight):
         self.step, self.m, self.weight = step, num_micro_batches, total_weight
+
+    def send_tied(self, tied):
+        self.tied = tied
+
+    def receive_tied(self):
+        return self.trainer.tied_gradient(self.step.cluster)
 
     def send(self, micro_batch, hidden_BTD, mask_BT, targets):
         self.outputs.append(hidden_BTD)
@@ -22,7 +29,7 @@ class LocalHead:
 
     def receive(self):
         i, hidden, mask, targets = self.waiting.get(timeout=60)
-        tensor, loss = self.trainer.gradient(self.step, i, hidden, mask, targets, self.weight)
+        tensor, loss = self.trainer.gradient(self.step, i, hidden, mask, targets, self.weight, self.tied)
         norm = self.trainer.gradient_norm_sq(self.step.cluster) if i == self.m - 1 else None
         return Gradient(micro_batch=i, tensor=tensor, loss_sum=loss, norm_sq=norm)
 

@@ -24,7 +24,7 @@ def setup_of(run, load_data=None, cluster=0):
         def __len__(self):
             return len(batch["input_ids"])
 
-        def collate(self, indices):
+        def collate(self, indices, seed=0):
             return batch
 
     return ClusterSetup(

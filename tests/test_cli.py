@@ -54,7 +54,11 @@ def no_launch(monkeypatch):
 @pytest.fixture
 def saved_run(tmp_path):
     """A run directory as a run leaves it, with an untrained model."""
-    config = load_config(None, [*TINY, f"runs-dir={tmp_path / 'runs'}"])
+    return save_run([*TINY, f"runs-dir={tmp_path / 'runs'}"])
+
+
+def save_run(sets):
+    config = load_config(None, sets)
     run_dir = create_run_directory(config.runs_dir, config.name)
     write_config(run_dir, config)
     chosen = task(config.task)
@@ -241,6 +245,21 @@ def test_a_saved_model_is_scored(saved_run):
     assert cut.exit_code == 0 and "warning: 8 sequences of test were cut at data.max-length = 2" in cut.stderr
     beam = call("evaluate", "latest", "--split", "validation", "--set", "task.decode=beam", "--set", "task.beam-size=2")
     assert beam.exit_code == 0 and beam.stdout == "" and "4 examples of validation" in beam.stderr
+
+
+def test_predict_uses_the_model_of_any_task(saved_run, tmp_path):
+    found = json.loads(call("predict", saved_run, "a dog", "a cat", "--json").stdout)
+    assert found["inputs"] == ["a dog", "a cat"] and len(found["predictions"]) == 2
+    names = {"masked-lm": "the [MASK] sees a dog", "sequence-classification": "a dog", "token-classification": "a dog"}
+    for name, text in names.items():
+        run = save_run([*TINY, "model.family=bert", f"task.name={name}", f"runs-dir={tmp_path / name}"])
+        result = call("predict", run, text)
+        assert result.exit_code == 0, result.stderr
+        assert len(result.stdout.splitlines()) == 1
+        assert call("evaluate", run).exit_code == 0
+    refused = call("translate", run, "a dog")
+    assert refused.exit_code == 2
+    assert "has learned token-classification, not translation; use collapipe predict" in refused.stderr
 
 
 def test_a_saved_model_translates(saved_run):

@@ -188,6 +188,17 @@ def test_paths_of_pairs_are_seen_from_the_working_directory_and_paths_of_a_file_
     assert load_config(None, ["data.tokenizer=org/words"]).data.tokenizer == "org/words"
 
 
+def test_a_run_to_start_from_is_a_folder_or_a_name_among_the_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/one", "elsewhere/two"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "runs/latest").symlink_to("one")
+    for name, expected in (("one", "runs/one"), ("latest", "runs/one"), ("elsewhere/two", "elsewhere/two")):
+        assert load_config(None, [f"model.from={name}"]).model.from_ == str(tmp_path / expected)
+    with pytest.raises(ValueError, match=r"model\.from: one and model\.pretrained = org/words cannot both"):
+        load_config(None, ["model.from=one", "model.pretrained=org/words", f"runs-dir={tmp_path / 'none'}"])
+
+
 def test_file_names_without_a_folder_are_seen_from_where_they_were_written(tmp_path, monkeypatch):
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()

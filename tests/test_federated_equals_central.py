@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from test_split_equals_whole import CLASSIC, NUM_BLOCKS, make_batch
+from test_split_equals_whole import CLASSIC, NUM_BLOCKS
+from tiny_models import tiny_batch
 
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import target_weight, targets
@@ -32,17 +33,17 @@ class OneBatch:
     def __len__(self):
         return len(self.batch["input_ids"])
 
-    def collate(self, indices):
+    def collate(self, indices, seed=0):
         return {name: tensor[sorted(indices)] for name, tensor in self.batch.items()}
 
 
-def control_units(batches, optimizer, run, local_steps=1):
+def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC):
     return [
         ControlUnit(
             ClusterSetup(
                 run=run,
                 cluster=n,
-                spec=CLASSIC,
+                spec=spec,
                 optimizer=optimizer,
                 runtime=RuntimeConfig(timeout=240),
                 seed=7,
@@ -59,7 +60,8 @@ def federated_round(units, service, weights, number=1, local_steps=1):
     """One round as the strategy runs it; returns the new global weights and the results."""
     from concurrent.futures import ThreadPoolExecutor
 
-    addresses = service.open_round(number, range(len(units)), local_steps)
+    tied = {name: weights[f"embedding.{own}"] for name, own in service.trainer.tied.items()}
+    addresses = service.open_round(number, range(len(units)), local_steps, tied)
     encoder = {name: value for name, value in weights.items() if not name.startswith("head.")}
     orders = [RoundOrder(round=number, weights=encoder, plan=PLANS[n], decoder=addresses[n]) for n in range(len(units))]
     with ThreadPoolExecutor(len(units)) as pool:
@@ -76,8 +78,8 @@ def served(local_ray):
     """Start services over a fresh decoder, and stop them."""
     services = []
 
-    def start(optimizer, decoder_sync="step"):
-        parts = build_parts(CLASSIC, seed=1)
+    def start(optimizer, decoder_sync="step", spec=CLASSIC):
+        parts = build_parts(spec, seed=1)
         trainer = DecoderTrainer(HeadTrainer(parts.head, optimizer, unit=NUM_BLOCKS), decoder_sync)
         service = DecoderService(DecoderConfig(), trainer, num_clusters=2)
         service.start()
@@ -89,14 +91,14 @@ def served(local_ray):
         service.stop()
 
 
-def central_gradient(batches, weights):
+def central_gradient(batches, weights, spec=CLASSIC, step=1):
     """Gradient of the mean over the joint batch, with each cluster's own micro-batches and dropout seeds."""
     total = sum(target_weight(targets(batch)) for batch in batches)
     summed, loss = {}, 0.0
     for n, batch in enumerate(batches):
-        parts = build_parts(CLASSIC, seed=0)
+        parts = build_parts(spec, seed=0)
         parts.load(weights)
-        whole = whole_step(parts, StepId(seed=7, round=1, step=1, cluster=n), batch, PLANS[n].m)
+        whole = whole_step(parts, StepId(seed=7, round=1, step=step, cluster=n), batch, PLANS[n].m)
         loss += whole.loss_sum / total
         for name, gradient in whole.gradients.items():
             summed[name] = summed.get(name, 0) + gradient * whole.weight / total
@@ -106,7 +108,7 @@ def central_gradient(batches, weights):
 @pytest.mark.parametrize("decoder_sync", ["step", "round"])
 def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batch(served, decoder_sync):
     # Unequal batches: 7 and 5 examples, different lengths, so that the weights matter.
-    batches = [make_batch(CLASSIC, size=7, length=9, seed=1), make_batch(CLASSIC, size=5, length=6, seed=2)]
+    batches = [tiny_batch(CLASSIC, size=7, length=9, seed=1), tiny_batch(CLASSIC, size=5, length=6, seed=2)]
     optimizer = OptimizerConfig(name="sgd", lr=LR)
     service, weights = served(optimizer, decoder_sync)
     gradients, loss = central_gradient(batches, weights)
@@ -125,7 +127,7 @@ def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batc
 
 
 def test_clipping_uses_the_norm_of_the_whole_model_decoder_included(served):
-    batch = make_batch(CLASSIC, size=7, length=9, seed=1)
+    batch = tiny_batch(CLASSIC, size=7, length=9, seed=1)
     clip = 0.05
     optimizer = OptimizerConfig(name="sgd", lr=LR, clip_norm=clip)
     service, weights = served(optimizer)
@@ -143,7 +145,7 @@ def test_clipping_uses_the_norm_of_the_whole_model_decoder_included(served):
 
 
 def test_two_runs_repeat_bit_for_bit(served):
-    batches = [make_batch(CLASSIC, size=7, length=9, seed=1), make_batch(CLASSIC, size=5, length=6, seed=2)]
+    batches = [tiny_batch(CLASSIC, size=7, length=9, seed=1), tiny_batch(CLASSIC, size=5, length=6, seed=2)]
     optimizer = OptimizerConfig(name="adamw", lr=0.01, clip_norm=1.0)
     ends = []
     for run in range(2):
@@ -161,7 +163,7 @@ def test_two_runs_repeat_bit_for_bit(served):
 
 
 def test_a_control_unit_without_decoder_address_trains_the_decoder_too(local_ray):
-    batch = make_batch(CLASSIC, size=7, length=9, seed=1)
+    batch = tiny_batch(CLASSIC, size=7, length=9, seed=1)
     weights = build_parts(CLASSIC, seed=1).weights()
     gradients, _ = central_gradient([batch], weights)
     units = control_units([batch], OptimizerConfig(name="sgd", lr=LR), "alone")

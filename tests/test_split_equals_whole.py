@@ -3,10 +3,11 @@
 import pytest
 import torch
 from local_head import LocalHead
+from tiny_models import NUM_BLOCKS, tiny_batch, tiny_spec
 
-from client_pipeline.partition import bert, transformer
+from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.parts import block_weights, join_weights
+from client_pipeline.partition.parts import block_weights, join_weights, own_parameters
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.head import HeadTrainer
@@ -15,7 +16,6 @@ from client_pipeline.runtime.optimizer import OptimizerConfig, gradients
 from client_pipeline.runtime.whole import whole_step
 
 SGD = OptimizerConfig(name="sgd", lr=0.1)
-NUM_BLOCKS = 5
 
 CLASSIC = transformer.spec(
     vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=NUM_BLOCKS, decoder_layers=2, dropout=0.2
@@ -23,32 +23,6 @@ CLASSIC = transformer.spec(
 POST_NORM = transformer.spec(
     vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=NUM_BLOCKS, decoder_layers=1, norm="post"
 )
-
-
-def bert_spec(head):
-    from transformers import BertConfig
-
-    config = BertConfig(
-        vocab_size=40, hidden_size=16, num_hidden_layers=NUM_BLOCKS, num_attention_heads=2, intermediate_size=32
-    )
-    return bert.spec_from_config(config, head, 4)
-
-
-def make_batch(spec, size=7, length=9, seed=0, padded=True):
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(3, 40, (size, length), generator=generator)
-    mask = torch.ones(size, length, dtype=torch.bool)
-    if padded:
-        for row in range(size):
-            mask[row, length - row % 4 :] = False
-    if spec.head == "seq2seq":
-        labels = torch.randint(3, 40, (size, 6), generator=generator)
-        labels[1, 4:] = -100
-    elif spec.head == "token-classification":
-        labels = torch.randint(0, 4, (size, length), generator=generator).masked_fill(~mask, -100)
-    else:
-        labels = torch.randint(0, 4, (size,), generator=generator)
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +63,7 @@ def assert_split_equals_whole(pipeline, spec, plan, batch, step):
     link = LocalHead(trainer)
     outcome = pipeline.run_step(step, batch, split.embedding, link)
 
-    embedding = gradients(dict(split.embedding.named_parameters()))
+    embedding = gradients(own_parameters(split.embedding))
     found = join_weights(embedding, pipeline.gradients(), trainer.gradients(step.cluster))
     pipeline.discard()
 
@@ -116,30 +90,57 @@ GRID = [
 @pytest.mark.parametrize(("delta", "order", "m", "schedule"), GRID)
 @pytest.mark.parametrize(
     "spec",
-    [CLASSIC, POST_NORM, bert_spec("sequence-classification"), bert_spec("token-classification")],
-    ids=["classic-pre", "classic-post", "bert-sequence", "bert-token"],
+    [
+        CLASSIC,
+        POST_NORM,
+        tiny_spec("bert", "sequence-classification"),
+        tiny_spec("bert", "token-classification"),
+        tiny_spec("bert", "masked-lm"),
+        # The families whose blocks are not all alike.
+        tiny_spec("deberta-v2", "sequence-classification"),
+        tiny_spec("modernbert", "token-classification"),
+    ],
+    ids=[
+        "classic-pre",
+        "classic-post",
+        "bert-sequence",
+        "bert-token",
+        "bert-masked",
+        "deberta-v2-sequence",
+        "modernbert-token",
+    ],
 )
 def test_split_gradients_equal_the_whole_models(pipelines, spec, delta, order, m, schedule):
     plan = ClusterPlan(delta=delta, order=order, m=m, schedule=schedule)
     step = StepId(seed=3, round=2, step=1, cluster=1)
-    assert_split_equals_whole(pipelines(spec), spec, plan, make_batch(spec), step)
+    assert_split_equals_whole(pipelines(spec), spec, plan, tiny_batch(spec), step)
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "t5", "gpt2", "llama-tied", "qwen2-window", "qwen3"])
+def test_split_gradients_of_decoder_families_equal_the_whole_models(pipelines, name):
+    spec = tiny_spec(name)
+    step = StepId(seed=3, round=2, step=1, cluster=1)
+    # 7 examples in 3 and 5 micro-batches; with the second plan blocks move.
+    for delta, order, m, schedule in (GRID[1], GRID[3]):
+        plan = ClusterPlan(delta=delta, order=order, m=m, schedule=schedule)
+        assert_split_equals_whole(pipelines(spec), spec, plan, tiny_batch(spec), step)
 
 
 def test_sequence_length_may_change_from_step_to_step(pipelines):
     plan = ClusterPlan(delta=(2, 3), order=(0, 1), m=2)
     for i, length in enumerate((9, 4, 12)):
-        batch = make_batch(CLASSIC, size=5, length=length, seed=i, padded=i != 1)
+        batch = tiny_batch(CLASSIC, size=5, length=length, seed=i, padded=i != 1)
         assert_split_equals_whole(pipelines(CLASSIC), CLASSIC, plan, batch, StepId(seed=0, round=1, step=i, cluster=0))
 
 
 def test_recomputed_activations_give_the_same_gradients_under_dropout(pipelines):
     plan = ClusterPlan(delta=(2, 3), order=(0, 1), m=3, schedule="1f1b")
     step = StepId(seed=5, round=1, step=1, cluster=0)
-    assert_split_equals_whole(pipelines(CLASSIC, recompute=True), CLASSIC, plan, make_batch(CLASSIC), step)
+    assert_split_equals_whole(pipelines(CLASSIC, recompute=True), CLASSIC, plan, tiny_batch(CLASSIC), step)
 
 
 def test_dropout_is_really_on_in_these_comparisons():
     step, other = (StepId(seed=0, round=1, step=s, cluster=0) for s in (1, 2))
-    parts, batch = build_parts(CLASSIC, seed=1), make_batch(CLASSIC)
+    parts, batch = build_parts(CLASSIC, seed=1), tiny_batch(CLASSIC)
     assert whole_step(parts, step, batch, 2).loss_sum != whole_step(parts, other, batch, 2).loss_sum
     assert whole_step(parts, step, batch, 2).loss_sum == whole_step(parts, step, batch, 2).loss_sum

@@ -101,12 +101,12 @@ def test_tables_of_all_kinds_give_the_same_pairs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.tsv", "en\tde\na\tb\n", r"data\.source-column: .*a\.tsv, example 0: no column 'source', found en, de"),
+        ("a.tsv", "en\tde\na\tb\n", r"data\.source-column: .*a\.tsv, line 2: no column 'source', found en, de"),
         ("a.tsv", "source\ttarget\na\n", r"data\.train-source: .*a\.tsv, line 2: expected 2 columns, found 1"),
         ("a.tsv", "source\ttarget\n", r"a\.tsv has a header and no row"),
         ("a.jsonl", '{"source": "a", "target": "b"}\n{"source"\n', r"a\.jsonl, line 2: expected a JSON object"),
         ("a.jsonl", '["a", "b"]\n', r"a\.jsonl, line 1: expected a JSON object"),
-        ("a.jsonl", '{"source": "a"}\n', r"data\.target-column: .*example 0: no column 'target', found source"),
+        ("a.jsonl", '{"source": "a"}\n', r"data\.target-column: .*line 1: no column 'target', found source"),
         ("a.parquet", "no parquet", r"data\.train-source: .*a\.parquet is no parquet file"),
     ],
 )

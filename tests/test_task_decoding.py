@@ -28,7 +28,7 @@ def memory(lengths, seed=0):
 
 def log_probabilities(decoder, memory_BTD, mask_BT, ids_BU):
     """The decoder's own computation over the whole prefix."""
-    logits = decoder.logits(decoder.hidden(memory_BTD, mask_BT, ids_BU))
+    logits = decoder.scores(decoder.hidden(memory_BTD, mask_BT, ids_BU))
     logits[..., [decoder.config.pad_id, decoder.config.bos_id]] = -torch.inf
     return logits.log_softmax(-1)
 

@@ -29,6 +29,7 @@ def options(**changes):
         "label_smoothing": 0.1,
         "max_length": 128,
         "pretrained": "",
+        "from_": "",
     }
     return SimpleNamespace(**{**values, **changes})
 
@@ -51,7 +52,10 @@ def test_every_named_task_can_be_built():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "parsing"}, "task.name: expected one of translation, found 'parsing'"),
+        (
+            {"name": "parsing"},
+            "task.name: expected one of translation, sequence-classification, token-",
+        ),
         ({"decode": "sample"}, "task.decode: expected one of greedy, beam, found 'sample'"),
         ({"beam_size": 0}, "task.beam-size: expected at least 1, found 0"),
         ({"evaluate_batch_size": 0}, "task.evaluate-batch-size: expected at least 1, found 0"),
@@ -173,7 +177,7 @@ def test_the_evaluation_gives_the_plain_cross_entropy_per_token(prepared, parts)
         states = parts.head.hidden(
             parts.encode(batch), batch["attention_mask"], parts.head.shift_right(batch["labels"])
         )
-        loss = torch.nn.functional.cross_entropy(parts.head.logits(states).flatten(0, 1), batch["labels"].flatten())
+        loss = torch.nn.functional.cross_entropy(parts.head.scores(states).flatten(0, 1), batch["labels"].flatten())
     assert score.metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert score.examples == len(score.predictions) == len(score.references) == len(score.sources) == 20
     assert "tok:13a" in score.signature

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from tiny_models import CONFIGS, tiny_spec
 
 from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.families import adapter, build_parts, read_library_config
 from client_pipeline.partition.plan import ClusterPlan, write_plans
 from client_pipeline.runtime.verification import TOLERANCE, Verification, random_batch, verify_split
 from flower_app.verify import model_builder, verify
@@ -41,6 +42,16 @@ def test_a_users_checkpoint_keeps_its_own_head(local_ray, tmp_path, kind, labels
     parts = model_builder(model, seed=0)()
     assert parts.head.classifier.out_features == labels
     found = verify(model=model, segments=(6, 6), micro_batches=3, batch_size=4, length=6)
+    assert found.passed
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_a_folder_of_any_family_passes(local_ray, tmp_path, family):
+    head = adapter(family).HEADS[-1]
+    build_parts(tiny_spec(family, head), seed=0).reference.save_pretrained(tmp_path)
+    num_blocks = read_library_config(str(tmp_path)).num_hidden_layers
+    found = verify(model=str(tmp_path), segments=(2, num_blocks - 2), micro_batches=3, batch_size=4, length=12)
+    assert found.reference is not None
     assert found.passed
 
 
@@ -82,8 +93,8 @@ def test_nan_anywhere_does_not_pass(where):
 def test_mistakes_say_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no config.json; give the folder of a Hugging Face model"):
         verify(model=str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="model type 'gpt2' is not supported; expected one of bert, transformer"):
+    (tmp_path / "config.json").write_text('{"model_type": "opt"}')
+    with pytest.raises(ValueError, match="--model: .*: model type 'opt' is not supported; expected one of bart, bert"):
         verify(model=str(tmp_path))
     with pytest.raises(ValueError, match=r"delta \[2, 1\] sums to 3, expected the model's L = 4"):
         verify(segments=(2, 1))

@@ -30,6 +30,8 @@ class Gradient:
 class DecoderLink(Protocol):
     """One local step: ``begin_step``, m times ``send``, m times ``receive`` in the same order, ``end_step``.
 
+    With tied matrices also ``send_tied`` after ``begin_step``, and ``receive_tied`` after the last ``receive``.
+
     ``send`` and ``receive`` are called from two threads. No call waits without a bound: each raises
     :class:`LinkError` at the link's timeout.
     """
@@ -41,6 +43,14 @@ class DecoderLink(Protocol):
 
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
         """Announce a step with the batch's total weight W_n."""
+        ...
+
+    def send_tied(self, tied: Mapping[str, Tensor]) -> None:
+        """Give the cluster's current values of the tied matrices, by the head's own names; before the first send."""
+        ...
+
+    def receive_tied(self) -> dict[str, Tensor]:
+        """Wait for the gradient of the tied matrices, of loss_sum / W_n over the whole step."""
         ...
 
     def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:

@@ -6,6 +6,7 @@ it is ever unpickled, and whatever is malformed is refused with a reason.
 Up, from a CU::
 
     hello        version, token, round, cluster
+    tied         round, step, name, start (first row)                           rows [R,...]
     micro_batch  round, step, micro_batch, num_micro_batches, weight, seed,   hidden [B,T,D], mask [B,T],
                  total_weight (first of a step)                               target.<name> [B,...]
     step_end     round, step, scale
@@ -15,8 +16,12 @@ Down, from the decoder::
 
     welcome      version, decoder_sync
     gradient     round, step, micro_batch, loss_sum, norm_sq (last of a step)   gradient [B,T,D]
+    tied_gradient round, step, name, start (first row)                          rows [R,...]
     step_applied round, step
     goodbye
+
+``tied`` frames come before the first micro-batch of every step after a round's first: with the first the decoder knows
+the value, which is that of the round. ``tied_gradient`` frames come after the last gradient of a step.
 """
 
 from __future__ import annotations
@@ -56,6 +61,7 @@ _LARGEST_INT = 2**63 - 1
 # Header fields of each kind: type and smallest value; a trailing "?" marks what may be left out.
 _FIELDS: dict[str, dict[str, tuple[type, float | None]]] = {
     "hello": {"version": (int, 0), "token": (str, None), "round": (int, 1), "cluster": (int, 0)},
+    "tied": {"round": (int, 1), "step": (int, 1), "name": (str, None), "start": (int, 0)},
     "micro_batch": {
         "round": (int, 1),
         "step": (int, 1),
@@ -75,10 +81,16 @@ _FIELDS: dict[str, dict[str, tuple[type, float | None]]] = {
         "loss_sum": (float, None),
         "norm_sq?": (float, 0),
     },
+    "tied_gradient": {"round": (int, 1), "step": (int, 1), "name": (str, None), "start": (int, 0)},
     "step_applied": {"round": (int, 1), "step": (int, 1)},
     "goodbye": {},
 }
-_TENSORS = {"micro_batch": ("hidden", "mask"), "gradient": ("gradient",)}
+_TENSORS = {
+    "tied": ("rows",),
+    "micro_batch": ("hidden", "mask"),
+    "gradient": ("gradient",),
+    "tied_gradient": ("rows",),
+}
 
 
 class FrameError(ValueError):

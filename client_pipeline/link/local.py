@@ -44,6 +44,7 @@ class LocalDecoder:
         self._step: StepId | None = None
         self._num_micro_batches = 0
         self._total_weight = 0.0
+        self._tied: dict[str, Tensor] = {}
         self._done = 0
         self._closed = False
         # close() comes from another thread while receive() computes: what is computed then must not be kept.
@@ -56,6 +57,16 @@ class LocalDecoder:
         if self._step is not None:
             self.trainer.discard(self._step.cluster)
         self._step, self._num_micro_batches, self._total_weight, self._done = step, num_micro_batches, total_weight, 0
+
+    def send_tied(self, tied: Mapping[str, Tensor]) -> None:
+        """Note the tied matrices that the step computes with; they are not copied."""
+        self._tied = dict(tied)
+
+    def receive_tied(self) -> dict[str, Tensor]:
+        """Return the gradient of the tied matrices."""
+        if self._step is None or self._done != self._num_micro_batches:
+            raise LinkError(f"receive_tied after {self._done} of {self._num_micro_batches} micro-batches")
+        return self.trainer.tied_gradient(self._step.cluster)
 
     def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
         """Queue one micro-batch for :meth:`receive`."""
@@ -75,7 +86,7 @@ class LocalDecoder:
             if item is None or self._closed:
                 raise LinkError("local decoder: closed while a gradient was awaited")
             tensor, loss_sum = self.trainer.gradient(
-                item.step, item.micro_batch, item.hidden_BTD, item.mask_BT, item.targets, self._total_weight
+                item.step, item.micro_batch, item.hidden_BTD, item.mask_BT, item.targets, self._total_weight, self._tied
             )
             self._done += 1
             last = self._done == self._num_micro_batches

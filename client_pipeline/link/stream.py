@@ -24,6 +24,7 @@ from client_pipeline.link.frames import (
     decode,
     encode,
 )
+from client_pipeline.link.tied import TiedRows, pieces
 from client_pipeline.partition.parts import target_weight
 from client_pipeline.runtime.micro_batches import StepId
 
@@ -130,6 +131,7 @@ class DecoderStream:
         self._step: StepId | None = None
         self._num_micro_batches = 0
         self._total_weight: float | None = None
+        self._tied = TiedRows({})
         self._received = 0
         self._ended = 0
         self._applied = 0
@@ -165,6 +167,32 @@ class DecoderStream:
             raise self._error(f"step {step.step} was begun while step {self._step.step} is open")
         self._step, self._num_micro_batches, self._total_weight = step, num_micro_batches, float(total_weight)
         self._received = 0
+
+    def send_tied(self, tied: Mapping[str, Tensor]) -> None:
+        """Send the tied matrices; not in a round's first step: the decoder has the round's own weights."""
+        step = self._step
+        if step is None:
+            raise self._error("tied matrices were sent before begin_step")
+        self._tied = TiedRows({name: value.shape for name, value in tied.items()})
+        if step.step > 1:
+            for name, start, rows in pieces(tied, self.address.max_frame_bytes):
+                place = {"round": step.round, "step": step.step, "name": name, "start": start}
+                self._put({"kind": "tied", **place}, {"rows": rows})
+
+    def receive_tied(self) -> dict[str, Tensor]:
+        """Wait for the gradient of the tied matrices."""
+        step, rows = self._step, self._tied
+        if step is None:
+            raise self._error("a gradient of tied matrices was awaited before begin_step")
+        while (name := rows.missing) is not None:
+            frame = self._take("tied_gradient", f"the gradient of the tied matrix {name}, step {step.step}", None)
+            if (frame.header["round"], frame.header["step"]) != (step.round, step.step):
+                raise self._error(f"found a tied gradient of another step where that of step {step.step} was awaited")
+            try:
+                rows.add(frame.header["name"], frame.header["start"], frame.tensors["rows"])
+            except ValueError as error:
+                raise self._error(f"gradient of the {error}") from None
+        return rows.values
 
     def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
         """Send activations, mask and targets of one micro-batch; returns before they have arrived."""

@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from client_pipeline.partition.hugging_face import AUTO_MODELS, SERVER_LAYERS, auto_model, spec_from_config
 from client_pipeline.partition.parts import MaskForm, ModelParts
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, ModelSpec
 
 _MODULES = {
     "transformer": "client_pipeline.partition.transformer",
+    "bart": "client_pipeline.partition.bart",
     "bert": "client_pipeline.partition.bert",
+    "deberta-v2": "client_pipeline.partition.deberta_v2",
+    "distilbert": "client_pipeline.partition.distilbert",
+    "electra": "client_pipeline.partition.electra",
+    "gpt2": "client_pipeline.partition.gpt2",
+    "llama": "client_pipeline.partition.llama",
+    "marian": "client_pipeline.partition.bart",
+    "mistral": "client_pipeline.partition.llama",
+    "modernbert": "client_pipeline.partition.modernbert",
+    "qwen2": "client_pipeline.partition.llama",
+    "qwen3": "client_pipeline.partition.llama",
+    "roberta": "client_pipeline.partition.roberta",
+    "t5": "client_pipeline.partition.t5",
+    "xlm-roberta": "client_pipeline.partition.roberta",
 }
+"""The transformers library's families have its model types as names."""
+
+_OUR_OWN = ("transformer",)
+"""Families that the transformers library does not know."""
 
 
 class Adapter(Protocol):
     """What a family's module provides. A new family is one module with these functions."""
+
+    HEADS: tuple[str, ...]
+    """Its heads, of :data:`client_pipeline.partition.spec.HEADS`; the first is the default."""
 
     def build_parts(self, spec: ModelSpec) -> ModelParts:
         """Build the whole model with fresh weights, drawn from torch's global generator."""
@@ -36,6 +61,10 @@ class Adapter(Protocol):
         """Build the decoder or head alone, for the server."""
         ...
 
+    def tied(self, spec: ModelSpec) -> dict[str, str]:
+        """Return what the head reads from the embedding: the head's own name and the embedding's of each matrix."""
+        ...
+
     def mask_form(self, mask_BT: Tensor, dtype: torch.dtype) -> MaskForm:
         """Turn the padding mask into the form that the blocks take."""
         ...
@@ -46,6 +75,22 @@ class Adapter(Protocol):
 
     def width(self, spec: ModelSpec) -> int:
         """Return D, the model width."""
+        ...
+
+
+class LibraryAdapter(Adapter, Protocol):
+    """What a module of one of the transformers library's families provides beside that."""
+
+    def library_config(self, spec: ModelSpec) -> Any:
+        """Build the library's configuration; raises ``ValueError`` for one that cannot be cut."""
+        ...
+
+    def spec_from_model(self, model: Any, head: str) -> ModelSpec:
+        """Build the specification of a library model."""
+        ...
+
+    def split(self, model: Any, spec: ModelSpec) -> ModelParts:
+        """Split the library's model; the parts share its parameters and name it as their reference."""
         ...
 
 
@@ -65,9 +110,13 @@ def adapter(family: str) -> Adapter:
     if family not in _MODULES:
         raise ValueError(
             f"model family {family!r} is not supported; expected one of {', '.join(families())}. To add one, write "
-            "client_pipeline/partition/<family>.py with the functions of Adapter and name it in families.py"
+            f"{_file_to_add(family)} with the functions of Adapter and name it in families.py"
         )
     return cast(Adapter, importlib.import_module(_MODULES[family]))
+
+
+def _file_to_add(family: str) -> str:
+    return f"client_pipeline/partition/{family.replace('-', '_')}.py"
 
 
 def build_parts(spec: ModelSpec, seed: int) -> ModelParts:
@@ -80,3 +129,139 @@ def build_parts(spec: ModelSpec, seed: int) -> ModelParts:
 def num_blocks_of(spec: ModelSpec) -> int:
     """L, the TEBs of a model."""
     return adapter(spec.family).num_blocks(spec)
+
+
+def library_families() -> list[str]:
+    """Names of the families whose models the transformers library loads and saves."""
+    return [family for family in families() if family not in _OUR_OWN]
+
+
+def library_adapter(model_type: str, source: str = "model") -> LibraryAdapter:
+    """Return the adapter of one of the library's model types.
+
+    Raises
+    ------
+    ValueError
+        For an unknown type; the message lists the supported ones and names the file to add.
+    """
+    if model_type not in library_families():
+        raise ValueError(
+            f"{source}: model type {model_type!r} is not supported; expected one of {', '.join(library_families())}. "
+            f"To add it, write {_file_to_add(model_type)} with the functions of LibraryAdapter and name it in "
+            "client_pipeline/partition/families.py"
+        )
+    return cast(LibraryAdapter, adapter(model_type))
+
+
+def read_library_config(source: str) -> Any:
+    """Read the configuration of a library model; code that comes with a model is never run.
+
+    Parameters
+    ----------
+    source : folder or hub id
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    ValueError
+        If its architecture is not supported.
+    """
+    from transformers import AutoConfig, BertConfig
+
+    file = Path(source) / "config.json"
+    if Path(source).is_dir() and not file.is_file():
+        raise FileNotFoundError(f"{source} has no config.json; give the folder of a Hugging Face model")
+    if file.is_file():
+        try:
+            model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{file}: expected a JSON object, {error}") from error
+        if model_type is None:
+            # The first BERT checkpoints carry no model_type.
+            return BertConfig.from_json_file(file)
+        library_adapter(str(model_type), source)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"{source!r} is neither a folder nor a hub id of a model that can be loaded: {error}"
+        ) from error
+    library_adapter(config.model_type, source)
+    return config
+
+
+def max_length(spec: ModelSpec) -> int | None:
+    """Return the longest sequence that a model has positions for; None: any length."""
+    if spec.family in _OUR_OWN:
+        return int(spec.config["max_length"])
+    config = library_adapter(spec.family).library_config(spec)
+    positions = getattr(config, "max_position_embeddings", None)
+    if spec.family in ("roberta", "xlm-roberta"):
+        # Their positions begin after the padding's.
+        return int(positions - config.pad_token_id - 1)
+    return None if positions is None else int(positions)
+
+
+def head_of(config: Any) -> str:
+    """Return the head that a library model was saved with; its family's default, where it was saved without one."""
+    heads = library_adapter(config.model_type).HEADS
+    endings = {head: AUTO_MODELS[head].removeprefix("AutoModel") for head in heads}
+    saved = (config.architectures or [""])[0]
+    return next((head for head in heads if saved.endswith(endings[head])), heads[0])
+
+
+def load_pretrained(source: str, head: str, num_labels: int = 0, seed: int = 0, server_layers: int = 0) -> ModelParts:
+    """Load a model of any supported family of the library, with a new head where it has none.
+
+    Weights are read from safetensors alone: a pickled checkpoint is refused.
+
+    Parameters
+    ----------
+    source : folder or hub id
+    head : one that the family has
+    num_labels : classes of a classifier; 0: as many as the model was saved with
+    seed : draws a new head
+    server_layers : blocks of a causal model that the server keeps
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no model.
+    ValueError
+        If its architecture is not supported, or its weights cannot be loaded.
+    """
+    config = read_library_config(source)
+    if num_labels:
+        config.num_labels = num_labels
+    ours = {SERVER_LAYERS: server_layers} if head == CAUSAL_LM else {}
+    spec = spec_from_config(config, head, **ours)
+    family = library_adapter(spec.family, source)
+    library_config = family.library_config(spec)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model, loading = auto_model(head).from_pretrained(
+                source,
+                config=library_config,
+                use_safetensors=True,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+        except (OSError, RuntimeError) as error:
+            classes = f" with {library_config.num_labels} classes" if "classification" in head else ""
+            raise ValueError(
+                f"{source}: no weights of a {spec.family}{classes} can be loaded from safetensors: {error}"
+            ) from error
+    absent = list(loading["missing_keys"])
+    if head not in (SEQ2SEQ, CAUSAL_LM):
+        # A classifier, a pooler under it, or the prediction layers may be new.
+        absent = [name for name in absent if name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name]
+    if absent:
+        raise ValueError(
+            f"{source}: the weights lack {len(absent)} of the model's tensors, {sorted(absent)[:3]} among them; give "
+            "the whole checkpoint"
+        )
+    found = family.spec_from_model(model, head)
+    return family.split(model, replace(found, config={**found.config, **ours}))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
 
 IGNORED_LABEL = -100
 """Label of a position that has no loss (padding, sub-words that carry no tag)."""
@@ -21,15 +22,18 @@ Batch = dict[str, Tensor]
 """``input_ids`` [B, T] int64, ``attention_mask`` [B, T] bool (True: a real token), ``labels`` [B] or
 [B, U] int64 with :data:`IGNORED_LABEL` where there is no loss, and what else the embedding takes."""
 
-MaskForm = Tensor | None
-"""The form of the padding mask that a family's blocks take; None where nothing is masked."""
+MaskForm = Any
+"""What a family's ``mask_form`` makes of the padding mask and its blocks take: most a tensor, or None where nothing is
+masked; an object where layers differ. Each stage builds it, so it is not sent and carries no gradient. Every block
+takes None, too: nothing is masked."""
 
 
 @dataclass(frozen=True)
 class ModelParts:
     """A model cut where CollaPipe cuts it.
 
-    Parameters are named ``embedding.*``, ``blocks.<i>.*`` and ``head.*``; each appears once, tied ones too.
+    Parameters are named ``embedding.*``, ``blocks.<i>.*`` and ``head.*``; each appears once, tied ones too: a matrix
+    that the head reads from the embedding is the embedding's.
     """
 
     spec: ModelSpec
@@ -38,11 +42,17 @@ class ModelParts:
     blocks: nn.ModuleList
     """The L TEBs: ``block(x_BTD, mask_form) -> x_BTD``."""
     head: nn.Module
-    """On the server: ``head(x_BTD, mask_BT, targets) -> sum of the losses`` (a scalar)."""
+    """On the server: ``head(x_BTD, mask_BT, targets) -> sum of the losses`` (a scalar); ``head.logits`` as in
+    :meth:`logits`."""
     mask_form: Callable[[Tensor, torch.dtype], MaskForm]
     """Builds what the blocks take from the mask [B, T] that travels."""
     reference: nn.Module | None = None
     """The library's own model over the same parameters, where there is one."""
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """What the head reads from the embedding: the head's own name and the embedding's own name of each matrix."""
+        return tied_names(self.head)
 
     def named_parameters(self, head: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         """Every trainable floating-point parameter under its global name, tied ones once."""
@@ -69,6 +79,12 @@ class ModelParts:
         for block in self.blocks:
             x_BTD = block(x_BTD, mask)
         return x_BTD
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Scores of the head: [B, classes] of sequences, else of each position; of a decoder, given its labels."""
+        given = (batch["labels"],) if self.spec.head == SEQ2SEQ else ()
+        head = cast(Any, self.head)
+        return cast(Tensor, head.logits(self.encode(batch), batch["attention_mask"], *given))
 
     def loss_sum(self, batch: Batch) -> Tensor:
         """Sum of the losses over the batch's targets; divide by :func:`target_weight` for the mean."""
@@ -136,6 +152,22 @@ def join_weights(
     return joined
 
 
+def tied_names(head: nn.Module) -> dict[str, str]:
+    """What a head reads from the embedding: its own name and the embedding's own name of each matrix.
+
+    A head that does so carries this as its attribute ``tied``.
+    """
+    return dict(getattr(head, "tied", {}))
+
+
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Trainable parameters of one part under the part's own names, tied ones once."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+    """Trainable parameters of one part under the part's own names, tied ones once, and not those of the embedding."""
+    tied = tied_names(module)
+    return {name: p for name, p in module.named_parameters() if p.requires_grad and name not in tied}
+
+
+def share_parameters(module: nn.Module, source: nn.Module) -> None:
+    """Make the parameters of ``module`` those of ``source``: the same objects, by name."""
+    for name, _ in list(module.named_parameters(remove_duplicate=False)):
+        owner, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, source.get_parameter(name))

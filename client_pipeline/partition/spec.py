@@ -6,6 +6,14 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+SEQUENCE_CLASSIFICATION = "sequence-classification"
+TOKEN_CLASSIFICATION = "token-classification"
+MASKED_LM = "masked-lm"
+CAUSAL_LM = "causal-lm"
+SEQ2SEQ = "seq2seq"
+HEADS = (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, MASKED_LM, CAUSAL_LM, SEQ2SEQ)
+"""What a server can train; a family says which of them it has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
@@ -18,7 +26,7 @@ class ModelSpec:
     """Name of the adapter: one of :func:`client_pipeline.partition.families`."""
 
     head: str
-    """What the server trains: ``seq2seq``, ``sequence-classification`` or ``token-classification``."""
+    """What the server trains: one of :data:`HEADS`."""
 
     config: dict[str, Any] = field(default_factory=dict)
     """The family's own configuration."""

@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_pipeline.partition.parts import IGNORED_LABEL, Batch, MaskForm, ModelParts
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.parts import Batch, MaskForm, ModelParts
+from client_pipeline.partition.seq2seq import Seq2SeqHead
+from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
+
+HEADS = (SEQ2SEQ,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +215,11 @@ class DecoderBlock(nn.Module):
         return self.feed_forward_norm(y_BUD + self.dropout(self.feed_forward(y_BUD)))
 
 
-class Decoder(nn.Module):
+class Decoder(Seq2SeqHead):
     """The server's part: decoder blocks, and an output layer tied to the target embedding."""
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
+        super().__init__(config.bos_id, config.pad_id, config.label_smoothing)
         self.config = config
         self.embedding = TokenEmbedding(config)
         self.blocks = nn.ModuleList([DecoderBlock(config) for _ in range(config.decoder_layers)])
@@ -226,7 +229,7 @@ class Decoder(nn.Module):
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def hidden(self, memory_BTD: Tensor, mask_BT: Tensor, ids_BU: Tensor) -> Tensor:
-        """Decoder states for the target prefix ``ids_BU``, [B, U, D]. Raw encoder output goes in."""
+        """Decoder states for the target prefix ``ids_BU``, [B, U, D]; raw encoder output goes in."""
         memory_BTD = self.memory_norm(memory_BTD)
         mask = mask_form(mask_BT, memory_BTD.dtype)
         y_BUD = self.embedding.embed(ids_BU)
@@ -234,34 +237,21 @@ class Decoder(nn.Module):
             y_BUD = block(y_BUD, memory_BTD, mask)
         return self.norm(y_BUD)
 
-    def logits(self, y: Tensor) -> Tensor:
+    def scores(self, y: Tensor) -> Tensor:
         """Scores over the vocabulary for decoder states [..., D]."""
         return F.linear(y, self.embedding.token.weight, self.output_bias)
-
-    def shift_right(self, labels_BU: Tensor) -> Tensor:
-        """Decoder input for teacher forcing: begin-of-sentence, then the labels but the last."""
-        ids = labels_BU.masked_fill(labels_BU == IGNORED_LABEL, self.config.pad_id)
-        start = ids.new_full((len(ids), 1), self.config.bos_id)
-        return torch.cat([start, ids[:, :-1]], dim=1)
-
-    def forward(self, memory_BTD: Tensor, mask_BT: Tensor, targets: dict[str, Tensor]) -> Tensor:
-        """Sum of the (label-smoothed) cross-entropies over the real target tokens."""
-        labels_BU = targets["labels"]
-        y_BUD = self.hidden(memory_BTD, mask_BT, self.shift_right(labels_BU))
-        # Only positions with a loss reach the output layer: it is the largest matrix of a small model.
-        real = labels_BU != IGNORED_LABEL
-        return F.cross_entropy(
-            self.logits(y_BUD[real]),
-            labels_BU[real],
-            reduction="sum",
-            label_smoothing=self.config.label_smoothing,
-        )
 
 
 def mask_form(mask_BT: Tensor, dtype: torch.dtype) -> MaskForm:
     """Bool mask [B, 1, 1, T] for scaled_dot_product_attention; None when nothing is padded."""
     del dtype
     return None if bool(mask_BT.all()) else mask_BT[:, None, None, :]
+
+
+def tied(spec: ModelSpec) -> dict[str, str]:
+    """Nothing: the output layer is the target embedding, which the server has to itself."""
+    del spec
+    return {}
 
 
 def num_blocks(spec: ModelSpec) -> int:
@@ -293,7 +283,7 @@ def build_head(spec: ModelSpec) -> nn.Module:
     ValueError
         If the specification asks for another head than ``seq2seq``.
     """
-    if spec.head != "seq2seq":
+    if spec.head not in HEADS:
         raise ValueError(f"model.family transformer has the head seq2seq, found {spec.head!r}; use family bert")
     return Decoder(_config(spec))
 
@@ -309,4 +299,4 @@ def build_parts(spec: ModelSpec) -> ModelParts:
 def spec(**config: Any) -> ModelSpec:
     """Build the specification of a classic Transformer from :class:`TransformerConfig` fields (checked)."""
     checked = TransformerConfig(**config)
-    return ModelSpec(family="transformer", head="seq2seq", config=vars(checked).copy())
+    return ModelSpec(family="transformer", head=SEQ2SEQ, config=vars(checked).copy())

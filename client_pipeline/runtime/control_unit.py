@@ -54,8 +54,8 @@ class ClusterData(Protocol):
         """Number of examples."""
         ...
 
-    def collate(self, indices: Sequence[int]) -> Batch:
-        """Pad the examples into one batch."""
+    def collate(self, indices: Sequence[int], seed: int = 0) -> Batch:
+        """Pad the examples into one batch; ``seed`` decides what is random in it."""
         ...
 
 
@@ -149,7 +149,11 @@ class ControlUnit:
                 if setup.checkpoints is not None and setup.resume_round:
                     self._restore(setup.checkpoints, setup.resume_round)
                 self.data = data
-            counts = {"num_examples": len(self.data), "num_blocks": self.num_blocks}
+            counts = {
+                "num_examples": len(self.data),
+                "truncated": int(getattr(self.data, "truncated", 0)),
+                "num_blocks": self.num_blocks,
+            }
             return {"cluster": self.setup.cluster, "pid": os.getpid(), **counts}
 
     @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
@@ -238,7 +242,7 @@ class ControlUnit:
         setup = self.setup
         step = StepId(seed=setup.seed, round=order.round, step=number, cluster=setup.cluster)
         assert self.data is not None and self.order is not None
-        batch = self.data.collate(self.order.next_batch())
+        batch = self.data.collate(self.order.next_batch(), step.data_seed)
         global_step = (order.round - 1) * setup.local_steps + number
         clip = setup.optimizer.clip_norm
         outcome = self.pipeline.run_step(

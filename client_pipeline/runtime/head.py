@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from client_pipeline.partition.parts import own_parameters, tied_names
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
 
@@ -26,6 +28,9 @@ class Contribution:
 class HeadTrainer:
     """Computes activation gradients and collects each cluster's decoder gradient g_n = grad(loss_sum) / W_n.
 
+    A matrix that the head reads from the embedding (a tied one) is no parameter here: each cluster computes with its
+    own value of it, and gets its gradient back.
+
     Not thread-safe: callers hold one lock around it.
     """
 
@@ -33,9 +38,16 @@ class HeadTrainer:
         self.head = head.train()
         self.unit = unit
         """Index after the last TEB: the head's place in the dropout seeds."""
-        self.parameters = {name: p for name, p in head.named_parameters() if p.requires_grad}
+        self.parameters = own_parameters(head)
+        self.tied = {name: head.get_parameter(name).shape for name in tied_names(head)}
+        """Shapes of the tied matrices by the head's own names."""
         self.optimizer = PartOptimizer(self.parameters, optimizer)
         self._collected: dict[int, list[Tensor]] = {}
+
+    def copy(self) -> HeadTrainer:
+        """Another trainer with the same weights and optimizer state; what no trainer trains is shared."""
+        shared = {id(p): p for name in self.tied for p in [self.head.get_parameter(name)]}
+        return copy.deepcopy(self, shared)
 
     def gradient(
         self,
@@ -45,17 +57,27 @@ class HeadTrainer:
         mask_BT: Tensor,
         targets: Mapping[str, Tensor],
         total_weight: float,
+        tied: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, float]:
-        """Forward and backward of one micro-batch.
+        """Forward and backward of one micro-batch, with the cluster's own values of the tied matrices.
 
         Returns
         -------
         Gradient of loss_sum / W_n with respect to the activations [B, T, D], and loss_sum.
+
+        Raises
+        ------
+        ValueError
+            If a tied matrix is missing, unknown or of another shape; the message names it.
         """
         hidden = hidden_BTD.detach().requires_grad_()
+        leaves = self._leaves(tied or {})
         with step.dropout(self.unit, micro_batch):
-            loss_sum = self.head(hidden, mask_BT, dict(targets))
-        parameters = list(self.parameters.values())
+            if leaves:
+                loss_sum = torch.func.functional_call(self.head, leaves, (hidden, mask_BT, dict(targets)))
+            else:
+                loss_sum = self.head(hidden, mask_BT, dict(targets))
+        parameters = [*self.parameters.values(), *leaves.values()]
         grads = torch.autograd.grad(loss_sum / total_weight, [hidden, *parameters], allow_unused=True)
         mine = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads[1:], strict=True)]
         if step.cluster in self._collected:
@@ -65,14 +87,23 @@ class HeadTrainer:
         activation_gradient = torch.zeros_like(hidden) if grads[0] is None else grads[0]
         return activation_gradient, float(loss_sum.detach())
 
+    def _leaves(self, tied: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        check_tied(self.tied, tied)
+        return {name: tied[name].detach().requires_grad_() for name in self.tied}
+
+    def tied_gradient(self, cluster: int) -> dict[str, Tensor]:
+        """What was collected of one cluster for the tied matrices, by the head's own names; part of no norm here."""
+        collected = self._collected.get(cluster, [])[len(self.parameters) :]
+        return dict(zip(self.tied, collected, strict=True))
+
     def gradient_norm_sq(self, cluster: int) -> float:
-        """Squared norm of what was collected of one cluster."""
-        grads = self._collected.get(cluster, [])
+        """Squared norm of what was collected of one cluster for the head's own parameters."""
+        grads = self._collected.get(cluster, [])[: len(self.parameters)]
         return float(torch.stack([g.norm() for g in grads]).square().sum()) if grads else 0.0
 
     def gradients(self, cluster: int) -> dict[str, Tensor]:
         """Copies of what was collected of one cluster, g_n, by the head's own names."""
-        return {n: g.clone() for n, g in zip(self.parameters, self._collected[cluster], strict=True)}
+        return {n: g.clone() for n, g in zip(self.parameters, self._collected[cluster], strict=False)}
 
     def discard(self, cluster: int) -> None:
         """Forget what was collected of one cluster (its step did not complete)."""
@@ -92,5 +123,22 @@ class HeadTrainer:
             parameter.grad = grad
         for c in ordered:
             if c.cluster in self._collected:
-                torch._foreach_add_(grads, self._collected.pop(c.cluster), alpha=c.weight * c.scale / total)
+                mine = self._collected.pop(c.cluster)[: len(grads)]
+                torch._foreach_add_(grads, mine, alpha=c.weight * c.scale / total)
         self.optimizer.apply(step)
+
+
+def check_tied(expected: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> None:
+    """Refuse tied matrices that are not those that the head reads.
+
+    Raises
+    ------
+    ValueError
+        If one is missing, unknown or of another shape; the message names it.
+    """
+    for name in sorted(expected.keys() ^ found.keys()):
+        kind = "missing" if name in expected else "not one of this head's"
+        raise ValueError(f"tied matrix {name}: {kind}; expected {sorted(expected)}, found {sorted(found)}")
+    for name, shape in expected.items():
+        if found[name].shape != shape:
+            raise ValueError(f"tied matrix {name}: expected shape {list(shape)}, found {list(found[name].shape)}")

@@ -17,6 +17,7 @@ _GENERATOR_LOCK = threading.Lock()
 
 EMBEDDING_UNIT = -1
 """Stands for the embedding where a TEB's index is asked for; the head is unit L."""
+_DATA_UNIT = -2
 
 
 def split_batch(batch: Mapping[str, Tensor], num_micro_batches: int) -> list[dict[str, Tensor]]:
@@ -42,6 +43,11 @@ class StepId:
         """Seed for one unit (embedding, TEB or head) and micro-batch, 63 bit."""
         text = f"{self.seed}/{self.round}/{self.step}/{self.cluster}/{unit}/{micro_batch}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+    @property
+    def data_seed(self) -> int:
+        """Seed for what is random in the step's batch, such as which tokens are masked; 63 bit."""
+        return self.dropout_seed(_DATA_UNIT, 0)
 
     @contextmanager
     def dropout(self, unit: int, micro_batch: int) -> Iterator[None]:

@@ -27,6 +27,7 @@ from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.device import Device, StepReport
 from client_pipeline.runtime.faults import PipelineError, device_fault
+from client_pipeline.runtime.head import check_tied
 from client_pipeline.runtime.micro_batches import EMBEDDING_UNIT, StepId, split_batch
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
@@ -69,6 +70,8 @@ class Pipeline:
         self.runtime = runtime
         self.host = host
         self.width = adapter(spec.family).width(spec)
+        self.tied = adapter(spec.family).tied(spec)
+        """What the decoder reads of the embedding: its own name and the embedding's own name of each matrix."""
         self.segments: list[Segment] = []
         self.schedule = "gpipe"
         self.num_micro_batches = 1
@@ -269,6 +272,9 @@ class Pipeline:
         pieces = split_batch(batch, self.num_micro_batches)
         weight = target_weight(targets(batch))
         link.begin_step(step, len(pieces), weight)
+        tied = {name: embedding.get_parameter(own) for name, own in self.tied.items()}
+        if tied:
+            link.send_tied({name: parameter.detach() for name, parameter in tied.items()})
         order = StepOrder(
             step=step,
             schedule=self.schedule,
@@ -293,7 +299,7 @@ class Pipeline:
             for i, piece in enumerate(pieces):
                 link.send(i, outputs[i].wait(), piece["attention_mask"], targets(piece))
 
-        def answer() -> tuple[float, float | None]:
+        def answer() -> tuple[float, float | None, dict[str, Tensor]]:
             loss_sum, norm_sq = 0.0, None
             for i in range(len(pieces)):
                 gradient = link.receive()
@@ -305,7 +311,12 @@ class Pipeline:
                 loss_sum += gradient.loss_sum
                 norm_sq = gradient.norm_sq
                 transport.send(gradient.tensor, last, BACKWARD, i)
-            return loss_sum, norm_sq
+            tied_gradient = link.receive_tied() if tied else {}
+            try:
+                check_tied({name: parameter.shape for name, parameter in tied.items()}, tied_gradient)
+            except ValueError as error:
+                raise LinkError(f"the decoder's gradient of the {error}") from None
+            return loss_sum, norm_sq, tied_gradient
 
         def backward() -> None:
             received = [transport.receive(shape, torch.float32, 1, BACKWARD, i) for i, shape in enumerate(shapes)]
@@ -322,7 +333,11 @@ class Pipeline:
         except BaseException:
             self._abandon(futures)
             raise
-        loss_sum, norm_sq = futures[1].result()
+        loss_sum, norm_sq, tied_gradient = futures[1].result()
+        # One matrix, one gradient: from here on the optimizer, and the norm that clips, see the sum of both ends.
+        for name, parameter in tied.items():
+            gradient = tied_gradient[name]
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return StepOutcome(
             loss_sum=loss_sum,
             weight=weight,

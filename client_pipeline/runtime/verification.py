@@ -11,9 +11,16 @@ import torch
 from torch import Tensor
 
 from client_pipeline.link.local import LocalDecoder
-from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts, block_weights, join_weights
+from client_pipeline.partition.parts import (
+    IGNORED_LABEL,
+    Batch,
+    ModelParts,
+    block_weights,
+    join_weights,
+    own_parameters,
+)
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import CAUSAL_LM, MASKED_LM, SEQ2SEQ, TOKEN_CLASSIFICATION, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.micro_batches import StepId
@@ -116,7 +123,7 @@ def verify_split(
         pipeline.apply_plan(plan)
         pipeline.load({i: block_weights(weights, i) for i in range(num_blocks)})
         outcome = pipeline.run_step(step, batch, split.embedding, link)
-        embedding = gradients(dict(split.embedding.named_parameters()))
+        embedding = gradients(own_parameters(split.embedding))
         found = join_weights(embedding, pipeline.gradients(), trainer.gradients(0))
     finally:
         link.close()
@@ -141,10 +148,10 @@ def _against_reference(parts: ModelParts, batch: Batch) -> float | None:
     if parts.reference is None:
         return None
     parts.reference.eval()
-    logits = parts.head.logits(parts.encode(batch))  # type: ignore[operator]
-    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    # The library makes the decoder's input of the labels, too.
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels" or parts.spec.head == SEQ2SEQ}
     expected = parts.reference(**{**inputs, "attention_mask": batch["attention_mask"].long()}).logits
-    return _difference(logits, expected)
+    return _difference(parts.logits(batch), expected)
 
 
 def random_batch(spec: ModelSpec, batch_size: int, length: int, seed: int = 0) -> Batch:
@@ -157,9 +164,17 @@ def random_batch(spec: ModelSpec, batch_size: int, length: int, seed: int = 0) -
     vocabulary = int(spec.config["vocab_size"])
     mask_BT = torch.arange(length) < draw(length + 1, batch_size, 1, low=max(1, length // 2))
     batch = {"input_ids": draw(vocabulary, batch_size, length, low=min(3, vocabulary - 1)), "attention_mask": mask_BT}
-    if spec.head == "seq2seq":
+    if spec.head == SEQ2SEQ:
         batch["labels"] = draw(vocabulary, batch_size, length).masked_fill(~mask_BT, IGNORED_LABEL)
-    elif spec.head == "token-classification":
+    elif spec.head == MASKED_LM:
+        chosen = (draw(5, batch_size, length) == 0) & mask_BT
+        chosen[:, 0] = True
+        batch["labels"] = draw(vocabulary, batch_size, length).masked_fill(~chosen, IGNORED_LABEL)
+    elif spec.head == CAUSAL_LM:
+        batch["labels"] = batch["input_ids"].masked_fill(~mask_BT, IGNORED_LABEL)
+        # Nothing comes before the first token that would foretell it.
+        batch["labels"][:, 0] = IGNORED_LABEL
+    elif spec.head == TOKEN_CLASSIFICATION:
         batch["labels"] = draw(int(spec.config["num_labels"]), batch_size, length).masked_fill(~mask_BT, IGNORED_LABEL)
     else:
         batch["labels"] = draw(int(spec.config["num_labels"]), batch_size)

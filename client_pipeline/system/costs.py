@@ -82,7 +82,8 @@ def model_costs(
     """Costs of a model in the terms of a scenario's ``[block]``, per sample.
 
     gamma_0 holds weights, gradients and optimizer state of a TEB, and what GPipe keeps of all micro-batches of a batch.
-    The upload is the embedding and the encoder in full; its time counts the activations of the local steps, too.
+    The upload is the embedding and the encoder in full; its time counts the activations of the local steps, too, and
+    the matrices that the decoder reads of the embedding, which go up anew for every step but the first.
 
     Parameters
     ----------
@@ -105,7 +106,10 @@ def model_costs(
         raise ValueError(f"optimizer: expected one of {', '.join(OPTIMIZER_STATES)}, found {optimizer!r}")
     family, teb = adapter(spec.family), teb_costs(spec, sequence_length)
     with torch.device("meta"):
-        embedding = sum(p.numel() * p.element_size() for p in family.build_embedding(spec).parameters())
+        parameters = {n: p for n, p in family.build_embedding(spec).named_parameters() if p.requires_grad}
+    embedding = sum(p.numel() * p.element_size() for p in parameters.values())
+    shared = [parameters[name] for name in family.tied(spec).values()]
+    tied = sum(p.numel() * p.element_size() for p in shared)
     encoder_bits = 8.0 * (embedding + family.num_blocks(spec) * teb.parameter_bytes)
     return Costs(
         o_f=float(teb.forward_flop),
@@ -116,7 +120,9 @@ def model_costs(
         g_bits=float(teb.activation_bits),
         act_scaling="sample",
         lat=0.0,
-        upload_time_bits=encoder_bits + float(local_steps * batch_size * teb.activation_bits),
+        upload_time_bits=encoder_bits
+        + float(local_steps * batch_size * teb.activation_bits)
+        + 8.0 * (local_steps - 1) * tied,
         upload_energy_bits=encoder_bits,
         block_memory=teb.parameter_bytes * (2.0 + OPTIMIZER_STATES[optimizer]) + batch_size * teb.saved_bytes,
     )

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from client_pipeline.partition.parts import Batch, ModelParts
     from client_pipeline.partition.spec import ModelSpec
     from flower_app.tasks.corpus import DataConfig
 
-TASKS = ("translation",)
+TASKS = {
+    "translation": "flower_app.tasks.translation:TranslationTask",
+    "sequence-classification": "flower_app.tasks.classification:ClassificationTask",
+    "token-classification": "flower_app.tasks.tagging:TaggingTask",
+    "masked-lm": "flower_app.tasks.masked_lm:MaskedLMTask",
+    "causal-lm": "flower_app.tasks.causal_lm:CausalLMTask",
+}
+"""Name of each task -> its class. A new task is one module and one line here."""
 DECODINGS = ("greedy", "beam")
+CLASS_WEIGHTS = ("none", "balanced")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +39,27 @@ class TaskConfig:
     length_penalty: float = 1.0
     """``beam``: a hypothesis of n tokens is ranked by its log-probability divided by n to this power."""
     max_new_tokens: int = 0
-    """Longest translation in tokens; 0: twice the source's tokens plus ten."""
+    """Longest translation, or continuation of a text, in tokens; 0: twice the source's tokens plus ten."""
+    mask_probability: float = 0.15
+    """``masked-lm``: share of the tokens that are to be found again."""
+    class_weights: str = "none"
+    """Of tasks with labels: ``balanced`` multiplies the loss of a label with n of the N labels by N / (C n), for C
+    labels that occur; ``none``."""
     evaluate_examples: int = 0
     """Examples of the validation set that the evaluation after a round scores; 0: all."""
     evaluate_batch_size: int = 128
-    """Sentences decoded at once."""
+    """Sentences scored at once."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
         if self.name not in TASKS:
             raise ValueError(f"task.name: expected one of {', '.join(TASKS)}, found {self.name!r}")
-        if self.decode not in DECODINGS:
-            raise ValueError(f"task.decode: expected one of {', '.join(DECODINGS)}, found {self.decode!r}")
+        if not 0 < self.mask_probability < 1:
+            raise ValueError(f"task.mask-probability: expected a number in (0, 1), found {self.mask_probability}")
+        for name, known in (("decode", DECODINGS), ("class_weights", CLASS_WEIGHTS)):
+            if (found := getattr(self, name)) not in known:
+                key = f"task.{name.replace('_', '-')}"
+                raise ValueError(f"{key}: expected one of {', '.join(known)}, found {found!r}")
         for name, least in (
             ("beam_size", 1),
             ("length_penalty", 0),
@@ -77,6 +97,8 @@ class ModelOptions(Protocol):
     def max_length(self) -> int: ...  # noqa: D102
     @property
     def pretrained(self) -> str: ...  # noqa: D102
+    @property
+    def from_(self) -> str: ...  # noqa: D102
 
 
 class ClusterData(Protocol):
@@ -91,8 +113,8 @@ class ClusterData(Protocol):
         """Return the number of examples."""
         ...
 
-    def collate(self, indices: Sequence[int]) -> Batch:
-        """Build the batch of these examples, padded to its longest."""
+    def collate(self, indices: Sequence[int], seed: int = 0) -> Batch:
+        """Build the batch of these examples, padded to its longest; ``seed`` decides what is random in it."""
         ...
 
 
@@ -101,7 +123,7 @@ class Score:
     """Outcome of an evaluation."""
 
     metrics: dict[str, float]
-    """``loss``, and the task's own."""
+    """``loss`` (plain cross-entropy for each target), and the task's own."""
     examples: int
     """Examples that were scored."""
     signature: str = ""
@@ -130,11 +152,21 @@ class Prepared:
     evaluator: Evaluator
     cluster_sizes: tuple[int, ...]
     """Training examples of each cluster."""
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """Weights to start from, by global name; what is absent is fresh."""
 
     @property
     def num_examples(self) -> int:
         """Training examples of all clusters."""
         return sum(self.cluster_sizes)
+
+    def build(self, seed: int) -> ModelParts:
+        """Build the model that training begins with; ``seed`` draws fresh weights."""
+        from client_pipeline.partition.families import build_parts
+
+        parts = build_parts(self.spec, seed)
+        parts.load(parts.weights() | dict(self.weights))
+        return parts
 
 
 class Task(Protocol):
@@ -168,7 +200,6 @@ class Task(Protocol):
 
 
 def task(config: TaskConfig) -> Task:
-    """Build the configured task. A new task is one module and one line here and in :data:`TASKS`."""
-    from flower_app.tasks.translation import TranslationTask
-
-    return {"translation": TranslationTask}[config.name](config)
+    """Build the configured task."""
+    module, _, name = TASKS[config.name].partition(":")
+    return cast(Task, getattr(importlib.import_module(module), name)(config))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from flower_app.tasks import generator, tables
 
 SOURCES = ("generated", "files", "hub")
 PARTITIONS = ("iid", "dirichlet", "files")
+LENGTH_CLASSES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +30,9 @@ class DataConfig:
     path: str = ""
     """``files``: folder of the files below."""
     train_source: str = ""
-    """Source sentences, one a line; or, with ``train-target`` empty, one table of pairs: ``.tsv``, ``.jsonl`` or
-    ``.parquet``. With ``partition = files`` the name holds ``{cluster}``, which counts from 0."""
+    """Source sentences, one a line; or, with ``train-target`` empty, one table of pairs: ``.tsv``, ``.csv``, ``.jsonl``
+    or ``.parquet``. Tasks with labels take such a table, token-classification a ``.conll`` file too; language models a
+    table or a text file. With ``partition = files`` the name holds ``{cluster}``, which counts from 0."""
     train_target: str = ""
     """Target sentences; line i translates line i of ``train-source``."""
     validation_source: str = ""
@@ -37,9 +41,10 @@ class DataConfig:
     test_source: str = ""
     """Scored at the end; empty: the validation files."""
     test_target: str = ""
-    source_column: str = "source"
+    source_column: str = ""
     """Column of a table or hub dataset; ``translation.en`` names a key inside a column, a number the column of a
-    ``.tsv`` without header line, from 0."""
+    ``.tsv`` or ``.csv`` without header line, from 0. Empty: ``source``; or what the task calls its input (``text``,
+    ``tokens``)."""
     target_column: str = "target"
     hub_id: str = ""
     """``hub``: dataset id, or a local dataset folder, as ``datasets`` takes it."""
@@ -55,16 +60,22 @@ class DataConfig:
     dirichlet_alpha: float = 0.5
     """``dirichlet``: small is uneven, large is even."""
     label_column: str = ""
-    """``dirichlet``: column of a table or hub dataset with each example's label (a domain, say); empty: the label is
-    the length of the source sentence, in five classes of equal size."""
+    """Column of a table or hub dataset with each example's label. Of translation: what ``dirichlet`` spreads (a domain,
+    say); empty: the length of the source sentence, in five classes of equal size. Of tasks with labels: what is
+    learned; empty: ``label``, or ``tags``."""
     labels: str = ""
-    """Labels that may stand in ``label-column``, with commas between; empty: any."""
+    """Labels that may stand in ``label-column``, with commas between (token-classification: the types of its spans);
+    empty: those of the training data."""
     max_length: int = 128
-    """Longest sequence in tokens, end-of-sentence included; the rest is cut off and counted."""
+    """Longest sequence in tokens, marks of beginning and end included; the rest is cut off and counted. Language models
+    lose nothing: there a longer text goes on in the next sequence."""
     pretokenized: bool = False
     """The text is tokenised already: words are kept as they stand between blanks, and BLEU takes them as tokens."""
+    lowercase: bool = False
+    """A WordPiece tokenizer that is trained folds case and accents."""
     tokenizer: str = ""
-    """Folder or hub id of a tokenizer; empty: train one (joint byte-level BPE) on the training text."""
+    """Folder or hub id of a tokenizer; empty: that of ``model.pretrained``, or else one that is trained on the training
+    text (joint byte-level BPE for translation, WordPiece for tasks with labels)."""
     vocab_size: int = 8_000
     """Largest vocabulary of a trained tokenizer."""
 
@@ -115,6 +126,24 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.sources)
 
+    def classes(self) -> list[Hashable]:
+        """Return what ``dirichlet`` spreads: the label column, or the source length in classes of like size."""
+        if self.labels is not None:
+            return list(self.labels)
+        return length_classes(self.sources)
+
+    def subset(self, indices: Sequence[int]) -> Pairs:
+        """Return some of the pairs."""
+        labels = None if self.labels is None else [self.labels[i] for i in indices]
+        return Pairs([self.sources[i] for i in indices], [self.targets[i] for i in indices], labels)
+
+
+def length_classes(texts: Sequence[str]) -> list[Hashable]:
+    """Return the class of each text's length in words, of :data:`LENGTH_CLASSES` classes of like size."""
+    lengths = np.array([len(text.split()) for text in texts])
+    borders = np.quantile(lengths, np.linspace(0, 1, LENGTH_CLASSES + 1)[1:-1])
+    return list(np.searchsorted(borders, lengths).tolist())
+
 
 GENERATED_EVALUATION_SEED = 0
 """Validation and test text of the grammar does not depend on the run's seed, so that runs can be compared."""
@@ -140,7 +169,10 @@ def load_pairs(config: DataConfig, split: str, seed: int, cluster: int | None = 
         number = config.num_examples if split == "train" else config.evaluation_examples
         drawn = generator.generate(number, split, seed if split == "train" else GENERATED_EVALUATION_SEED)
         return Pairs([source for source, _ in drawn], [target for _, target in drawn])
-    pairs = _from_hub(config, split) if config.source == "hub" else _from_files(config, split, cluster)
+    if config.source == "hub":
+        pairs = _pairs(hub_table(config, split, _columns(config, split)).columns)
+    else:
+        pairs = _from_files(config, split, cluster)
     if config.labels and pairs.labels is not None:
         allowed = [label.strip() for label in config.labels.split(",")]
         for number, label in enumerate(pairs.labels):
@@ -160,19 +192,46 @@ def count_files(config: DataConfig) -> int:
     return number
 
 
-def _from_files(config: DataConfig, split: str, cluster: int | None) -> Pairs:
+def file_of(config: DataConfig, split: str, cluster: int | None) -> tuple[Path, Path | None, str]:
+    """Return source file and target file (None: there is none) of a split, and the configuration key of the first."""
     if split != "train" and not getattr(config, f"{split}_source"):
         split = "test" if split == "validation" else "validation"
-    names = {key: getattr(config, f"{split}_{key}") for key in ("source", "target")}
+    source, target = (getattr(config, f"{split}_{key}") for key in ("source", "target"))
     if split == "train" and cluster is not None:
-        names = {key: name.replace("{cluster}", str(cluster)) for key, name in names.items()}
-    source = Path(config.path) / names["source"]
-    key = f"data.{split}-source"
-    if not names["target"]:
-        return _pairs(tables.read_table(source, _columns(config, split), key), config, split)
-    target = Path(config.path) / names["target"]
+        source, target = (name.replace("{cluster}", str(cluster)) for name in (source, target))
+    folder = Path(config.path)
+    return folder / source, folder / target if target else None, f"data.{split}-source"
+
+
+def hub_table(config: DataConfig, split: str, columns: Mapping[str, str]) -> tables.Table:
+    """Read columns of a split of a hub dataset; of validation and test, one stands for the other if that is missing."""
+    dataset = tables.read_hub(config.hub_id, config.hub_config)
+    name = getattr(config, f"{split}_split")
+    if split != "train" and name not in dataset:
+        name = config.test_split if split == "validation" else config.validation_split
+    if name not in dataset:
+        raise ValueError(
+            f"data.{split}-split: {config.hub_id} has no split {name!r}, found {', '.join(map(str, dataset))}"
+        )
+    return tables.columns_of(dataset[name], columns, "data.hub-id", f"{config.hub_id}, split {name}")
+
+
+def check_files(config: DataConfig, num_clusters: int) -> None:
+    """Raise ``ValueError`` where ``partition = files`` has no training file for every cluster."""
+    found = count_files(config)
+    if found < num_clusters:
+        raise ValueError(
+            f"data.train-source: expected a file for each of {num_clusters} clusters, found {found}: no "
+            f"{config.train_source.replace('{cluster}', str(found))} in {config.path or 'the working directory'}"
+        )
+
+
+def _from_files(config: DataConfig, split: str, cluster: int | None) -> Pairs:
+    source, target, key = file_of(config, split, cluster)
+    if target is None:
+        return _pairs(tables.read_table(source, _columns(config, split), key).columns)
     sources = tables.read_lines(source, key)
-    targets = tables.read_lines(target, f"data.{split}-target")
+    targets = tables.read_lines(target, key.replace("-source", "-target"))
     if len(sources) != len(targets):
         raise ValueError(
             f"{key}: {source} has {len(sources)} lines, {target} has {len(targets)}; "
@@ -185,33 +244,21 @@ def _from_files(config: DataConfig, split: str, cluster: int | None) -> Pairs:
     return Pairs(sources, targets)
 
 
-def _from_hub(config: DataConfig, split: str) -> Pairs:
-    dataset = tables.read_hub(config.hub_id, config.hub_config)
-    name = getattr(config, f"{split}_split")
-    if split != "train" and name not in dataset:
-        name = config.test_split if split == "validation" else config.validation_split
-    if name not in dataset:
-        raise ValueError(
-            f"data.{split}-split: {config.hub_id} has no split {name!r}, found {', '.join(map(str, dataset))}"
-        )
-    where = f"data.hub-id: {config.hub_id}, split {name}"
-    return _pairs(tables.columns_of(dataset[name], _columns(config, split), where), config, split)
-
-
 def _columns(config: DataConfig, split: str) -> dict[str, str]:
-    columns = {"data.source-column": config.source_column, "data.target-column": config.target_column}
+    columns = {"data.source-column": config.source_column or "source", "data.target-column": config.target_column}
     # Only training text is shared out.
     return columns | ({"data.label-column": config.label_column} if config.label_column and split == "train" else {})
 
 
-def _pairs(columns: dict[str, list[Any]], config: DataConfig, split: str) -> Pairs:
+def _pairs(columns: Mapping[str, list[Any]]) -> Pairs:
     labels = columns.get("data.label-column")
     return Pairs(
-        _texts(columns["data.source-column"]),
-        _texts(columns["data.target-column"]),
-        None if labels is None else _texts(labels),
+        texts(columns["data.source-column"]),
+        texts(columns["data.target-column"]),
+        None if labels is None else texts(labels),
     )
 
 
-def _texts(values: Iterable[Any]) -> list[str]:
+def texts(values: Iterable[Any]) -> list[str]:
+    """Return the values of a column as stripped texts; a missing one is empty."""
     return ["" if value is None else str(value).strip() for value in values]

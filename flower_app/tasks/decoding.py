@@ -35,8 +35,9 @@ class IncrementalDecoder:
         for i, block in enumerate(self._blocks):
             x = self._block(i, block, x)
         config = self.decoder.config
-        logits = self.decoder.logits(self.decoder.norm(x)[:, 0])
-        logits[:, [config.pad_id, config.bos_id]] = -torch.inf
+        logits = self.decoder.scores(self.decoder.norm(x)[:, 0])
+        # A tokenizer may lend its end to the other two.
+        logits[:, [i for i in (config.pad_id, config.bos_id) if i != config.eos_id]] = -torch.inf
         return F.log_softmax(logits, dim=-1)
 
     def _block(self, i: int, block: DecoderBlock, x_B1D: Tensor) -> Tensor:

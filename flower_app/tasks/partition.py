@@ -2,17 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol, Self, TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
-from flower_app.tasks.corpus import DataConfig, Pairs
+from flower_app.tasks.corpus import DataConfig, check_files
 
 Indices = npt.NDArray[np.int64]
-LENGTH_CLASSES = 5
 
 
-def partition(config: DataConfig, pairs: Pairs, num_clusters: int, seed: int) -> list[Indices]:
-    """Return the examples of each cluster, as indices into ``pairs``; each example falls on one cluster.
+class Shareable(Protocol):
+    """Examples that can be shared out."""
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        ...
+
+    def classes(self) -> list[Hashable]:
+        """Return each example's class: what ``dirichlet`` spreads unevenly."""
+        ...
+
+    def subset(self, indices: Sequence[int]) -> Self:
+        """Return some of the examples."""
+        ...
+
+
+S = TypeVar("S", bound=Shareable)
+
+
+def training_shares(
+    config: DataConfig, load: Callable[[int | None], S], num_clusters: int, seed: int
+) -> tuple[list[S], tuple[int, ...]]:
+    """Load the training examples of all clusters.
+
+    Parameters
+    ----------
+    config : says how they are shared out
+    load : reads one cluster's file, or with None all examples
+    num_clusters, seed : of the run
+
+    Returns
+    -------
+    The examples, one share for each file; and each cluster's number of them.
+
+    Raises
+    ------
+    ValueError
+        If a cluster would get no example.
+    """
+    if num_clusters < 1:
+        raise ValueError(f"num-clusters: expected at least 1 cluster to share the data out to, found {num_clusters}")
+    if config.partition == "files":
+        check_files(config, num_clusters)
+        shares = [load(cluster) for cluster in range(num_clusters)]
+        return shares, tuple(map(len, shares))
+    everything = load(None)
+    return [everything], tuple(map(len, partition(config, everything, num_clusters, seed)))
+
+
+def training_share(
+    config: DataConfig, load: Callable[[int | None], S], cluster: int, num_clusters: int, seed: int
+) -> tuple[S, S]:
+    """Load one cluster's training examples, and all that were read for them; see :func:`training_shares`."""
+    if config.partition == "files":
+        mine = load(cluster)
+        return mine, mine
+    everything = load(None)
+    return everything.subset(partition(config, everything, num_clusters, seed)[cluster].tolist()), everything
+
+
+def partition(config: DataConfig, examples: Shareable, num_clusters: int, seed: int) -> list[Indices]:
+    """Return the examples of each cluster, as indices into ``examples``; each example falls on one cluster.
 
     Raises
     ------
@@ -21,26 +83,21 @@ def partition(config: DataConfig, pairs: Pairs, num_clusters: int, seed: int) ->
     """
     rng = np.random.default_rng([seed, num_clusters])
     if config.partition == "dirichlet":
-        parts = _dirichlet(_labels(pairs), num_clusters, config.dirichlet_alpha, rng)
+        parts = _dirichlet(_numbered(examples.classes()), num_clusters, config.dirichlet_alpha, rng)
     else:
-        parts = list(np.array_split(rng.permutation(len(pairs)), num_clusters))
+        parts = list(np.array_split(rng.permutation(len(examples)), num_clusters))
     for cluster, part in enumerate(parts):
         if not len(part):
             remedy = "raise data.dirichlet-alpha, change the seed, " if config.partition == "dirichlet" else ""
             raise ValueError(
-                f"data.partition = {config.partition}: cluster {cluster} of {num_clusters} gets none of {len(pairs)} "
-                f"examples; {remedy}use fewer clusters or more data"
+                f"data.partition = {config.partition}: cluster {cluster} of {num_clusters} gets none of "
+                f"{len(examples)} examples; {remedy}use fewer clusters or more data"
             )
     return parts
 
 
-def _labels(pairs: Pairs) -> npt.NDArray[np.int64]:
-    """Classes to be spread: the label column, or the source length in classes of (nearly) equal size."""
-    if pairs.labels is not None:
-        return np.unique(np.array(pairs.labels), return_inverse=True)[1].astype(np.int64)
-    lengths = np.array([len(source.split()) for source in pairs.sources])
-    borders = np.quantile(lengths, np.linspace(0, 1, LENGTH_CLASSES + 1)[1:-1])
-    return np.searchsorted(borders, lengths).astype(np.int64)
+def _numbered(classes: list[Hashable]) -> Indices:
+    return np.unique(np.array(classes), return_inverse=True)[1].astype(np.int64)
 
 
 def _dirichlet(

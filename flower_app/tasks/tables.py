@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TABLES = (".tsv", ".jsonl", ".parquet")
+TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of a file or dataset, and where each row stands there."""
+
+    columns: dict[str, list[Any]]
+    """Configuration key of the column -> its values."""
+    name: str
+    """The file, or the dataset and its split."""
+    numbers: Sequence[int]
+    """Line of each row, from 1; or its number, from 0, where there are no lines."""
+    unit: str = "line"
+    """``line`` or ``row``."""
+    class_names: dict[str, list[str]] = field(default_factory=dict)
+    """Configuration key -> names of the classes, of the columns of a dataset that number its classes."""
+
+    def place(self, row: int) -> str:
+        """Say where a row stands."""
+        return f"{self.name}, {self.unit} {self.numbers[row]}"
 
 
 def read_lines(path: Path, key: str) -> list[str]:
@@ -32,18 +54,14 @@ def read_lines(path: Path, key: str) -> list[str]:
     return [line.strip() for line in text.removesuffix("\n").split("\n")]
 
 
-def read_table(path: Path, columns: Mapping[str, str], key: str) -> dict[str, list[Any]]:
-    """Read columns of a ``.tsv``, ``.jsonl`` or ``.parquet`` file.
+def read_table(path: Path, columns: Mapping[str, str], key: str) -> Table:
+    """Read columns of a ``.tsv``, ``.csv``, ``.jsonl`` or ``.parquet`` file.
 
     Parameters
     ----------
     path : the file
     columns : configuration key -> name of the column, as in :func:`columns_of`
     key : configuration key of the file
-
-    Returns
-    -------
-    Configuration key of each column -> its values.
 
     Raises
     ------
@@ -59,18 +77,26 @@ def read_table(path: Path, columns: Mapping[str, str], key: str) -> dict[str, li
         if not path.is_file():
             raise ValueError(f"{key}: no file {path}; check data.path and the name")
         return _parquet(path, columns, key)
-    lines = [(i, line) for i, line in enumerate(_raw_lines(path, key), 1) if line.strip()]
     where = f"{key}: {path}"
-    rows = _jsonl(lines, where) if path.suffix == ".jsonl" else _tsv(lines, columns, where)
+    if path.suffix == ".csv":
+        rows = _rows(_csv(path, key), columns, where)
+    else:
+        lines = [(i, line) for i, line in enumerate(raw_lines(path, key), 1) if line.strip()]
+        if path.suffix == ".jsonl":
+            rows = _jsonl(lines, where)
+        else:
+            # No quoting.
+            rows = _rows([(number, line.rstrip("\r").split("\t")) for number, line in lines], columns, where)
     if not rows:
         raise ValueError(f"{where} has a header and no row; expected examples")
-    return {
-        column_key: [_value(row, name, f"{column_key}: {path}, example {i}") for i, row in enumerate(rows)]
+    found = {
+        column_key: [_value(row, name, f"{column_key}: {path}, line {number}") for number, row in rows]
         for column_key, name in columns.items()
     }
+    return Table(found, str(path), [number for number, _ in rows])
 
 
-def columns_of(table: Any, columns: Mapping[str, str], where: str) -> dict[str, list[Any]]:
+def columns_of(table: Any, columns: Mapping[str, str], key: str, name: str) -> Table:
     """Take columns from a ``datasets`` or ``pyarrow`` table; ``a.b`` is the key ``b`` inside column ``a``.
 
     Raises
@@ -78,21 +104,31 @@ def columns_of(table: Any, columns: Mapping[str, str], where: str) -> dict[str, 
     ValueError
         If a column is missing or the table has no row; the message lists the columns that are there.
     """
-    result = {}
-    for key, name in columns.items():
-        outer, _, inner = (name, "", "") if name in table.column_names else name.partition(".")
+    result, class_names, where = {}, {}, f"{key}: {name}"
+    for column_key, column in columns.items():
+        outer, _, inner = (column, "", "") if column in table.column_names else column.partition(".")
         if outer not in table.column_names:
-            raise ValueError(f"{key}: {where} has no column {name!r}, found {', '.join(table.column_names)}")
+            raise ValueError(f"{column_key}: {where} has no column {column!r}, found {', '.join(table.column_names)}")
         values = table[outer]
         values = values.to_pylist() if hasattr(values, "to_pylist") else list(values)
         if not values:
             raise ValueError(f"{where} has no row; expected examples")
         if inner:
             if not isinstance(values[0], dict) or inner not in values[0]:
-                raise ValueError(f"{key}: {where} has no key {inner!r} in column {outer!r}")
+                raise ValueError(f"{column_key}: {where} has no key {inner!r} in column {outer!r}")
             values = [value[inner] for value in values]
-        result[key] = values
-    return result
+        elif names := _class_names(table, outer):
+            class_names[column_key] = names
+        result[column_key] = values
+    return Table(result, name, range(len(table)), "row", class_names)
+
+
+def _class_names(table: Any, column: str) -> list[str] | None:
+    """Names that a dataset gives to the numbers of a column of classes, or of sequences of classes."""
+    feature = getattr(table, "features", {}).get(column)
+    feature = getattr(feature, "feature", feature)
+    names = getattr(feature, "names", None)
+    return None if names is None else [str(name) for name in names]
 
 
 def read_hub(hub_id: str, hub_config: str) -> Mapping[str, Any]:
@@ -119,12 +155,13 @@ def read_hub(hub_id: str, hub_config: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {"train": found}
 
 
-def _raw_lines(path: Path, key: str) -> list[str]:
+def raw_lines(path: Path, key: str) -> list[str]:
+    """Return the lines of a text file as they stand; raises as :func:`read_lines` does."""
     read_lines(path, key)
     return path.read_text(encoding="utf-8-sig").split("\n")
 
 
-def _jsonl(lines: list[tuple[int, str]], where: str) -> list[dict[str, Any]]:
+def _jsonl(lines: list[tuple[int, str]], where: str) -> list[tuple[int, dict[str, Any]]]:
     rows = []
     for number, line in lines:
         try:
@@ -135,13 +172,26 @@ def _jsonl(lines: list[tuple[int, str]], where: str) -> list[dict[str, Any]]:
             ) from error
         if not isinstance(row, dict):
             raise ValueError(f"{where}, line {number}: expected a JSON object, found {line[:60]!r}")
-        rows.append(row)
+        rows.append((number, row))
     return rows
 
 
-def _tsv(lines: list[tuple[int, str]], columns: Mapping[str, str], where: str) -> list[dict[str, Any]]:
-    """Rows as dictionaries: by header, or by index where every wanted column is a number. No quoting."""
-    cells = [(number, line.rstrip("\r").split("\t")) for number, line in lines]
+def _csv(path: Path, key: str) -> list[tuple[int, list[str]]]:
+    """Cells of each row, and the line on which the row ends."""
+    read_lines(path, key)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            return [(reader.line_num, row) for row in reader if row]
+        except csv.Error as error:
+            where = f"{key}: {path}, line {reader.line_num}"
+            raise ValueError(f"{where}: expected comma-separated cells ({error})") from error
+
+
+def _rows(
+    cells: list[tuple[int, list[str]]], columns: Mapping[str, str], where: str
+) -> list[tuple[int, dict[str, Any]]]:
+    """Rows as dictionaries: by header, or by index where every wanted column is a number."""
     if all(name.isdigit() for name in columns.values()):
         header = [str(i) for i in range(len(cells[0][1]))]
     else:
@@ -149,7 +199,7 @@ def _tsv(lines: list[tuple[int, str]], columns: Mapping[str, str], where: str) -
     for number, row in cells:
         if len(row) != len(header):
             raise ValueError(f"{where}, line {number}: expected {len(header)} columns, found {len(row)}")
-    return [dict(zip(header, row, strict=True)) for _, row in cells]
+    return [(number, dict(zip(header, row, strict=True))) for number, row in cells]
 
 
 def _value(row: Mapping[str, Any], name: str, where: str) -> Any:
@@ -163,7 +213,7 @@ def _value(row: Mapping[str, Any], name: str, where: str) -> Any:
     return row[outer][inner]
 
 
-def _parquet(path: Path, columns: Mapping[str, str], key: str) -> dict[str, list[Any]]:
+def _parquet(path: Path, columns: Mapping[str, str], key: str) -> Table:
     import pyarrow.parquet as parquet
     from pyarrow import ArrowInvalid
 
@@ -171,4 +221,4 @@ def _parquet(path: Path, columns: Mapping[str, str], key: str) -> dict[str, list
         table = parquet.read_table(path)
     except (ArrowInvalid, OSError) as error:
         raise ValueError(f"{key}: {path} is no parquet file ({error})") from error
-    return columns_of(table, columns, f"{key}: {path}")
+    return columns_of(table, columns, key, str(path))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,17 @@ SPECIAL_TOKENS = (PAD, BOS, EOS, UNK)
 """Of a trained tokenizer, with the ids 0 to 3."""
 
 _NAMES = {
-    PAD: (PAD, "[PAD]", "<|pad|>"),
-    BOS: (BOS, "[CLS]", "<bos>", "[BOS]"),
-    EOS: (EOS, "[SEP]", "<eos>", "[EOS]", "<|endoftext|>"),
+    # Tokenizers without a token of their own for padding or the beginning (GPT-2's, LLaMA's) lend another one.
+    PAD: (PAD, "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<|endoftext|>", UNK),
+    BOS: (BOS, "[CLS]", "<bos>", "[BOS]", "<|begin_of_text|>", "<|endoftext|>"),
+    EOS: (EOS, "[SEP]", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>"),
+    UNK: (UNK, "[UNK]", "<|unk|>"),
 }
+_MASKS = ("[MASK]", "<mask>")
+WORDPIECE_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""Of a trained WordPiece tokenizer, with the ids 0 to 4."""
 _FEWEST_TOKENS = 16
+_NO_TOKENIZER = "put its tokenizer.json or vocab.txt beside the weights, or name its folder in data.tokenizer"
 
 
 class TextTokenizer:
@@ -39,6 +46,21 @@ class TextTokenizer:
         return int(self._backend.token_to_id(role))
 
     @property
+    def mask(self) -> tuple[str, int]:
+        """The token that hides another one, and its id.
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
+        for name in _MASKS:
+            found = self._backend.token_to_id(name)
+            if found is not None:
+                return name, int(found)
+        raise ValueError(f"data.tokenizer: expected a token {' or '.join(_MASKS)} to mask others with, found none")
+
+    @property
     def vocab_size(self) -> int:
         """Number of ids, special and added tokens included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
@@ -46,6 +68,41 @@ class TextTokenizer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without begin or end."""
         return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[tuple[list[int], list[int]]]:
+        """Return the ids of each sentence, and for each id the index of its word.
+
+        Every word has an id: one of which the tokenizer leaves nothing (a zero-width space, say) is unknown.
+        """
+        unknown = self._special(UNK)
+        found: list[tuple[list[int], list[int]]] = []
+        # encode_batch_fast would leave out which word a piece belongs to.
+        for encoding in self._backend.encode_batch(
+            [list(words) for words in sentences], is_pretokenized=True, add_special_tokens=False
+        ):
+            ids: list[int] = []
+            owners: list[int] = []
+            words = sentences[len(found)]
+            pieces = [(word, i) for word, i in zip(encoding.word_ids, encoding.ids, strict=True) if word is not None]
+            at = 0
+            for word in range(len(words)):
+                start = at
+                while at < len(pieces) and pieces[at][0] == word:
+                    at += 1
+                mine = [i for _, i in pieces[start:at]] or [unknown]
+                ids += mine
+                owners += [word] * len(mine)
+            found.append((ids, owners))
+        return found
+
+    def words(self, text: str) -> list[str]:
+        """Split a text where the tokenizer does: at blanks, at punctuation, at each Chinese character."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        ends: dict[int, tuple[int, int]] = {}
+        for word, (start, end) in zip(encoding.word_ids, encoding.offsets, strict=True):
+            if word is not None:
+                ends[word] = (ends.get(word, (start, end))[0], end)
+        return [word for start, end in ends.values() if (word := text[start:end].strip())]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each sequence of ids; special tokens are left out."""
@@ -84,8 +141,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, pretokenized: bool) -
     from tokenizers import Tokenizer
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
     from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, WhitespaceSplit
-    from tokenizers.pre_tokenizers import Sequence as InTurn
+    from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence as InTurn, WhitespaceSplit
     from tokenizers.trainers import BpeTrainer
 
     backend = Tokenizer(BPE(unk_token=UNK))
@@ -102,8 +158,69 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, pretokenized: bool) -
     return TextTokenizer(backend)
 
 
-def load_tokenizer(source: str) -> TextTokenizer:
-    """Load a tokenizer from a folder or a hub id.
+def train_wordpiece(texts: Iterable[str], vocab_size: int, pretokenized: bool, lowercase: bool) -> TextTokenizer:
+    """Train a WordPiece tokenizer like BERT's: each Chinese character and punctuation mark is a word of its own.
+
+    Parameters
+    ----------
+    texts : training text
+    vocab_size : largest number of tokens, special tokens included; a character that falls outside is unknown
+    pretokenized : words are what stands between blanks
+    lowercase : fold case and accents
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import WordPiece as WordPieceDecoder
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer, WhitespaceSplit
+    from tokenizers.trainers import WordPieceTrainer
+
+    def backend_of(model: Any) -> Any:
+        backend = Tokenizer(model)
+        backend.normalizer = BertNormalizer(lowercase=lowercase, handle_chinese_chars=not pretokenized)
+        backend.pre_tokenizer = WhitespaceSplit() if pretokenized else BertPreTokenizer()
+        backend.decoder = WordPieceDecoder()
+        return backend
+
+    learner = backend_of(WordPiece(unk_token="[UNK]"))
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(w for w, _ in learner.pre_tokenizer.pre_tokenize_str(learner.normalizer.normalize_str(text)))
+    # The trainer numbers characters in the order of a hash map, another one in each process. Those that it is given
+    # as special tokens have their place, and so have all merges that follow.
+    alphabet = _alphabet(words, vocab_size - len(WORDPIECE_TOKENS))
+    trainer = WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*WORDPIECE_TOKENS, *alphabet],
+        limit_alphabet=0,
+        show_progress=False,
+    )
+    learner.train_from_iterator((f"{word} " * number for word, number in sorted(words.items())), trainer)
+    # A new backend: in this one the alphabet is special.
+    backend = backend_of(WordPiece(learner.get_vocab(), unk_token="[UNK]"))
+    backend.add_special_tokens(list(WORDPIECE_TOKENS))
+    return TextTokenizer(backend)
+
+
+def _alphabet(words: Mapping[str, int], size: int) -> list[str]:
+    """Characters as tokens, and as they go on within a word, the most frequent that fit."""
+    counts: Counter[str] = Counter()
+    inside: set[str] = set()
+    for word, number in words.items():
+        for character in word:
+            counts[character] += number
+        inside.update(word[1:])
+    kept: list[str] = []
+    for character in sorted(counts, key=lambda c: (-counts[c], c)):
+        forms = [character, f"##{character}"] if character in inside else [character]
+        if len(kept) + len(forms) > size:
+            break
+        kept += forms
+    return sorted(kept)
+
+
+def load_tokenizer(source: str, key: str = "data.tokenizer") -> TextTokenizer:
+    """Load a tokenizer from a folder or a hub id; ``key`` is the configuration key that names it.
 
     Raises
     ------
@@ -129,12 +246,12 @@ def load_tokenizer(source: str) -> TextTokenizer:
     except Exception as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"data.tokenizer: expected a folder with a tokenizer or a hub id, found {source!r} ({first_line}); "
-            "leave it empty to train a tokenizer on the task's text"
+            f"{key}: expected a folder with a tokenizer or a hub id, found {source!r} ({first_line}); "
+            + ("leave it empty to train a tokenizer on the task's text" if key == "data.tokenizer" else _NO_TOKENIZER)
         ) from error
     if backend.get_vocab_size() < _FEWEST_TOKENS:
         raise ValueError(
-            f"data.tokenizer: {source!r} gives a vocabulary of {backend.get_vocab_size()} tokens, expected more; "
+            f"{key}: {source!r} gives a vocabulary of {backend.get_vocab_size()} tokens, expected more; "
             "give the folder that holds tokenizer.json or vocab.txt"
         )
     return TextTokenizer(backend)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,44 +15,11 @@ from client_pipeline.partition import transformer
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from flower_app.tasks import decoding
 from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
-from flower_app.tasks.corpus import DataConfig, Pairs, count_files, load_pairs
-from flower_app.tasks.partition import partition
-from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
-
-
-@dataclass
-class EncodedText:
-    """Sequences of ids, one after the other in one array: small in memory and cheap to send."""
-
-    ids: npt.NDArray[np.int32]
-    starts: npt.NDArray[np.int64]
-    """Start of each sequence in ``ids``, and the end of the last."""
-    truncated: int
-    """Sequences that were cut."""
-
-    @classmethod
-    def encode(cls, texts: Sequence[str], tokenizer: TextTokenizer, max_length: int) -> EncodedText:
-        """Encode texts, each closed by the end of sentence; the longest has ``max_length`` ids with it."""
-        found = tokenizer.encode(texts)
-        kept = [[*ids[: max_length - 1], tokenizer.eos_id] for ids in found]
-        starts = np.cumsum([0, *map(len, kept)], dtype=np.int64)
-        flat = np.fromiter((i for ids in kept for i in ids), dtype=np.int32, count=int(starts[-1]))
-        return cls(flat, starts, sum(len(ids) >= max_length for ids in found))
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Return the number of ids of each sequence."""
-        return np.diff(self.starts)
-
-    def padded(self, indices: Sequence[int], pad: int) -> Tensor:
-        """Return the sequences as one matrix [B, longest] int64."""
-        rows = [self.ids[self.starts[i] : self.starts[i + 1]] for i in indices]
-        out = np.full((len(rows), max(map(len, rows))), pad, dtype=np.int64)
-        for row, values in zip(out, rows, strict=True):
-            row[: len(values)] = values
-        return torch.from_numpy(out)
+from flower_app.tasks.corpus import DataConfig, Pairs, load_pairs
+from flower_app.tasks.encoded import EncodedText, evaluating
+from flower_app.tasks.partition import training_share, training_shares
+from flower_app.tasks.start import check_length, ready_tokenizer, run_to_start_from
+from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer
 
 
 @dataclass
@@ -79,15 +44,10 @@ class TranslationData:
     def __len__(self) -> int:
         return len(self.source)
 
-    def collate(self, indices: Sequence[int]) -> Batch:
+    def collate(self, indices: Sequence[int], seed: int = 0) -> Batch:
         """Build the batch of these pairs; see :data:`client_pipeline.partition.parts.Batch`."""
-        input_ids = self.source.padded(indices, self.pad_id)
-        lengths = torch.from_numpy(self.source.lengths()[np.asarray(indices)])
-        return {
-            "input_ids": input_ids,
-            "attention_mask": torch.arange(input_ids.shape[1]) < lengths[:, None],
-            "labels": self.target.padded(indices, IGNORED_LABEL),
-        }
+        del seed
+        return self.source.inputs(indices, self.pad_id) | {"labels": self.target.padded(indices, IGNORED_LABEL)}
 
 
 class TranslationEvaluator:
@@ -116,7 +76,7 @@ class TranslationEvaluator:
         order = np.argsort(-encoded.source.lengths()[:number], kind="stable").tolist()
         translations: list[list[int]] = [[] for _ in range(number)]
         loss_sum, weight = 0.0, 0
-        with _evaluating(parts) as device:
+        with evaluating(parts) as device:
             for start in range(0, number, self.config.evaluate_batch_size):
                 indices = order[start : start + self.config.evaluate_batch_size]
                 batch = {name: tensor.to(device) for name, tensor in encoded.collate(indices).items()}
@@ -177,25 +137,27 @@ class TranslationTask:
             eos_id=tokenizer.eos_id,
             label_smoothing=model.label_smoothing,
         )
+        weights: Mapping[str, Tensor] = {}
+        if model.from_:
+            start = run_to_start_from(model)
+            check_length(start.spec, model, data.max_length)
+            spec = replace(start.spec, config={**start.spec.config, "label_smoothing": model.label_smoothing})
+            weights = start.parts.weights()
         return Prepared(
             spec=spec,
             tokenizer_json=tokenizer.to_json(),
             evaluator=TranslationEvaluator(self.config, data, tokenizer),
             cluster_sizes=sizes,
+            weights=weights,
         )
 
     def cluster_data(
         self, data: DataConfig, tokenizer_json: str, cluster: int, num_clusters: int, seed: int
     ) -> TranslationData:
         """Load and encode one cluster's share of the training pairs."""
-        tokenizer = TextTokenizer.from_json(tokenizer_json)
-        if data.partition == "files":
-            pairs = load_pairs(data, "train", seed, cluster)
-        else:
-            everything = load_pairs(data, "train", seed)
-            mine = partition(data, everything, num_clusters, seed)[cluster].tolist()
-            pairs = Pairs([everything.sources[i] for i in mine], [everything.targets[i] for i in mine])
-        return TranslationData.encode(pairs, tokenizer, data.max_length)
+        load = partial(load_pairs, data, "train", seed)
+        pairs, _ = training_share(data, load, cluster, num_clusters, seed)
+        return TranslationData.encode(pairs, TextTokenizer.from_json(tokenizer_json), data.max_length)
 
     def evaluator(self, data: DataConfig, tokenizer_json: str) -> TranslationEvaluator:
         """Load the held-out pairs for a model that is already there."""
@@ -214,7 +176,7 @@ class TranslationTask:
                     f"a sentence of over {longest} tokens does not fit the model: {text[:60]!r}...; split it"
                 )
         data = TranslationData(encoded, encoded, tokenizer.pad_id)
-        with _evaluating(parts) as device:
+        with evaluating(parts) as device:
             batch = {name: tensor.to(device) for name, tensor in data.collate(range(len(inputs))).items()}
             return tokenizer.decode(_search(self.config, parts, parts.encode(batch), batch))
 
@@ -239,25 +201,8 @@ def _load_training(
     if model.family != "transformer" or model.pretrained:
         found = f"model.pretrained = {model.pretrained!r}" if model.pretrained else f"model.family = {model.family}"
         raise ValueError(f"task.name = translation trains a fresh model.family = transformer, found {found}")
-    if num_clusters < 1:
-        raise ValueError(f"num-clusters: expected at least 1 cluster to share the data out to, found {num_clusters}")
-    if data.partition == "files":
-        _check_files(data, num_clusters)
-        shares = [load_pairs(data, "train", seed, cluster) for cluster in range(num_clusters)]
-        sizes = tuple(map(len, shares))
-    else:
-        shares = [load_pairs(data, "train", seed)]
-        sizes = tuple(map(len, partition(data, shares[0], num_clusters, seed)))
-    return shares, sizes, load_tokenizer(data.tokenizer) if data.tokenizer else None
-
-
-def _check_files(data: DataConfig, num_clusters: int) -> None:
-    found = count_files(data)
-    if found < num_clusters:
-        raise ValueError(
-            f"data.train-source: expected a file for each of {num_clusters} clusters, found {found}: no "
-            f"{data.train_source.replace('{cluster}', str(found))} in {data.path or 'the working directory'}"
-        )
+    shares, sizes = training_shares(data, partial(load_pairs, data, "train", seed), num_clusters, seed)
+    return shares, sizes, ready_tokenizer(data, model)
 
 
 def _plain_loss(parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> tuple[float, int]:
@@ -265,7 +210,7 @@ def _plain_loss(parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> tuple[fl
     labels = batch["labels"]
     real = labels != IGNORED_LABEL
     states = decoder.hidden(memory_BTD, batch["attention_mask"], decoder.shift_right(labels))
-    return float(F.cross_entropy(decoder.logits(states[real]), labels[real], reduction="sum")), int(real.sum())
+    return float(F.cross_entropy(decoder.scores(states[real]), labels[real], reduction="sum")), int(real.sum())
 
 
 def _search(config: TaskConfig, parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> list[list[int]]:
@@ -277,18 +222,3 @@ def _search(config: TaskConfig, parts: ModelParts, memory_BTD: Tensor, batch: Ba
     if config.decode == "beam":
         return decoding.beam(decoder, memory_BTD, mask, limits, config.beam_size, config.length_penalty)
     return decoding.greedy(decoder, memory_BTD, mask, limits)
-
-
-@contextmanager
-def _evaluating(parts: ModelParts) -> Iterator[torch.device]:
-    """Switch dropout off and gradients off; yield the model's device."""
-    modules = (parts.embedding, parts.blocks, parts.head)
-    modes = [module.training for module in modules]
-    for module in modules:
-        module.eval()
-    try:
-        with torch.no_grad():
-            yield next(parts.head.parameters()).device
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.train(mode)

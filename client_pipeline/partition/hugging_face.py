@@ -1,0 +1,169 @@
+"""What the adapters of Hugging Face models share: configurations in a specification and back, and model classes.
+
+A family's name is the library's model type. Nothing here knows how a model is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from client_pipeline.partition.spec import (
+    CAUSAL_LM,
+    MASKED_LM,
+    SEQ2SEQ,
+    SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
+    ModelSpec,
+)
+
+AUTO_MODELS = {
+    SEQUENCE_CLASSIFICATION: "AutoModelForSequenceClassification",
+    TOKEN_CLASSIFICATION: "AutoModelForTokenClassification",
+    MASKED_LM: "AutoModelForMaskedLM",
+    CAUSAL_LM: "AutoModelForCausalLM",
+    SEQ2SEQ: "AutoModelForSeq2SeqLM",
+}
+"""Head -> the library's class that builds and loads it."""
+
+CLASS_WEIGHTS = "class_weights"
+"""Key of a specification: the factor of each class's loss; absent: all 1."""
+SERVER_LAYERS = "server_layers"
+"""Key of a causal model's specification: blocks on the server; absent: 0."""
+TRAINED_LOGITS_BIAS = "trained_logits_bias"
+"""Key of a BART's or Marian's specification: the bias of the logits is a parameter. The library has it as a buffer,
+zero in new models."""
+OWN_LM_HEAD = "own_lm_head"
+"""Key of a T5's specification: the output layer is not the shared embedding (T5 1.1)."""
+OUR_KEYS = (CLASS_WEIGHTS, SERVER_LAYERS, TRAINED_LOGITS_BIAS, OWN_LM_HEAD)
+"""Keys of a specification that are not the library's."""
+
+_DROPOUTS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "dropout",
+    "attention_dropout",
+    "embedding_dropout",
+    "mlp_dropout",
+    "pooler_dropout",
+    "seq_classif_dropout",
+    "embd_pdrop",
+    "attn_pdrop",
+    "resid_pdrop",
+)
+_NOT_KEPT = ("problem_type", "architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
+_LABELS = ("id2label", "label2id", "num_labels")
+
+
+def spec_from_config(config: Any, head: str, **ours: Any) -> ModelSpec:
+    """Build a specification from a library configuration.
+
+    Parameters
+    ----------
+    config : such as a ``BertConfig``
+    head : one of :data:`client_pipeline.partition.spec.HEADS`
+    ours : values of :data:`OUR_KEYS`
+    """
+    kept = {
+        key: value
+        for key, value in config.to_diff_dict().items()
+        if key not in _NOT_KEPT and key not in _LABELS and not key.startswith("_")
+    }
+    # A default of the library, that others read as well.
+    kept["vocab_size"] = config.vocab_size
+    if head in (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION):
+        kept["num_labels"] = config.num_labels
+    return ModelSpec(family=config.model_type, head=head, config={**kept, **ours})
+
+
+def spec_from_model(model: Any, head: str, **ours: Any) -> ModelSpec:
+    """Build the specification of a library model; the arguments are those of :func:`spec_from_config`."""
+    return spec_from_config(model.config, head, **ours)
+
+
+def sized_config(
+    family: str,
+    *,
+    vocab_size: int,
+    width: int,
+    num_heads: int,
+    feed_forward: int,
+    num_layers: int,
+    dropout: float,
+    max_length: int,
+    pad_id: int,
+    bos_id: int,
+    eos_id: int,
+) -> Any:
+    """Build a library configuration from sizes, whatever the family calls them.
+
+    Parameters
+    ----------
+    family : the library's model type, of an encoder or a causal model
+    vocab_size : tokens
+    width : D
+    num_heads : of attention, keys and values alike
+    feed_forward : inner width of the feed-forward layers
+    num_layers : all blocks
+    dropout : rate, wherever the family has one but right before a classifier
+    max_length : longest sequence
+    pad_id, bos_id, eos_id : special tokens
+    """
+    from transformers import AutoConfig
+
+    default = AutoConfig.for_model(family)
+    if family in ("roberta", "xlm-roberta"):
+        # Their positions begin after the padding's.
+        max_length += pad_id + 1
+    values = {
+        "vocab_size": vocab_size,
+        **dict.fromkeys(("hidden_size", "embedding_size", "pooler_hidden_size"), width),
+        "num_hidden_layers": num_layers,
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), num_heads),
+        "head_dim": width // num_heads,
+        **dict.fromkeys(("intermediate_size", "hidden_dim", "n_inner"), feed_forward),
+        **dict.fromkeys(_DROPOUTS, dropout),
+        "max_position_embeddings": max_length,
+        "pad_token_id": pad_id,
+        **dict.fromkeys(("bos_token_id", "cls_token_id"), bos_id),
+        **dict.fromkeys(("eos_token_id", "sep_token_id"), eos_id),
+    }
+    names = {name: default.attribute_map.get(name, name) for name in values}
+    known = {names[name]: value for name, value in values.items() if hasattr(default, names[name])}
+    return AutoConfig.for_model(family, **known)
+
+
+def read_config(spec: ModelSpec, heads: Collection[str], attention: str = "sdpa") -> Any:
+    """Build the library's configuration of a specification.
+
+    Parameters
+    ----------
+    spec : its family is the library's model type
+    heads : what the family has
+    attention : name of the library's attention function. Blocks are also built alone, without the model class that
+        would choose it.
+
+    Raises
+    ------
+    ValueError
+        For another head.
+    """
+    from transformers import AutoConfig
+
+    if spec.head not in heads:
+        raise ValueError(f"model.family {spec.family} has the heads {', '.join(heads)}, found {spec.head!r}")
+    config = AutoConfig.for_model(spec.family, **{k: v for k, v in spec.config.items() if k not in OUR_KEYS})
+    config._attn_implementation = attention
+    return config
+
+
+def auto_model(head: str) -> Any:
+    """Return the library's ``AutoModelFor...`` class of a head."""
+    import transformers
+
+    return getattr(transformers, AUTO_MODELS[head])
+
+
+def fresh_model(spec: ModelSpec, config: Any) -> Any:
+    """Build the library's own model with fresh weights."""
+    return auto_model(spec.head).from_config(config)

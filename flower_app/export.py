@@ -1,0 +1,103 @@
+"""``collapipe export``: the model of a run as a folder that the transformers library loads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from client_pipeline.partition.families import library_families, max_length
+from client_pipeline.partition.spec import CAUSAL_LM
+from flower_app.saved_model import FOLDER, SavedModel, load_model
+from flower_app.tasks.tokenizer import TextTokenizer
+
+_SPECIAL_TOKENS = {
+    "unk_token": ("[UNK]", "<unk>"),
+    "bos_token": ("<s>", "<|endoftext|>"),
+    "eos_token": ("</s>", "<|endoftext|>"),
+    "pad_token": ("[PAD]", "<pad>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "sep_token": ("[SEP]", "</s>"),
+    "mask_token": ("[MASK]", "<mask>"),
+}
+"""What the library wants to know of a tokenizer, and the names that tokens of that use go by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    model_class: str
+    """Of the transformers library, such as ``BertForTokenClassification``."""
+    files: list[str]
+
+
+def export_run(run_dir: Path, folder: Path) -> Exported:
+    """Write the model of a run so that ``AutoModelFor...`` and ``AutoTokenizer`` load it.
+
+    Parameters
+    ----------
+    run_dir : the run
+    folder : where to; it must not exist, or be empty
+
+    Raises
+    ------
+    FileNotFoundError
+        If the run has no model.
+    ValueError
+        If the library does not know its architecture, or the folder is in use.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder}: is there already; give a folder that does not exist or is empty")
+    saved = load_model(run_dir)
+    model: Any = saved.parts.reference
+    if model is None:
+        raise ValueError(
+            f"{run_dir}: the model is of family {saved.spec.family}, an architecture that the transformers library "
+            "does not know, so it cannot be exported. Use it with collapipe predict and collapipe evaluate, or in "
+            f"Python with flower_app.saved_model.load_model; its weights are plain safetensors in {run_dir / FOLDER}. "
+            f"Models of the families {', '.join(library_families())} can be exported"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        model.save_pretrained(aside)
+        if saved.tokenizer_json:
+            _save_tokenizer(saved, aside)
+        aside.chmod(0o755)
+        os.replace(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return Exported(
+        folder=folder, model_class=type(model).__name__, files=sorted(file.name for file in folder.iterdir())
+    )
+
+
+def _marks(saved: SavedModel, tokenizer: Any) -> Any:
+    """Put the marks around a text that the tasks put there themselves; of a causal model, which goes on, the first."""
+    from tokenizers.processors import TemplateProcessing
+
+    own = TextTokenizer.from_json(saved.tokenizer_json)
+    begin, end = (tokenizer.id_to_token(i) for i in (own.bos_id, own.eos_id))
+    if begin is None or end is None:
+        return None
+    single = f"{begin}:0 $A:0" + ("" if saved.spec.head == CAUSAL_LM else f" {end}:0")
+    return TemplateProcessing(single=single, special_tokens=[(begin, own.bos_id), (end, own.eos_id)])
+
+
+def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer.from_str(saved.tokenizer_json)
+    if tokenizer.post_processor is None:
+        tokenizer.post_processor = _marks(saved, tokenizer)
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    special = {use: name for use, names in _SPECIAL_TOKENS.items() for name in names if name in known}
+    longest = max_length(saved.spec)
+    limit = {} if longest is None else {"model_max_length": longest}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **limit, **special).save_pretrained(folder)

@@ -1,0 +1,145 @@
+"""Examples with labels: read, checked, encoded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from client_pipeline.partition.parts import IGNORED_LABEL, Batch
+from flower_app.tasks.corpus import DataConfig, file_of, hub_table
+from flower_app.tasks.encoded import EncodedText
+from flower_app.tasks.tables import TABLES, Table, read_table
+
+X = TypeVar("X")
+"""An input, and its label: a text and its name; or words and their tags."""
+
+INPUTS, LABELS = "data.source-column", "data.label-column"
+
+
+@dataclass(frozen=True)
+class Examples(Generic[X]):
+    """One split."""
+
+    inputs: list[X]
+    labels: list[X]
+    groups: list[str]
+    """What ``partition = dirichlet`` spreads unevenly."""
+    place: Callable[[int, int], str]
+    """Where an example and one of its words stand, for messages."""
+    declared: tuple[str, ...] = ()
+    """Names that the dataset itself gives to its classes."""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def classes(self) -> list[Hashable]:
+        """Return each example's class."""
+        return list(self.groups)
+
+    def subset(self, indices: Sequence[int]) -> Examples[X]:
+        """Return some of the examples."""
+        return Examples(
+            [self.inputs[i] for i in indices],
+            [self.labels[i] for i in indices],
+            [self.groups[i] for i in indices],
+            lambda example, word: self.place(indices[example], word),
+            self.declared,
+        )
+
+
+@dataclass
+class LabelledData:
+    """Encoded examples. Plain data: it travels into the control unit's actor."""
+
+    sequences: EncodedText
+    labels: EncodedText
+    """Of each example one class; or a class for each token, with :data:`IGNORED_LABEL` where there is none."""
+    pad_id: int
+    per_token: bool
+
+    @property
+    def truncated(self) -> int:
+        """Sequences that were cut at ``data.max-length``."""
+        return self.sequences.truncated
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def collate(self, indices: Sequence[int], seed: int = 0) -> Batch:
+        """Build the batch of these examples; see :data:`client_pipeline.partition.parts.Batch`."""
+        del seed
+        labels = self.labels.padded(indices, IGNORED_LABEL)
+        return self.sequences.inputs(indices, self.pad_id) | {"labels": labels if self.per_token else labels[:, 0]}
+
+
+def load_table(data: DataConfig, split: str, cluster: int | None, inputs: str, labels: str) -> Table:
+    """Read the input and label columns of a split; ``inputs`` and ``labels`` are their names where none is configured.
+
+    Raises
+    ------
+    ValueError
+        As :func:`flower_app.tasks.tables.read_table` does.
+    """
+    columns = {INPUTS: data.source_column or inputs, LABELS: data.label_column or labels}
+    if data.source == "hub":
+        return hub_table(data, split, columns)
+    path, target, key = file_of(data, split, cluster)
+    if target is not None:
+        raise ValueError(
+            f"{key.replace('-source', '-target')}: a task with labels reads them from a column of {key}, not from a "
+            f"second file; leave it empty, found {target}"
+        )
+    if path.suffix not in TABLES:
+        raise ValueError(f"{key}: expected a table ({', '.join(TABLES)}), found {path}")
+    return read_table(path, columns, key)
+
+
+def class_name(table: Table, value: Any, place: str) -> str:
+    """Return a label as a name: a dataset may number its classes.
+
+    Raises
+    ------
+    ValueError
+        For a number without a name, or an empty label.
+    """
+    names = table.class_names.get(LABELS)
+    if names is None:
+        name = "" if value is None else str(value).strip()
+    elif isinstance(value, int) and 0 <= value < len(names):
+        name = names[value]
+    else:
+        raise ValueError(f"{LABELS}: {place}: expected the number of one of {len(names)} classes, found {value!r}")
+    if not name:
+        raise ValueError(f"{LABELS}: {place}: the label is empty")
+    return name
+
+
+def listed(data: DataConfig) -> tuple[str, ...]:
+    """Return what ``data.labels`` lists; nothing where it is empty."""
+    if not data.labels.strip():
+        return ()
+    names = tuple(name.strip() for name in data.labels.split(","))
+    if double := [name for name, number in Counter(names).items() if number > 1 or not name]:
+        raise ValueError(
+            f"data.labels: expected distinct names with commas between, found {double[0]!r} in {data.labels!r}"
+        )
+    return names
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Sort names, those that are numbers by their value."""
+    return tuple(sorted(names, key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name)))
+
+
+def balanced_weights(counts: Mapping[str, int], labels: Sequence[str]) -> list[float]:
+    """Factors of the classes' losses, N / (C n_c) for n_c of N labels and C classes that occur; their mean is 1.
+
+    A class that does not occur in training has the factor 0: nothing is known of it.
+
+    >>> balanced_weights({"a": 3, "b": 1}, ["a", "b", "c"])
+    [0.6666666666666666, 2.0, 0.0]
+    """
+    total, occurring = sum(counts.values()), sum(counts[name] > 0 for name in labels if name in counts)
+    return [total / (occurring * counts[name]) if counts.get(name) else 0.0 for name in labels]

@@ -1,0 +1,164 @@
+"""What language-model tasks have in common: text in sequences, a model over its vocabulary, loss and perplexity."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from client_pipeline.partition.families import max_length
+from client_pipeline.partition.parts import ModelParts, target_weight, targets
+from flower_app.tasks.base import ClusterData, ModelOptions, Prepared, Score, TaskConfig
+from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.encoded import EncodedText, evaluating
+from flower_app.tasks.partition import training_share, training_shares
+from flower_app.tasks.plain_text import PlainText, load_text
+from flower_app.tasks.start import check_model, load_start, ready_tokenizer
+from flower_app.tasks.tokenizer import TextTokenizer
+
+_EVALUATION_SEED = 0
+"""What is random in held-out batches is the same each time, so that scores can be compared."""
+
+
+class SequenceData(ClusterData, Protocol):
+    """Training or held-out sequences."""
+
+    sequences: EncodedText
+
+
+class LanguageModelTask(ABC):
+    """A model that learns plain text; a task of this kind says how it is read and what is asked of it."""
+
+    name: ClassVar[str]
+    head: ClassVar[str]
+    """Of the model: one of :data:`client_pipeline.partition.spec.HEADS`."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def train_tokenizer(self, texts: Iterable[str], data: DataConfig) -> TextTokenizer:
+        """Train a tokenizer on the training text."""
+
+    @abstractmethod
+    def sequence_data(self, sequences: EncodedText, tokenizer: TextTokenizer) -> SequenceData:
+        """Make the task's data of closed sequences."""
+
+    @abstractmethod
+    def complete(self, parts: ModelParts, tokenizer: TextTokenizer, text: str) -> str:
+        """Use the model on one text; it is in evaluation mode."""
+
+    # The task's protocol, flower_app.tasks.base.Task.
+
+    def check(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> None:
+        """Load what :meth:`prepare` loads, and train no tokenizer."""
+        self._load(data, model, seed, num_clusters)
+
+    def prepare(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> Prepared:
+        """Load the text, train or load the tokenizer, and size or load the model.
+
+        Raises
+        ------
+        ValueError
+            For all that cannot be loaded, or a cluster without text.
+        """
+        shares, sizes, tokenizer = self._load(data, model, seed, num_clusters)
+        if tokenizer is None:
+            tokenizer = self.train_tokenizer((text for share in shares for text in share.texts), data)
+        spec, weights = load_start(self.head, model, tokenizer, seed)
+        return Prepared(
+            spec=spec,
+            tokenizer_json=tokenizer.to_json(),
+            evaluator=LanguageModelEvaluator(self, data, tokenizer),
+            cluster_sizes=sizes,
+            weights=weights,
+        )
+
+    def cluster_data(
+        self, data: DataConfig, tokenizer_json: str, cluster: int, num_clusters: int, seed: int
+    ) -> SequenceData:
+        """Load and encode one cluster's share of the training text."""
+        mine, _ = training_share(data, partial(load_text, data, "train", seed), cluster, num_clusters, seed)
+        return self.encode(mine, TextTokenizer.from_json(tokenizer_json), data.max_length)
+
+    def evaluator(self, data: DataConfig, tokenizer_json: str) -> LanguageModelEvaluator:
+        """Load the held-out text for a model that is already there."""
+        return LanguageModelEvaluator(self, data, TextTokenizer.from_json(tokenizer_json))
+
+    def predict(self, parts: ModelParts, tokenizer_json: str, inputs: Sequence[str]) -> list[str]:
+        """Complete texts, one by one."""
+        tokenizer = TextTokenizer.from_json(tokenizer_json)
+        with evaluating(parts):
+            return [self.complete(parts, tokenizer, text) for text in inputs]
+
+    def saved(self, data: DataConfig) -> dict[str, Any]:
+        """Name of the task."""
+        return {"name": self.name, "pretokenized": data.pretokenized}
+
+    def encode(self, text: PlainText, tokenizer: TextTokenizer, longest: int) -> SequenceData:
+        """Encode texts as ``[BOS] tokens [EOS]``; a text that is longer goes on in another sequence."""
+        room = longest - 2
+        pieces = [
+            [tokenizer.bos_id, *ids[start : start + room], tokenizer.eos_id]
+            for ids in tokenizer.encode(text.texts)
+            for start in range(0, len(ids), room)
+        ]
+        if not pieces:
+            raise ValueError(
+                f"data.tokenizer: it leaves nothing of {len(text)} texts, {text.texts[0][:60]!r} among them"
+            )
+        return self.sequence_data(EncodedText.of(pieces, truncated=0), tokenizer)
+
+    def fits(self, parts: ModelParts, ids: Sequence[int], text: str) -> None:
+        """Raise ``ValueError`` where a user's text has more tokens than the model has positions."""
+        longest = max_length(parts.spec)
+        if longest is not None and len(ids) > longest:
+            raise ValueError(f"a text of over {longest} tokens does not fit the model: {text[:60]!r}...; shorten it")
+
+    def _load(
+        self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int
+    ) -> tuple[list[PlainText], tuple[int, ...], TextTokenizer | None]:
+        check_model(self.name, self.head, model, data.max_length)
+        shares, sizes = training_shares(data, partial(load_text, data, "train", seed), num_clusters, seed)
+        for split in ("validation", "test"):
+            load_text(data, split, seed=0)
+        return shares, sizes, ready_tokenizer(data, model)
+
+
+class LanguageModelEvaluator:
+    """Loss per target token, and perplexity = exp(loss), on held-out text."""
+
+    def __init__(self, task: LanguageModelTask, data: DataConfig, tokenizer: TextTokenizer) -> None:
+        self.config = task.config
+        self._data = {
+            split: task.encode(load_text(data, split, seed=0), tokenizer, data.max_length)
+            for split in ("validation", "test")
+        }
+
+    def evaluate(self, parts: ModelParts, split: str = "validation") -> Score:
+        """Score ``split``: of validation the first ``evaluate-examples`` sequences, of test all."""
+        data = self._data[split]
+        number, size = len(data), self.config.evaluate_batch_size
+        if split == "validation" and self.config.evaluate_examples:
+            number = min(number, self.config.evaluate_examples)
+        # Neighbours of like length waste little on padding.
+        order = np.argsort(-data.sequences.lengths()[:number], kind="stable").tolist()
+        loss_sum, weight = 0.0, 0
+        with evaluating(parts) as device:
+            for indices in (order[start : start + size] for start in range(0, number, size)):
+                batch = data.collate(indices, _EVALUATION_SEED)
+                weight += target_weight(targets(batch))
+                loss_sum += float(parts.loss_sum({name: tensor.to(device) for name, tensor in batch.items()}))
+        loss = loss_sum / weight
+        # Where training has diverged, exp has no floating-point value.
+        perplexity = math.exp(min(loss, 700))
+        return Score(
+            metrics={"loss": loss, "perplexity": perplexity},
+            examples=number,
+            signature=f"perplexity of {weight} tokens",
+            truncated=data.truncated,
+        )

@@ -1,0 +1,83 @@
+"""Text without labels, for language models."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from flower_app.tasks import generator, tables
+from flower_app.tasks.corpus import (
+    GENERATED_EVALUATION_SEED,
+    DataConfig,
+    file_of,
+    hub_table,
+    length_classes,
+    texts,
+)
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """Texts, each apart from the others."""
+
+    texts: list[str]
+    labels: list[str] | None = None
+    """The label column, where one is configured: what ``partition = dirichlet`` spreads unevenly (a domain, say)."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def classes(self) -> list[Hashable]:
+        """Return what ``dirichlet`` spreads: the label column, or the length in classes of like size."""
+        return length_classes(self.texts) if self.labels is None else list(self.labels)
+
+    def subset(self, indices: Sequence[int]) -> PlainText:
+        """Return some of the texts."""
+        labels = None if self.labels is None else [self.labels[i] for i in indices]
+        return PlainText([self.texts[i] for i in indices], labels)
+
+
+def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = None) -> PlainText:
+    """Load one split; texts that are empty are left out.
+
+    Parameters
+    ----------
+    data : where the text is: a text file with one text a line, a table or hub dataset (column ``text``), or generated
+        English sentences
+    split : ``train``, ``validation`` or ``test``; of the last two, one stands for the other where that is missing
+    seed : of the run; generated training text depends on it
+    cluster : with ``partition = files``, whose training file
+
+    Raises
+    ------
+    ValueError
+        For a missing, damaged or empty file or a missing column, with the key, the file and the line.
+    """
+    if data.source == "generated":
+        number = data.num_examples if split == "train" else data.evaluation_examples
+        drawn = generator.generate(number, split, seed if split == "train" else GENERATED_EVALUATION_SEED)
+        return PlainText([text for text, _ in drawn])
+    columns = {"data.source-column": data.source_column or "text"}
+    if data.label_column and split == "train":
+        columns["data.label-column"] = data.label_column
+    if data.source == "hub":
+        table, where = hub_table(data, split, columns), data.hub_id
+    else:
+        path, target, key = file_of(data, split, cluster)
+        if target is not None:
+            other = key.replace("-source", "-target")
+            raise ValueError(f"{other}: a language model has no target text; leave it empty, found {target}")
+        if path.suffix not in tables.TABLES:
+            if "data.label-column" in columns:
+                raise ValueError(
+                    f"data.label-column: the text file {path} has no columns; use a table, or leave it empty"
+                )
+            # Never empty: a file without text is refused.
+            return PlainText([line for line in tables.read_lines(path, key) if line])
+        table, where = tables.read_table(path, columns, key), str(path)
+    found = texts(table.columns["data.source-column"])
+    kept = [i for i, text in enumerate(found) if text]
+    if not kept:
+        raise ValueError(f"data.source-column: {where} has no text in column {columns['data.source-column']!r}")
+    labels = table.columns.get("data.label-column")
+    return PlainText(found, None if labels is None else texts(labels)).subset(kept)

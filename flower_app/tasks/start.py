@@ -1,0 +1,208 @@
+"""What a model starts from: fresh weights sized by the ``[model]`` table, a pretrained model, or another run's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from client_pipeline.partition.families import (
+    adapter,
+    families,
+    load_pretrained,
+    max_length,
+    read_library_config,
+)
+from client_pipeline.partition.hugging_face import CLASS_WEIGHTS, SERVER_LAYERS, sized_config, spec_from_config
+from client_pipeline.partition.spec import CAUSAL_LM, ModelSpec
+from flower_app.saved_model import SavedModel, load_model
+from flower_app.tasks.base import ModelOptions
+from flower_app.tasks.corpus import DataConfig
+from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer
+
+_PADDING = 128
+"""A vocabulary of this many more rows than tokens counts as rounded up."""
+_LABELS = ("num_labels", "id2label", CLASS_WEIGHTS)
+"""Keys of a specification that belong to its head's labels."""
+
+
+def check_model(task: str, head: str, model: ModelOptions, longest: int) -> None:
+    """Refuse a ``[model]`` table from which no model of the head can start, before anything long is done.
+
+    Parameters
+    ----------
+    task : its name
+    head : what is trained
+    model : the ``[model]`` table
+    longest : ``data.max-length``
+
+    Raises
+    ------
+    ValueError
+        For a family without that head, an option that it does not have, or a start that cannot be read or is too short.
+    """
+    able = [family for family in families() if head in adapter(family).HEADS]
+    if model.family not in able:
+        raise ValueError(
+            f"task.name = {task}: expected model.family to be one of {', '.join(able)}, found {model.family!r}"
+        )
+    if model.label_smoothing:
+        raise ValueError(
+            f"model.label-smoothing: task.name = {task} has none; found {model.label_smoothing}, set it to 0"
+        )
+    if longest < 3:
+        raise ValueError(f"data.max-length: expected at least 3 (the first and last token are marks), found {longest}")
+    spec = _first_spec(head, model)
+    if spec is not None:
+        check_length(spec, model, longest)
+
+
+def check_length(spec: ModelSpec, model: ModelOptions, longest: int) -> None:
+    """Raise ``ValueError`` where sequences of ``data.max-length`` do not fit the model to start from."""
+    positions = max_length(spec)
+    if positions is not None and longest > positions:
+        source = model.pretrained or model.from_
+        raise ValueError(f"data.max-length: {longest} exceeds the {positions} positions of {source}; lower it")
+
+
+def ready_tokenizer(data: DataConfig, model: ModelOptions) -> TextTokenizer | None:
+    """Load the tokenizer that the configuration names; None: one is to be trained.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read, or is not that of the model to start from.
+    """
+    if data.tokenizer:
+        tokenizer = load_tokenizer(data.tokenizer)
+    elif model.pretrained:
+        tokenizer = load_tokenizer(model.pretrained, "model.pretrained")
+    elif model.from_:
+        return TextTokenizer.from_json(run_to_start_from(model).tokenizer_json)
+    else:
+        return None
+    if model.pretrained:
+        rows = int(_pretrained_config(model.pretrained).vocab_size)
+    elif model.from_:
+        rows = int(run_to_start_from(model).spec.config["vocab_size"])
+    else:
+        return tokenizer
+    if not rows - _PADDING < tokenizer.vocab_size <= rows:
+        raise ValueError(
+            f"data.tokenizer: its vocabulary of {tokenizer.vocab_size} tokens does not match the {rows} of "
+            f"{model.pretrained or model.from_}; use the tokenizer that the model was trained with"
+        )
+    return tokenizer
+
+
+def load_start(
+    head: str,
+    model: ModelOptions,
+    tokenizer: TextTokenizer,
+    seed: int,
+    labels: Sequence[str] = (),
+    class_weights: Sequence[float] | None = None,
+) -> tuple[ModelSpec, Mapping[str, Tensor]]:
+    """Specify the model, and load what it starts from.
+
+    Parameters
+    ----------
+    head : what is trained
+    model : the ``[model]`` table
+    tokenizer : whose ids the model reads
+    seed : draws a new head of a pretrained model
+    labels : of a classifier: names of the classes, in the order of the logits
+    class_weights : of a classifier: factor of each class's loss; None: all 1
+
+    Returns
+    -------
+    The specification, and by global name the weights that are not fresh.
+    """
+    own: dict[str, Any] = {SERVER_LAYERS: model.decoder_layers} if head == CAUSAL_LM else {}
+    if labels:
+        own |= {"num_labels": len(labels), "id2label": {str(i): name for i, name in enumerate(labels)}}
+    if class_weights is not None:
+        own[CLASS_WEIGHTS] = list(class_weights)
+    if model.from_:
+        return _continued(run_to_start_from(model), head, own)
+    if model.pretrained:
+        try:
+            parts = load_pretrained(model.pretrained, head, len(labels), seed, own.get(SERVER_LAYERS, 0))
+        except FileNotFoundError as error:
+            raise ValueError(f"model.pretrained: {error}") from error
+        return replace(parts.spec, config={**parts.spec.config, **own}), parts.weights()
+    config = sized_config(
+        model.family,
+        vocab_size=tokenizer.vocab_size,
+        width=model.width,
+        num_heads=model.num_heads,
+        feed_forward=model.feed_forward,
+        num_layers=model.encoder_layers + own.get(SERVER_LAYERS, 0),
+        dropout=model.dropout,
+        max_length=model.max_length,
+        pad_id=tokenizer.pad_id,
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+    )
+    return spec_from_config(config, head, **own), {}
+
+
+def run_to_start_from(model: ModelOptions) -> SavedModel:
+    """Read the model of the run that ``model.from`` names.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or it is of another family.
+    """
+    try:
+        saved = load_model(Path(model.from_))
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(
+            f"model.from: expected the directory of a run, or its name in runs-dir, found {model.from_!r}: {error}"
+        ) from error
+    if saved.spec.family != model.family:
+        raise ValueError(
+            f"model.from: the model of {model.from_} is of family {saved.spec.family}, but model.family = "
+            f"{model.family}; change one of them"
+        )
+    return saved
+
+
+def _continued(saved: SavedModel, head: str, own: Mapping[str, Any]) -> tuple[ModelSpec, Mapping[str, Tensor]]:
+    kept = {key: value for key, value in saved.spec.config.items() if key not in _LABELS}
+    # Which blocks the server has is the run's own, as all sizes are.
+    own = {key: value for key, value in own.items() if key not in kept}
+    spec = ModelSpec(family=saved.spec.family, head=head, config={**kept, **own})
+    # The head goes on where it says the same things.
+    same = head == saved.spec.head and saved.spec.config.get("id2label") == own.get("id2label")
+    return spec, saved.parts.weights(head=same)
+
+
+def _first_spec(head: str, model: ModelOptions) -> ModelSpec | None:
+    """What is known of the architecture to start from; None: it will be sized by the table."""
+    if model.from_:
+        return run_to_start_from(model).spec
+    if not model.pretrained:
+        return None
+    config = _pretrained_config(model.pretrained)
+    if config.model_type != model.family:
+        raise ValueError(
+            f"model.pretrained: {model.pretrained} is of type {config.model_type!r}, but model.family = "
+            f"{model.family}; change one of them"
+        )
+    return spec_from_config(config, head)
+
+
+def _pretrained_config(source: str) -> Any:
+    try:
+        return read_library_config(source)
+    except (FileNotFoundError, ValueError) as error:
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"model.pretrained: expected a folder with config.json and safetensors weights, or a hub id, "
+            f"found {source!r} ({first_line})"
+        ) from error

@@ -1,0 +1,213 @@
+"""Token classification: words in, a BIO tag for each out; span F1."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from client_pipeline.partition.parts import IGNORED_LABEL
+from client_pipeline.partition.spec import TOKEN_CLASSIFICATION
+from flower_app.tasks.corpus import DataConfig, file_of
+from flower_app.tasks.encoded import EncodedText
+from flower_app.tasks.generated_labels import KINDS, tagged
+from flower_app.tasks.labelled import INPUTS, LABELS, Examples, LabelledData, class_name, load_table
+from flower_app.tasks.labelled_task import LabelledTask
+from flower_app.tasks.tables import raw_lines
+from flower_app.tasks.tokenizer import TextTokenizer
+
+OUTSIDE = "O"
+CONLL = (".conll", ".bio", ".txt")
+
+
+class TaggingTask(LabelledTask[list[str]]):
+    """Words and tags from CoNLL files, from tables (columns ``tokens`` and ``tags``) or the hub.
+
+    A tag is ``O``, ``B-TYPE`` or ``I-TYPE``; ``data.labels`` lists the types. The tag of a word stands on its first
+    piece, the other pieces have no loss. An ``I-`` that continues nothing begins a span, as in seqeval's default.
+    """
+
+    name = "token-classification"
+    head = TOKEN_CLASSIFICATION
+
+    def read(self, data: DataConfig, split: str, cluster: int | None) -> Examples[list[str]]:
+        """Read sentences; a broken line, an empty sentence or a tag that is not BIO is an error."""
+        if data.source == "files" and file_of(data, split, cluster)[0].suffix in CONLL:
+            path, target, key = file_of(data, split, cluster)
+            if target is not None:
+                raise ValueError(
+                    f"{key.replace('-source', '-target')}: {path} has its tags beside its words; leave it empty"
+                )
+            return read_conll(path, data, key)
+        table = load_table(data, split, cluster, "tokens", "tags")
+        words, tags = [], []
+        for row, (tokens, labels) in enumerate(zip(table.columns[INPUTS], table.columns[LABELS], strict=True)):
+            place = table.place(row)
+            words.append(_texts(tokens, f"{INPUTS}: {place}"))
+            tags.append([class_name(table, value, place) for value in _list(labels, f"{LABELS}: {place}")])
+            if len(words[-1]) != len(tags[-1]):
+                raise ValueError(f"{LABELS}: {place}: {len(words[-1])} tokens have {len(tags[-1])} tags")
+            for tag in tags[-1]:
+                check_tag(tag, f"{LABELS}: {place}")
+        declared = tuple(table.class_names.get(LABELS, ()))
+        return Examples(words, tags, list(map(main_type, tags)), lambda row, _: table.place(row), declared)
+
+    def generate(self, number: int, split: str, seed: int) -> Examples[list[str]]:
+        """Generate sentences, with their noun phrases tagged."""
+        drawn = tagged(number, split, seed)
+        words, tags = [w for w, _ in drawn], [t for _, t in drawn]
+        place = "generated sentence {}".format
+        return Examples(words, tags, list(map(main_type, tags)), lambda row, _: place(row), self.label_names(KINDS))
+
+    def kinds(self, names: Iterable[str]) -> set[str]:
+        """Return the types of spans of these tags."""
+        return {name[2:] for name in names if name != OUTSIDE}
+
+    def label_names(self, kinds: Sequence[str]) -> tuple[str, ...]:
+        """Return ``O``, and for each type ``B-`` and ``I-``, whether or not both occur in training."""
+        if not kinds:
+            raise ValueError("data.labels: expected a type of spans, found none: every tag of the training data is O")
+        for kind in kinds:
+            if kind == OUTSIDE or kind.startswith(("B-", "I-")):
+                raise ValueError(f"data.labels: expected types of spans such as {kind[2:] or 'PER'}, found {kind!r}")
+        return (OUTSIDE, *(f"{mark}-{kind}" for kind in kinds for mark in "BI"))
+
+    def parts_of(self, value: list[str]) -> list[str]:
+        """Return words, or tags, one by one."""
+        return value
+
+    def join(self, inputs: list[str], names: list[str]) -> list[str]:
+        """Return the tags; words that were cut off are outside of every span, so their spans count as missed."""
+        return [*names, *[OUTSIDE] * (len(inputs) - len(names))]
+
+    def encode(
+        self, inputs: Sequence[list[str]], classes: Sequence[Sequence[int]], tokenizer: TextTokenizer, max_length: int
+    ) -> LabelledData:
+        """Encode sentences as ``[CLS] pieces [SEP]``; one that is longer is cut."""
+        room, cut = max_length - 2, 0
+        sequences, labels = [], []
+        for (ids, owners), tags in zip(tokenizer.encode_words(inputs), classes, strict=True):
+            firsts = [at == 0 or owners[at - 1] != word for at, word in enumerate(owners)]
+            marked = [tags[word] if first else IGNORED_LABEL for word, first in zip(owners, firsts, strict=True)]
+            sequences.append([tokenizer.bos_id, *ids[:room], tokenizer.eos_id])
+            labels.append([IGNORED_LABEL, *marked[:room], IGNORED_LABEL])
+            cut += len(ids) > room
+        return LabelledData(EncodedText.of(sequences, cut), EncodedText.of(labels, 0), tokenizer.pad_id, True)
+
+    def metrics(self, references: list[list[str]], predictions: list[list[str]]) -> tuple[dict[str, float], str]:
+        """Precision, recall and F1 of whole spans, and the accuracy of tags."""
+        return span_scores(references, predictions)
+
+    def from_text(self, text: str, tokenizer: TextTokenizer) -> list[str]:
+        """Split a text into words where the tokenizer does."""
+        return tokenizer.words(text)
+
+    def to_text(self, inputs: list[str], label: list[str]) -> str:
+        """Write ``word/TAG word/TAG ...``."""
+        return " ".join(f"{word}/{tag}" for word, tag in zip(inputs, label, strict=True))
+
+
+def span_scores(references: list[list[str]], predictions: list[list[str]]) -> tuple[dict[str, float], str]:
+    """Micro-averaged precision, recall and F1 of spans by seqeval (a span counts if type, start and end agree)."""
+    from importlib.metadata import version
+
+    from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+
+    # 0 where nothing is found, or nothing is there to be found.
+    return {
+        "f1": float(f1_score(references, predictions, zero_division=0)),
+        "precision": float(precision_score(references, predictions, zero_division=0)),
+        "recall": float(recall_score(references, predictions, zero_division=0)),
+        "accuracy": float(accuracy_score(references, predictions)),
+    }, f"span F1, micro average, default mode, seqeval {version('seqeval')}"
+
+
+def main_type(tags: Sequence[str]) -> str:
+    """Return the type with the most spans in a sentence (of equals the first by name), ``O`` without any.
+
+    ``partition = dirichlet`` spreads sentences by it.
+
+    >>> main_type(["B-PER", "O", "B-LOC", "I-LOC", "B-LOC"])
+    'LOC'
+    """
+    counts = Counter(tag[2:] for tag in tags if tag.startswith("B-"))
+    return min(counts, key=lambda kind: (-counts[kind], kind), default=OUTSIDE)
+
+
+def check_tag(tag: str, where: str) -> None:
+    """Refuse what is no BIO tag."""
+    if tag != OUTSIDE and not (tag[:2] in ("B-", "I-") and tag[2:]):
+        raise ValueError(f"{where}: expected a tag O, B-TYPE or I-TYPE, found {tag!r}")
+
+
+def read_conll(path: Path, data: DataConfig, key: str) -> Examples[list[str]]:
+    """Read a CoNLL file: a word a line with its tag, blank lines between sentences.
+
+    Columns are cut at tabs, or at blanks where a line has no tab. The word stands in the first column and the tag in
+    the last; ``data.source-column`` and ``data.label-column`` may give other numbers, from 0. Lines that begin with
+    ``-DOCSTART-`` are skipped.
+
+    Raises
+    ------
+    ValueError
+        With the line, where a column is missing, a word is empty or a tag is not BIO.
+    """
+    columns = [
+        _column(name, default, setting)
+        for name, default, setting in ((data.source_column, 0, INPUTS), (data.label_column, -1, LABELS))
+    ]
+    words: list[list[str]] = [[]]
+    tags: list[list[str]] = [[]]
+    firsts: list[int] = [1]
+    for number, line in enumerate([*raw_lines(path, key), ""], 1):
+        line = line.rstrip("\r")
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if words[-1]:
+                words.append([])
+                tags.append([])
+                firsts.append(number + 1)
+            else:
+                firsts[-1] = number + 1
+            continue
+        where = f"{key}: {path}, line {number}"
+        cells = line.split("\t") if "\t" in line else line.split()
+        if len(cells) < 2 or max(columns) >= len(cells):
+            raise ValueError(f"{where}: expected a word and its tag in columns, found {line[:60]!r}")
+        word, tag = cells[columns[0]], cells[columns[1]].strip()
+        if not word:
+            raise ValueError(f"{where}: expected a word before the tag, found {line[:60]!r}")
+        check_tag(tag, where)
+        words[-1].append(word)
+        tags[-1].append(tag)
+    # The blank line that closes the last sentence has opened one more.
+    words, tags = words[:-1], tags[:-1]
+    if not words:
+        raise ValueError(f"{key}: {path} has no sentence; expected a word and its tag on a line")
+    return Examples(words, tags, list(map(main_type, tags)), lambda row, word: f"{path}, line {firsts[row] + word}")
+
+
+def _column(name: str, default: int, key: str) -> int:
+    if not name:
+        return default
+    if not name.isdecimal():
+        raise ValueError(f"{key}: the columns of a CoNLL file have no names: expected a number from 0, found {name!r}")
+    return int(name)
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    """Return a list, or the words of a text between blanks; neither may be empty."""
+    found = value.split() if isinstance(value, str) else value
+    if not isinstance(found, (list, tuple)):
+        raise ValueError(f"{where}: expected a list, found {value!r}")
+    if not found:
+        raise ValueError(f"{where}: the sentence is empty; remove it")
+    return list(found)
+
+
+def _texts(value: Any, where: str) -> list[str]:
+    words = _list(value, where)
+    for word in words:
+        if not isinstance(word, str) or not word:
+            raise ValueError(f"{where}: expected words, found {word!r} among them")
+    return words

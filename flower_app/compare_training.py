@@ -86,7 +86,7 @@ def compare_training(
     runs: dict[str, list[Path]] = {name: [] for name in configs}
     for i in range(num_seeds):
         for name, config in configs.items():
-            runs[name].append(_run(name, _seeded(config, i), out / f"{_file_name(name)}-seed{i}", say))
+            runs[name].append(_run(name, seeded(config, i), out / f"{_file_name(name)}-seed{i}", say))
     figures = [_figures(name, folders) for name, folders in runs.items()]
     rows = [
         row for name, folders in runs.items() for i, folder in enumerate(folders) for row in _curve(name, i, folder)
@@ -104,7 +104,8 @@ def compare_training(
     return found
 
 
-def _seeded(config: RunConfig, i: int) -> RunConfig:
+def seeded(config: RunConfig, i: int) -> RunConfig:
+    """The configuration with the i-th seed, from its own on, of model, data order and network."""
     from client_pipeline.system.scenario import load_scenario
 
     network = config.scenario_seed if config.scenario_seed >= 0 else load_scenario(config.scenario).seed

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from client_pipeline.system.scenario import Scenario
 from flower_app.config import RunConfig
+from strategies.accounting import Work, pipeline_work
 from strategies.baselines.pipeline import EvenPipelines, PipeLine
 from strategies.baselines.stock import make_stock
 from strategies.baselines.titanic import Titanic, titanic_policy
@@ -64,6 +65,11 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     if config.strategy_arguments():
         raise ValueError(f"strategy-options: {config.strategy} takes none; leave it empty")
     return RoundPlanner(scenario, BASELINES[config.strategy][1](config.seed))
+
+
+def work_of(config: RunConfig) -> Work:
+    """What a step of a run's strategy takes on the devices."""
+    return BASELINES[config.strategy][0].work if config.strategy in BASELINES else pipeline_work
 
 
 def check_can_resume(config: RunConfig) -> None:

@@ -206,6 +206,29 @@ def plan(
 
 
 @app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="fig4, fig5, fig7, fig8, fig11, drift, or all (those that only plan).")],
+    smoke: Annotated[bool, typer.Option("--smoke", help="Small enough for a quick check.")] = False,
+    out: Annotated[Path, typer.Option(help="Gets a folder of rows, picture and findings for each.")] = Path("results"),
+    plot: Annotated[bool, typer.Option("--plot", help="Draw what is in --out; run nothing.")] = False,
+    curves: Annotated[Path | None, typer.Option(help="Folder of curves instead of the packaged configs/paper.")] = None,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Repeat a figure of the paper, with the published numbers beside ours."""
+    from flower_app.experiments.reproduce import Options, reproduce
+    from flower_app.experiments.results import markdown
+
+    options = Options(out=out, smoke=smoke, plot_only=plot, curves=curves, sets=sets or ())
+    found = reproduce(name, options, _say)
+    if as_json:
+        _print_json({key: [vars(finding) for finding in findings] for key, findings in found.items()})
+    else:
+        for key, findings in found.items():
+            typer.echo(f"\n{key}\n\n{markdown(findings)}")
+
+
+@app.command()
 def compare(
     scenario: Annotated[str, typer.Option(help="A packaged scenario's name, or a TOML file.")] = "",
     policies: Annotated[str, typer.Option(help="Policies, with commas; random+optimal has optimal segments.")] = "",

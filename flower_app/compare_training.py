@@ -84,7 +84,7 @@ def compare_training(
         raise ValueError(f"--seeds: expected at least 1, found {num_seeds}")
     out = out.resolve()
     todo = [
-        (name, replace(_seeded(config, i), run_dir=str(out / f"{_file_name(name)}-seed{i}")))
+        (name, replace(seeded(config, i), run_dir=str(out / f"{_file_name(name)}-seed{i}")))
         for i in range(num_seeds)
         for name, config in configs.items()
     ]
@@ -112,7 +112,8 @@ def compare_training(
     return found
 
 
-def _seeded(config: RunConfig, i: int) -> RunConfig:
+def seeded(config: RunConfig, i: int) -> RunConfig:
+    """The configuration with the i-th seed, from its own on, of model, data order and network."""
     from client_pipeline.system.scenario import load_scenario
 
     network = config.scenario_seed if config.scenario_seed >= 0 else load_scenario(config.scenario).seed

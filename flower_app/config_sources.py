@@ -59,6 +59,24 @@ def load_config(config_file: str | None = None, sets: Sequence[str] = ()) -> Run
     return RunConfig.from_flat(flat)
 
 
+def config_of(table: Mapping[str, Any], folder: Path, sets: Sequence[str] = ()) -> RunConfig:
+    """Check a configuration that stands within another file.
+
+    Parameters
+    ----------
+    table : its keys, nested or flat
+    folder : that relative paths are seen from
+    sets : pairs ``key=value``, which win
+
+    Raises
+    ------
+    ValueError
+        As :func:`load_config`.
+    """
+    in_sets = _absolute(dict(parse_set(pair) for pair in sets), Path.cwd())
+    return RunConfig.from_flat(_absolute(dict(_flatten(table, "")), folder) | in_sets)
+
+
 def find_config(name: str) -> Path:
     """Find a configuration file by path, or by name in the packaged ``configs``."""
     path = Path(name).expanduser()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from client_pipeline.system.scenario import Scenario
 from flower_app.config import RunConfig
-from strategies.accounting import pipeline_work
+from strategies.accounting import Work, pipeline_work
 from strategies.baselines.pipeline import EvenPipelines, PipeLine
 from strategies.baselines.stock import make_stock
 from strategies.baselines.titanic import Titanic, titanic_policy
@@ -69,6 +69,11 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     return RoundPlanner(scenario, BASELINES[config.strategy][1](config.seed))
 
 
+def work_of(config: RunConfig) -> Work:
+    """What a step of a run's strategy takes on the devices."""
+    return BASELINES[config.strategy][0].work if config.strategy in BASELINES else pipeline_work
+
+
 def check_can_resume(config: RunConfig) -> None:
     """Refuse to go on with a strategy that keeps something from round to round that no checkpoint has.
 
@@ -118,7 +123,7 @@ def check_pace(config: RunConfig, decision: Decision) -> None:
     """
     if config.device_emulation == "none":
         return
-    work = BASELINES[config.strategy][0].work if config.strategy in BASELINES else pipeline_work
+    work = work_of(config)
     selected = [n for n, chosen in enumerate(decision.selected) if chosen]
     step_s = max(work(decision.instance, n, decision.plans[n]).pipeline_s for n in selected)
     limits = {"runtime.timeout": config.runtime.timeout, "decoder.step-timeout": config.decoder.step_timeout}

@@ -10,7 +10,7 @@ import numpy as np
 
 from client_pipeline.system.radio import Array
 from client_pipeline.system.scenario import Scenario
-from strategies.accounting import RoundCosts, pipeline_work, round_costs
+from strategies.accounting import RoundCosts, Work, pipeline_work, round_costs
 from strategies.dssda.answer import Answer
 from strategies.dssda.evaluation import Match, violations
 from strategies.dssda.instance import Instance
@@ -82,7 +82,7 @@ class PlannedRound:
 
 
 def plan_rounds(
-    scenario: Scenario, policy: RoundPolicy, num_rounds: int, *, drift: str = "true"
+    scenario: Scenario, policy: RoundPolicy, num_rounds: int, *, drift: str = "true", work: Work = pipeline_work
 ) -> Iterator[PlannedRound]:
     """Plan round after round; each round's true Gamma moves the queues once, Eq. (29).
 
@@ -92,6 +92,7 @@ def plan_rounds(
     policy : decides
     num_rounds : T
     drift : ``true``; or ``printed``, for ``dssda-paper`` alone
+    work : what a step takes
     """
     planner, losses = RoundPlanner(scenario, policy, drift=drift), LossTrace(scenario.num_clusters, scenario.seed)
     for number in range(1, num_rounds + 1):
@@ -99,7 +100,7 @@ def plan_rounds(
         gamma = planner.settle(decision)
         yield PlannedRound(
             decision=decision,
-            costs=round_costs(decision, pipeline_work),
+            costs=round_costs(decision, work),
             gamma=gamma,
             violations=_violations(decision),
         )

@@ -33,9 +33,8 @@ def uniform_choice(instance: Instance, cluster: int) -> SegmentChoice | None:
 
 def even_choice(instance: Instance, cluster: int) -> SegmentChoice | None:
     """TEBs even over the min(K, L) fastest devices, larger parts to faster ones; None if C7 does not allow it."""
-    num_devices = len(instance.clusters[cluster].devices)
-    share, larger = divmod(instance.L, min(num_devices, instance.L))
-    return _on_fastest(instance, cluster, [share + 1] * larger + [share] * (min(num_devices, instance.L) - larger))
+    num_segments = min(len(instance.clusters[cluster].devices), instance.L)
+    return _on_fastest(instance, cluster, even_parts(instance.L, num_segments))
 
 
 def proportional_choice(instance: Instance, cluster: int) -> SegmentChoice | None:
@@ -95,16 +94,27 @@ def cluster_plans(instance: Instance, answer: Answer) -> list[ClusterPlan]:
     return plans
 
 
-def _on_fastest(instance: Instance, cluster: int, parts: Sequence[int]) -> SegmentChoice | None:
-    """Parts on the fastest devices, in their order, with m = min(8, b)."""
-    fastest, caps = _fastest(instance, cluster), _capacities(instance, cluster)
+def even_parts(num_blocks: int, num_segments: int) -> list[int]:
+    """Sizes of segments that differ by at most one TEB, larger first."""
+    share, larger = divmod(num_blocks, num_segments)
+    return [share + 1] * larger + [share] * (num_segments - larger)
+
+
+def plan_on_fastest(instance: Instance, cluster: int, parts: Sequence[int], m: int) -> ClusterPlan:
+    """Parts on the fastest devices, fastest first, whatever their memory holds."""
+    order = tuple(_fastest(instance, cluster)[: len(parts)])
     delta = [0] * len(instance.clusters[cluster].devices)
-    for device, part in zip(fastest, parts, strict=False):
+    for device, part in zip(order, parts, strict=True):
         delta[device] = part
-        if part > caps[device]:
-            return None
-    order = tuple(int(k) for k, part in zip(fastest, parts, strict=False) if part)
-    return choice_of(instance, cluster, ClusterPlan(delta=tuple(delta), order=order, m=min(_MICRO_BATCHES, instance.b)))
+    return ClusterPlan(delta=tuple(delta), order=order, m=m)
+
+
+def _on_fastest(instance: Instance, cluster: int, parts: Sequence[int]) -> SegmentChoice | None:
+    """The same with m = min(8, b); None if C7 does not allow it."""
+    plan = plan_on_fastest(instance, cluster, parts, min(_MICRO_BATCHES, instance.b))
+    if any(part > cap for part, cap in zip(plan.delta, _capacities(instance, cluster), strict=True)):
+        return None
+    return choice_of(instance, cluster, plan)
 
 
 def _fastest(instance: Instance, cluster: int) -> list[int]:

@@ -1,0 +1,81 @@
+"""Not in the paper: the queues under P2 as printed, and under the drift of its own Lyapunov function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
+from flower_app.experiments.planning import mean_spread, planned
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> Iterator[Row]:
+    """One row for each round of each network."""
+    del folder
+    for curve in curves:
+        for seed, done in planned(curve, say):
+            powers = [c.power_w for c in done.answer.clusters if c.power_w is not None]
+            yield {
+                "curve": curve.name,
+                "label": curve.label,
+                "seed": seed,
+                "round": done.number,
+                "queue": float(np.mean(done.queues.virtual)),
+                "gamma": float(np.mean(done.gamma)),
+                "power_w": float(np.mean(powers)),
+                "latency_s": done.latency_s,
+            }
+
+
+_COLUMNS = (
+    ("queue", "mean queue Y"),
+    ("power_w", "mean transmit power [W]"),
+    ("latency_s", "round latency, Eq. (15) [s]"),
+)
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Queue, power and latency over the rounds."""
+    from flower_app.experiments import style
+
+    drawn, axes = style.figure(13, 3.8, columns=3)
+    for axis, (column, text) in zip(axes, _COLUMNS, strict=True):
+        for i, name in enumerate(distinct(rows, "curve")):
+            mine = select(rows, curve=name)
+            table = np.array([[row[column] for row in select(mine, seed=seed)] for seed in distinct(mine, "seed")])
+            spread = table.std(axis=0, ddof=1).tolist() if len(table) > 1 else ()
+            style.curve(axis, i, range(1, table.shape[1] + 1), table.mean(axis=0).tolist(), mine[0]["label"], spread)
+        style.label(axis, "round", text)
+    axes[0].legend(fontsize=8)
+    return drawn
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    """Where the queues and the delay end."""
+    found = []
+    for name in distinct(rows, "curve"):
+        mine = select(rows, curve=name)
+        last = max(row["round"] for row in mine)
+        queue, spread = mean_spread([row["queue"] for row in mine if row["round"] == last])
+        delay, width = mean_spread([row["latency_s"] for row in mine if row["round"] > last // 2])
+        found.append(
+            Finding(
+                what=f"{mine[0]['label']}: queue after {last} rounds, delay of the second half",
+                paper="-",
+                ours=f"Y = {queue:.1f} ± {spread:.1f}; {delay:.0f} ± {width:.0f} s",
+                why="the printed P2 adds Y p, which lowers the power just when the bound is violated; the true drift "
+                "raises it",
+            )
+        )
+    return found
+
+
+EXPERIMENT = Experiment(
+    name="drift", shows="queues under the printed P2 and under the true drift", run=run, draw=draw, findings=findings
+)

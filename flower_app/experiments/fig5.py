@@ -1,0 +1,144 @@
+"""Fig. 5: segments and micro-batches of clusters with unequal devices, against an even split."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from client_pipeline.partition.plan import ClusterPlan
+from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
+from flower_app.experiments.planning import per_cent, planned
+from strategies.accounting import plan_times
+from strategies.planned_rounds import PlannedRound
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PAPER = {5: 14, 4: 11, 3: 9}
+"""S and m of the paper's three clusters."""
+
+
+def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> Iterator[Row]:
+    """One row for each selected cluster of each round."""
+    del folder
+    for curve in curves:
+        for seed, done in planned(curve, say):
+            for n, spent in enumerate(done.costs.clusters):
+                if spent is None:
+                    continue
+                plan = done.decision.plans[n]
+                yield {
+                    "curve": curve.name,
+                    "label": curve.label,
+                    "seed": seed,
+                    "round": done.number,
+                    "cluster": n,
+                    "segments": len(plan.order),
+                    "m": plan.m,
+                    "delta": " ".join(str(plan.delta[k]) for k in plan.order),
+                    "stage_s": _stage_seconds(done, n, plan),
+                    "eq15_s": spent.work.pipeline_eq15_s,
+                    "event_s": spent.work.pipeline_fused_s,
+                    "gpipe_s": spent.work.pipeline_s,
+                }
+
+
+def _stage_seconds(done: PlannedRound, cluster: int, plan: ClusterPlan) -> str:
+    """Seconds that each stage takes for a micro-batch, forward, backward and its links, in pipeline order."""
+    forward, backward, there, back = plan_times(done.instance, cluster, plan)
+    stages = forward[:, 0] + backward[:, 0]
+    stages[: len(there)] += there[:, 0] + back[:, 0]  # the last stage has no link
+    return " ".join(f"{value:.4g}" for value in stages)
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Stage times of the first network's clusters, and how often each S is planned, with its mean m."""
+    from flower_app.experiments import style
+
+    curves = distinct(rows, "curve")
+    clusters = sorted(distinct(select(rows, seed=0, round=1), "cluster"))
+    drawn, axes = style.figure(13, 6.5, 2, max(len(clusters), 3))
+    for axis, n in zip(axes, clusters, strict=False):
+        for i, name in enumerate(curves):
+            [row] = select(rows, curve=name, seed=0, round=1, cluster=n)
+            stages = [float(value) for value in row["stage_s"].split()]
+            at = np.arange(len(stages)) + 0.4 * i
+            text = f"{row['label']}: {row['delta'].replace(' ', '-')}, m = {row['m']}, {row['event_s']:.0f} s"
+            axis.bar(
+                at, stages, 0.4, color=["0.35", "0.85"][i % 2], edgecolor="0.15", hatch=style.HATCHES[i], label=text
+            )
+        style.label(axis, "stage, fastest device first", "time of a micro-batch [s]", f"cluster {n + 1}")
+        axis.legend(fontsize=7, loc="upper right")
+        axis.margins(y=0.25)
+    for axis in axes[len(clusters) : max(len(clusters), 3)]:
+        axis.remove()
+    sizes = sorted(distinct(rows, "segments"))
+    share, micro, time = axes[-3], axes[-2], axes[-1]
+    for i, name in enumerate(curves):
+        mine = select(rows, curve=name)
+        counts = Counter(row["segments"] for row in mine)
+        at = np.arange(len(sizes)) + 0.4 * i
+        colour = ["0.35", "0.85"][i % 2]
+        share.bar(at, [100 * counts[s] / len(mine) for s in sizes], 0.4, color=colour, edgecolor="0.15",
+                  hatch=style.HATCHES[i], label=mine[0]["label"])  # fmt: skip
+        mean_m = [np.mean([r["m"] for r in mine if r["segments"] == s]) if counts[s] else np.nan for s in sizes]
+        style.curve(micro, i, sizes, mean_m, mine[0]["label"])
+    published = sorted(_PAPER)
+    micro.plot(published, [_PAPER[s] for s in published], "k*", markersize=10, label="paper")
+    share.set_xticks(np.arange(len(sizes)) + 0.2, [str(s) for s in sizes])
+    labels = [select(rows, curve=name)[0]["label"] for name in curves]
+    means = [float(np.mean([row["event_s"] for row in select(rows, curve=name)])) for name in curves]
+    style.bars(time, labels, means)
+    style.label(share, "segments S", "share of the plans [%]")
+    style.label(micro, "segments S", "mean micro-batches m")
+    style.label(time, "", "one step, event-simulated [s]")
+    for axis in (share, micro):
+        axis.legend(fontsize=8)
+    return drawn
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    """Give m for each S, and the even split's delay."""
+    names = distinct(rows, "curve")
+    planned_rows = select(rows, curve=names[0])
+    found = []
+    for size, published in sorted(_PAPER.items()):
+        mine = [row["m"] for row in planned_rows if row["segments"] == size]
+        share = 100 * len(mine) / len(planned_rows)
+        found.append(
+            Finding(
+                what=f"m of clusters with S = {size}",
+                paper=str(published),
+                ours=f"{np.mean(mine):.1f} ({share:.0f} % of the plans)" if mine else "S does not occur",
+                why="the paper shows one network; ours is the mean over many",
+            )
+        )
+    for name in names[1:]:
+        pairs = _paired(planned_rows, select(rows, curve=name))
+        slower = np.mean([other > own for own, other in pairs])
+        ours, theirs = (float(np.mean(column)) for column in zip(*pairs, strict=True))
+        found.append(
+            Finding(
+                what=f"step of {select(rows, curve=name)[0]['label']} against DSSDA, event-simulated",
+                paper="one cluster is slower",
+                ours=f"{per_cent(theirs, ours)}; slower in {100 * slower:.0f} % of the plans",
+                why="the even split takes the fastest devices and m = 8; DSSDA weighs time against the queue's S² term",
+            )
+        )
+    return found
+
+
+def _paired(own: Sequence[Row], other: Sequence[Row]) -> list[tuple[float, float]]:
+    theirs = {(row["seed"], row["round"], row["cluster"]): row["event_s"] for row in other}
+    keyed = ((row, theirs.get((row["seed"], row["round"], row["cluster"]))) for row in own)
+    return [(row["event_s"], value) for row, value in keyed if value is not None]
+
+
+EXPERIMENT = Experiment(
+    name="fig5", shows="segments and micro-batches of unequal clusters against an even split",
+    run=run, draw=draw, findings=findings,
+)  # fmt: skip

@@ -1,0 +1,91 @@
+"""``collapipe reproduce``: run an experiment, draw it, and put the paper's figures beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flower_app.experiments import computation, drift, fig4, fig5, fig11
+from flower_app.experiments.curves import load_curves
+from flower_app.experiments.experiment import Experiment, Finding
+from flower_app.experiments.results import PICTURE, read_rows, write_findings, write_rows
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        fig4.EXPERIMENT,
+        fig5.EXPERIMENT,
+        computation.FIG7,
+        computation.FIG8,
+        fig11.EXPERIMENT,
+        drift.EXPERIMENT,
+    )
+}
+ALL = "all"
+"""Instead of a name: every experiment that only plans."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run the experiments."""
+
+    out: Path
+    """Folder that gets one folder for each experiment."""
+    smoke: bool = False
+    """Small enough for a quick check."""
+    plot_only: bool = False
+    """Draw what is there; nothing is run."""
+    curves: Path | None = None
+    """Folder of curves instead of the packaged ``configs/paper``."""
+    sets: Sequence[str] = ()
+    """Pairs ``key=value`` over every curve's run configuration."""
+
+
+def reproduce(name: str, options: Options, say: Callable[[str], None]) -> dict[str, list[Finding]]:
+    """Run the experiments of a name; each leaves rows, picture and findings in a folder of its own.
+
+    Parameters
+    ----------
+    name : of one, or ``all``
+    options : how
+    say : told of progress
+
+    Returns
+    -------
+    By experiment, the paper's figures beside ours.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        For an unknown name or a curve that is wrong, before anything runs; or for rows that are not there.
+    """
+    chosen = _named(name)
+    curves = {}
+    if not options.plot_only:
+        curves = {
+            e.name: load_curves(e.name, smoke=options.smoke, folder=options.curves, sets=options.sets) for e in chosen
+        }
+    found = {}
+    for experiment in chosen:
+        folder = options.out / experiment.name
+        if options.plot_only:
+            rows = read_rows(folder)
+        else:
+            say(f"{experiment.name}: {experiment.shows}")
+            rows = write_rows(experiment.run(curves[experiment.name], folder, say), folder)
+        from flower_app.experiments.style import DPI
+
+        experiment.draw(rows).savefig(folder / PICTURE, dpi=DPI)
+        found[experiment.name] = experiment.findings(rows)
+        write_findings(found[experiment.name], folder)
+        say(f"{experiment.name}: {folder / PICTURE}")
+    return found
+
+
+def _named(name: str) -> list[Experiment]:
+    if name == ALL:
+        return [experiment for experiment in EXPERIMENTS.values() if not experiment.trains]
+    if name not in EXPERIMENTS:
+        raise ValueError(f"reproduce: expected {ALL} or one of {', '.join(EXPERIMENTS)}, found {name!r}")
+    return [EXPERIMENTS[name]]

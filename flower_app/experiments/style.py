@@ -1,0 +1,59 @@
+"""One look for all pictures: readable in black and white, units on every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+LINES = ("-", "--", "-.", ":")
+MARKERS = "osv^Dx*+P"
+HATCHES = ("", "///", "...", "\\\\\\", "xx", "++")
+HEAT = "cividis"
+"""Lightness grows with the value, in print too."""
+DPI = 150
+
+
+def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """Make an empty picture of ``rows`` x ``columns`` axes; width and height in inches."""
+    drawn = Figure(figsize=(width, height), layout="constrained")
+    return drawn, list(np.ravel(drawn.subplots(rows, columns)))
+
+
+def curve(axes: Axes, i: int, x: Sequence[float], y: Sequence[float], label: str, spread: Sequence[float] = ()) -> None:
+    """Draw curve ``i``: its own line, marker and grey value; ``spread`` is shown as a band of plus and minus it."""
+    shade = f"C{i % 10}"
+    every = max(1, len(x) // 10)
+    axes.plot(
+        x, y, linestyle=LINES[i % len(LINES)], marker=MARKERS[i % len(MARKERS)], markevery=every, markersize=4,
+        linewidth=1.3, color=shade, label=label,
+    )  # fmt: skip
+    if len(spread):
+        low, high = np.asarray(y) - np.asarray(spread), np.asarray(y) + np.asarray(spread)
+        axes.fill_between(x, low, high, color=shade, alpha=0.15, linewidth=0)
+
+
+def bars(axes: Axes, labels: Sequence[str], values: Sequence[float], spread: Sequence[float] = ()) -> None:
+    """Draw bars side by side, each with a hatch of its own; ``spread`` as whiskers."""
+    drawn = axes.bar(
+        range(len(values)), values, yerr=list(spread) or None, capsize=3, color="0.85", edgecolor="0.15", linewidth=0.8
+    )
+    for i, bar in enumerate(drawn):
+        bar.set_hatch(HATCHES[i % len(HATCHES)])
+    axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize=8)
+
+
+def label(axes: Axes, x: str, y: str, title: str = "") -> None:
+    """Name both axes, with their units."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if title:
+        axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)

@@ -7,7 +7,8 @@ import time
 
 import pytest
 from test_federated_equals_central import LR, PLANS
-from test_split_equals_whole import CLASSIC, make_batch
+from test_split_equals_whole import CLASSIC
+from tiny_models import tiny_batch
 
 from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime.actors import ControlUnitError, start_control_unit, train_round
@@ -18,7 +19,7 @@ from client_pipeline.runtime.pipeline import NAMESPACE
 
 
 def setup_of(run, load_data=None, cluster=0):
-    batch = make_batch(CLASSIC, size=7)
+    batch = tiny_batch(CLASSIC, size=7)
 
     class OneBatch:  # defined here so that it travels by value: the actors do not see the tests' modules
         def __len__(self):

@@ -86,7 +86,7 @@ def draw(rows: Sequence[Row]) -> Figure:
             table = np.array(lines, dtype=float)
             values = np.nancumsum(table, axis=1).mean(axis=0) / 3600 if add else table.mean(axis=0)
             style.curve(axis, i, range(1, table.shape[1] + 1), values.tolist(), text)
-    style.label(total, "round", "accumulated delay [h], event-simulated")
+    style.label(total, "round", "accumulated delay [h]")
     style.label(queue, "round", "mean queue Y")
     total.legend(fontsize=6.5, ncols=2)
     for axis, column, text in (

@@ -45,7 +45,7 @@ def elsewhere(tmp_path, monkeypatch):
 def no_launch(monkeypatch):
     """Refuse to start anything: what is tested must fail before."""
 
-    def launched(*args):
+    def launched(*args, **kwargs):
         raise AssertionError("the run was started")
 
     monkeypatch.setattr(simulation_run, "launch", launched)
@@ -201,7 +201,7 @@ def test_data_files_are_checked_before_anything_starts(tmp_path, lines, message)
     ("status", "code"), [("finished", 0), ("failed", 1), ("bad-input", 2), ("infeasible", 3), ("interrupted", 130)]
 )
 def test_the_exit_code_of_a_run_is_what_the_run_wrote(monkeypatch, status, code):
-    def launched(run_dir, folder, config_file, num_supernodes, watch):
+    def launched(run_dir, folder, config_file, num_supernodes, watch, kept):
         assert (folder / "flower_app" / "server_app.py").is_file()
         append_round(run_dir, {"round": 1, "train_loss": 2.5, "round_s": 1.0, "metrics": {"bleu": 12.0}})
         watch()
@@ -222,7 +222,7 @@ def test_the_exit_code_of_a_run_is_what_the_run_wrote(monkeypatch, status, code)
 
 
 def test_an_interrupted_run_exits_130(monkeypatch):
-    def launched(*args):
+    def launched(*args, **kwargs):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(simulation_run, "launch", launched)

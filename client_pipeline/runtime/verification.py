@@ -147,7 +147,9 @@ def _difference(found: Tensor, expected: Tensor, smallest: float = 1e-12) -> flo
 def _against_reference(parts: ModelParts, batch: Batch) -> float | None:
     if parts.reference is None:
         return None
-    parts.reference.eval()
+    # An adapter's own modules have dropout, too.
+    for part in (parts.reference, parts.embedding, parts.blocks, parts.head):
+        part.eval()
     # The library makes the decoder's input of the labels, too.
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels" or parts.spec.head == SEQ2SEQ}
     expected = parts.reference(**{**inputs, "attention_mask": batch["attention_mask"].long()}).logits

@@ -57,7 +57,7 @@ def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC, **more):
     ]
 
 
-def federated_round(units, service, weights, number=1, local_steps=1):
+def federated_round(units, service, weights, number=1, local_steps=1, codec=None):
     """One round as the strategy runs it; returns the new global weights and the results."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -69,7 +69,9 @@ def federated_round(units, service, weights, number=1, local_steps=1):
         results = list(pool.map(lambda pair: pair[0].train_round(pair[1]), zip(units, orders, strict=True)))
     summary = service.finish_round({n: result.weight for n, result in enumerate(results)})
     total = sum(result.weight for result in results)
-    joined = {name: sum(r.weights[name] * (r.weight / total) for r in results) for name in encoder}
+    trained = [codec.apply(encoder, r.weights) if codec else r.weights for r in results]
+    shares = [result.weight / total for result in results]
+    joined = {name: sum(t[name] * share for t, share in zip(trained, shares, strict=True)) for name in encoder}
     joined.update({f"head.{name}": value for name, value in summary.head.items()})
     return joined, results
 

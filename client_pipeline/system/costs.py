@@ -133,7 +133,7 @@ def model_costs(
     sent = [p.numel() for p in (*embedding.values(), *head.values())] + [*teb.trained] * family.num_blocks(spec)
     update_bits = 8.0 * sum(update_bytes(compression, numbers) for numbers in sent)
     activation_bits = 8.0 * sequence_length * ActivationCodec(compression.activations).row_bytes(family.width(spec))
-    # A mask's byte for each token; a label for each sample, or for each token (a translation has as many as its source).
+    # A byte of mask a token; a label a sample, or a token (a translation is taken to be as long as its source).
     labels = 1 if spec.head == SEQUENCE_CLASSIFICATION else sequence_length
     target_bits = 8.0 * (sequence_length + torch.int64.itemsize * labels)
     shared = sum(embedding[name].numel() * embedding[name].element_size() for name in tied(spec).values())

@@ -1,8 +1,8 @@
 """What compression saves and what it costs: bytes, metric and virtual round latency of one task, run after run.
 
 Every variant is a whole ``collapipe run`` of the same configuration with ``costs = "model"``, so that the planner plans
-with the bytes that are sent. Reported of each: payload bytes of a cluster and round (the update, and the decoder's stream
-both ways), Flower's messages, the mean virtual latency of a round, and loss and metric on the test set.
+with the bytes that are sent. Reported of each: payload bytes of a cluster and round (the update, and the decoder's
+stream both ways), the mean virtual latency of a round, and the metrics of the test set.
 
     python benchmarks/compression.py                                      # the default task, a few minutes
     python benchmarks/compression.py --config trec6 --set data.path=FOLDER --rounds 300

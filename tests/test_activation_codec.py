@@ -89,5 +89,5 @@ def test_a_round_over_real_links_learns_nearly_the_same(served, name):  # noqa: 
 def test_a_control_unit_with_another_codec_is_refused_with_the_remedy(served):  # noqa: F811
     service, _ = served(OptimizerConfig(name="sgd"), codec=ActivationCodec("int8"))
     address = service.open_round(1, [0], 1)[0]
-    with pytest.raises(LinkError, match="codec of the activations: expected int8, found none; set compression.activ"):
+    with pytest.raises(LinkError, match="expected int8, found none; set compression.activations alike"):
         DecoderStream.open(address)

@@ -1,4 +1,4 @@
-"""The command line: ``collapipe run | evaluate | translate | export | plan | compare | report | verify | ...``.
+"""The command line: ``collapipe run | evaluate | predict | export | plan | compare | report | verify | ...``.
 
 Exit codes: 0 done, 1 failed or a check not met, 2 bad input, 3 infeasible, 130 interrupted. With ``--json`` standard
 output holds one object and nothing else; all words for people go to standard error. A mistake in the input is told
@@ -105,7 +105,7 @@ def evaluate(
 @app.command()
 def predict(
     run: Run,
-    texts: Annotated[list[str], typer.Argument(help="What to translate, to classify or to tag.")],
+    texts: Annotated[list[str], typer.Argument(help="What to translate, classify, tag, fill or continue.")],
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:

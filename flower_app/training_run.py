@@ -127,8 +127,10 @@ class TrainingRun:
             }
         )
         # Frozen weights go down here, once for each process of the run, and never with a round.
-        content = RecordDict({CONFIG: told, ARRAYS: to_arrays(self.frozen)})
-        messages = [Message(content, dst_node_id=node, message_type=SETUP) for node in nodes]
+        frozen = to_arrays(self.frozen)
+        messages = [
+            Message(RecordDict({CONFIG: told, ARRAYS: frozen}), dst_node_id=node, message_type=SETUP) for node in nodes
+        ]
         self.setup_bytes = sum(map(array_bytes, messages))
         replies = list(self.flower_grid.send_and_receive(messages, timeout=SETUP_TIMEOUT_S))
         if silent := sorted(set(nodes) - {reply.metadata.src_node_id for reply in replies}):

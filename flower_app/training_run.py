@@ -107,11 +107,12 @@ class TrainingRun:
         """Refuse to go on with adapters to a model other than the one that they were trained on."""
         self.frozen = self.parts.frozen_weights()
         self.frozen_digest = digest(self.frozen) if self.frozen else ""
-        if self.resumed is not None and self.resumed.state["frozen"] != self.frozen_digest:
+        expected = self.resumed.state.get("frozen", "") if self.resumed else self.frozen_digest
+        if expected != self.frozen_digest:
             source = self.config.model.pretrained or self.config.model.from_
             raise ValueError(
                 f"resume: the frozen weights are not those that the run began with (SHA-256 {self.frozen_digest[:12]}, "
-                f"expected {self.resumed.state['frozen'][:12]}): {source or 'the model'} has changed; put it back, or "
+                f"expected {expected[:12]}): {source or 'the model'} has changed; put it back, or "
                 "start the run anew"
             )
 

@@ -79,6 +79,7 @@ def main() -> int:
         optimizer = replace(config.optimizer, total_steps=steps)
         chosen = task(config.task)
         prepared = chosen.prepare(config.data, config.model, config.seed, num_clusters=1)
+        prepared = replace(prepared, spec=config.adapted(prepared.spec))
         data = chosen.cluster_data(config.data, prepared.tokenizer_json, 0, 1, config.seed)
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
+from torch import Tensor
 
 from client_pipeline.link.stream import LinkCertificates
 from client_pipeline.partition.families import num_blocks_of
@@ -39,14 +40,16 @@ def setup(message: Message, context: Context) -> Message:
     """Start the control unit with its data; answer with what the planner must know of the cluster."""
     record = message.content.config_records[CONFIG]
     try:
-        answer = _setup(context, {key: cast(Any, value) for key, value in record.items()}, message.metadata.dst_node_id)
+        told = {key: cast(Any, value) for key, value in record.items()}
+        frozen = to_tensors(message.content.array_records[ARRAYS])
+        answer = _setup(context, told, frozen, message.metadata.dst_node_id)
     except (ValueError, FileNotFoundError) as error:
         # The user's mistake: an answer of its own, because Flower would give the server a traceback.
         answer = {"error": str(error)}
     return Message(RecordDict({CONFIG: ConfigRecord({"json": json.dumps(answer)})}), reply_to=message)
 
 
-def _setup(context: Context, told: Mapping[str, Any], node_id: int) -> dict[str, Any]:
+def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tensor], node_id: int) -> dict[str, Any]:
     config = RunConfig.from_flat(context.run_config)
     cluster, num_clusters = cluster_index(context), int(told["num-clusters"])
     if cluster >= num_clusters:
@@ -64,6 +67,8 @@ def _setup(context: Context, told: Mapping[str, Any], node_id: int) -> dict[str,
             batch_size=config.batch_size,
             local_steps=config.local_steps,
             load_data=partial(load_cluster_data, dict(context.run_config), told["tokenizer"], cluster, num_clusters),
+            compression=config.compression,
+            frozen=frozen,
             certificates=_certificates(context),
             checkpoints=checkpoint_folder(config, context, str(told["run-name"]), cluster),
             checkpoint_every=max(config.checkpoint_every, 1),

@@ -212,7 +212,7 @@ def _curve(name: str, seed: int, folder: Path) -> list[list[Any]]:
     for record in read_rounds(folder)[0]:
         seconds += record["virtual"]["latency_s"] or 0.0
         joules += record["virtual"]["energy_j"] or 0.0
-        sent += record["bytes_up"] + record["bytes_down"]
+        sent += record["bytes_up"] + record["bytes_down"] + record.get("setup_bytes", 0)
         value = record["metrics"].get(metric)
         rows.append([name, seed, record["round"], seconds, sent, joules, record["train_loss"], value])
     return rows

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, cast, get_type_hints
 
+from client_pipeline.link.compression import CompressionConfig
+from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from flower_app.tasks.base import TaskConfig
@@ -28,6 +30,7 @@ DECODER_SYNCS = ("auto", "step", "round")
 COSTS = ("scenario", "model")
 EMULATIONS = ("none", "paced")
 NORMS = ("pre", "post")
+TRAINABLE = ("full", "lora")
 DERIVED = frozenset({"optimizer.total-steps"})
 """Fields that follow from others and are no keys."""
 
@@ -62,6 +65,8 @@ class ModelConfig:
     label_smoothing: float = 0.0
     max_length: int = 256
     """Longest sequence that the model has positions for."""
+    trainable: str = "full"
+    """``full``: everything; ``lora``: adapters in the TEBs, by the ``[lora]`` table, and the head."""
     pretrained: str = ""
     """Folder or hub id of pretrained weights; empty: fresh weights."""
     from_: str = ""
@@ -79,6 +84,8 @@ class ModelConfig:
             )
         if self.norm not in NORMS:
             raise ValueError(f"model.norm: expected pre or post, found {self.norm!r}")
+        if self.trainable not in TRAINABLE:
+            raise ValueError(f"model.trainable: expected full or lora, found {self.trainable!r}")
         if self.pretrained and self.from_:
             raise ValueError(
                 f"model.from: {self.from_} and model.pretrained = {self.pretrained} cannot both be what the model "
@@ -164,10 +171,12 @@ class RunConfig:
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=lambda: DataConfig(vocab_size=1000))
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(lr=5e-3, schedule="cosine", warmup_steps=40)
     )
     planner: PlannerConfig = field(default_factory=PlannerConfig)
+    compression: CompressionConfig = field(default_factory=CompressionConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
@@ -200,6 +209,11 @@ class RunConfig:
         if self.resume and not self.run_dir:
             raise ValueError("resume: which run? Set run-dir to its directory, or use collapipe run --resume RUN")
         self.strategy_arguments()
+        if self.strategy == "pipeline" and self.compression.update != "none":
+            raise ValueError(
+                f"compression.update: strategy = pipeline uploads nothing that could be compressed, found "
+                f"{self.compression.update!r}; leave it none"
+            )
         if self.data.max_length > self.model.max_length:
             raise ValueError(
                 f"data.max-length: {self.data.max_length} exceeds model.max-length = {self.model.max_length}; "
@@ -207,6 +221,10 @@ class RunConfig:
             )
         total = self.num_rounds * self.local_steps
         object.__setattr__(self, "optimizer", replace(self.optimizer, total_steps=total))
+
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        """Return a model's specification with the run's adapters, if it trains any."""
+        return replace(spec, lora=self.lora) if self.model.trainable == "lora" else spec
 
     def strategy_arguments(self) -> dict[str, Any]:
         """Return ``strategy-options`` as a dictionary."""

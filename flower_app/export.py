@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.partition.families import library_families, max_length
+from client_pipeline.partition.families import library_families, max_length, merged
 from client_pipeline.partition.spec import CAUSAL_LM
 from flower_app.saved_model import FOLDER, SavedModel, load_model
 from flower_app.tasks.tokenizer import TextTokenizer
@@ -37,7 +37,7 @@ class Exported:
 
 
 def export_run(run_dir: Path, folder: Path) -> Exported:
-    """Write the model of a run so that ``AutoModelFor...`` and ``AutoTokenizer`` load it.
+    """Write the model of a run, adapters merged, so that ``AutoModelFor...`` and ``AutoTokenizer`` load it.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder}: is there already; give a folder that does not exist or is empty")
     saved = load_model(run_dir)
-    model: Any = saved.parts.reference
+    model: Any = merged(saved.parts).reference
     if model is None:
         raise ValueError(
             f"{run_dir}: the model is of family {saved.spec.family}, an architecture that the transformers library "

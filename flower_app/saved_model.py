@@ -52,7 +52,7 @@ def save_model(
     ----------
     run_dir : the run directory
     spec : architecture
-    weights : every parameter under its global name
+    weights : every parameter under its global name, frozen ones too
     tokenizer_json : text of the tokenizer
     task : what the task wants to remember: JSON values
 
@@ -107,7 +107,10 @@ def load_model(run_dir: Path) -> SavedModel:
     except (ValueError, TypeError) as error:
         raise ValueError(f"{folder}: {error}") from error
     try:
-        parts.load(load_file(folder / WEIGHTS))
+        weights = load_file(folder / WEIGHTS)
+        frozen = parts.frozen_weights().keys()
+        parts.load_frozen({name: value for name, value in weights.items() if name in frozen})
+        parts.load({name: value for name, value in weights.items() if name not in frozen})
     except (ValueError, SafetensorError) as error:
         raise ValueError(f"{folder / WEIGHTS}: {error}") from error
     return SavedModel(parts=parts, tokenizer_json=(folder / TOKENIZER).read_text(encoding="utf-8"), task=task)

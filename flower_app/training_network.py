@@ -51,6 +51,8 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
             batch_size=config.batch_size,
             local_steps=config.local_steps,
             optimizer="momentum" if momentum else config.optimizer.name,
+            compression=config.compression,
+            whole=config.strategy != "collapipe",
         )
     return replace(scenario, planner=settings, costs=costs)
 

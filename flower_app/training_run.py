@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +18,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
-from client_pipeline.partition.families import build_parts
+from client_pipeline.link.activation_codec import ActivationCodec
+from client_pipeline.link.update_codec import update_codec
 from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app import run_directory
@@ -45,8 +48,8 @@ from strategies.continued import Continued
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderService
 from strategies.planned_strategy import PlannedStrategy
-from strategies.recording_grid import RecordingGrid
-from strategies.records import CONFIG, SETUP, to_arrays, to_tensors
+from strategies.recording_grid import RecordingGrid, array_bytes
+from strategies.records import ARRAYS, CONFIG, SETUP, to_arrays, to_tensors
 from strategies.round_planner import RoundPlanner
 
 NODES_TIMEOUT_S = 60.0
@@ -86,14 +89,16 @@ class TrainingRun:
         nodes = wait_for_nodes(self.flower_grid, config.num_clusters or 1, NODES_TIMEOUT_S)
         self.num_clusters = config.num_clusters or min(len(nodes), scenario.num_clusters)
         self.task = task(config.task)
-        self.prepared = self.task.prepare(config.data, config.model, config.seed, self.num_clusters)
+        prepared = self.task.prepare(config.data, config.model, config.seed, self.num_clusters)
+        self.prepared = replace(prepared, spec=config.adapted(prepared.spec))
         self.parts = self.prepared.build(config.seed)
         self.scenario = of_clusters(training_scenario(config, self.prepared.spec), self.num_clusters)
         planner = make_planner(config, self.scenario)
         if planner is not None:
             check_first_round(planner)
         # Scoring has a model of its own: the decoder's service trains self.parts.head.
-        self.scored = build_parts(self.prepared.spec, config.seed)
+        self.scored = self.prepared.build(config.seed)
+        self._check_frozen()
         self.models: list[Mapping[str, torch.Tensor]] = []
         if self.resumed is not None:
             self.models = self._models(to_arrays(self.resumed.weights))
@@ -104,6 +109,19 @@ class TrainingRun:
             with closing_service(self.service) if self.service else nullcontext():
                 self._train(planner, self._set_up(nodes))
         self._finish()
+
+    def _check_frozen(self) -> None:
+        """Refuse to go on with adapters to a model other than the one that they were trained on."""
+        self.frozen = self.parts.frozen_weights()
+        self.frozen_digest = digest(self.frozen) if self.frozen else ""
+        expected = self.resumed.state.get("frozen", "") if self.resumed else self.frozen_digest
+        if expected != self.frozen_digest:
+            source = self.config.model.pretrained or self.config.model.from_
+            raise ValueError(
+                f"resume: the frozen weights are not those that the run began with (SHA-256 {self.frozen_digest[:12]}, "
+                f"expected {expected[:12]}): {source or 'the model'} has changed; put it back, or "
+                "start the run anew"
+            )
 
     def _set_up(self, nodes: Sequence[int]) -> list[ClusterState]:
         """Tell every node about the run; learn the clusters. A mistake that any node finds ends the run here."""
@@ -116,7 +134,12 @@ class TrainingRun:
                 "resume-round": self.completed,
             }
         )
-        messages = [Message(RecordDict({CONFIG: told}), dst_node_id=node, message_type=SETUP) for node in nodes]
+        # Frozen weights go down here, once for each process of the run, and never with a round.
+        frozen = to_arrays(self.frozen)
+        messages = [
+            Message(RecordDict({CONFIG: told, ARRAYS: frozen}), dst_node_id=node, message_type=SETUP) for node in nodes
+        ]
+        self.setup_bytes = sum(map(array_bytes, messages))
         replies = list(self.flower_grid.send_and_receive(messages, timeout=SETUP_TIMEOUT_S))
         if silent := sorted(set(nodes) - {reply.metadata.src_node_id for reply in replies}):
             raise RuntimeError(f"set-up: no answer from nodes {silent} within {SETUP_TIMEOUT_S:g} s")
@@ -147,7 +170,8 @@ class TrainingRun:
         )
         if self.resumed is not None:
             trainer.restore(self.resumed.decoder, str(self.resumed.state["decoder-sync"]))
-        return DecoderService(config.decoder, trainer, self.num_clusters)
+        codec = ActivationCodec(config.compression.activations)
+        return DecoderService(config.decoder, trainer, self.num_clusters, codec)
 
     def _strategy(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> Strategy:
         config = self.config
@@ -168,6 +192,7 @@ class TrainingRun:
             self.flower_grid,
             {state.node_id: state.cluster for state in clusters},
             None if planned else NODES_TIMEOUT_S,
+            codec=update_codec(self.config.compression),
             count_bytes=not isinstance(self.strategy, PipeLine),
         )
         weights = self.parts.weights()
@@ -221,6 +246,7 @@ class TrainingRun:
             "clusters": reports,
             "metrics": metrics,
             "lr": config.optimizer.learning_rate(server_round * config.local_steps),
+            "setup_bytes": self.setup_bytes,
             "round_s": now - self.round_started,
             "wall_s": now - self.started + self._wall_before(),
         }
@@ -228,6 +254,7 @@ class TrainingRun:
         if self.board is not None:
             self.board.write(record)
         self.round_started = now
+        self.setup_bytes = 0
         if config.checkpoint_every and server_round % config.checkpoint_every == 0:
             self._commit(server_round, arrays, float(record["wall_s"]))
         return MetricRecord(dict(metrics)) if metrics else None
@@ -261,6 +288,7 @@ class TrainingRun:
         state: dict[str, Any] = {
             "rounds-size": run_directory.rounds_size(self.run_dir),
             "wall-s": wall_s,
+            "frozen": self.frozen_digest,
             "config": self.config.to_flat(),
         }
         if isinstance(self.strategy, PlannedStrategy):
@@ -301,7 +329,7 @@ class TrainingRun:
 
     def _save(self) -> None:
         # Where every cluster has a model of its own, cluster 0's stands for them.
-        weights = dict(self.models[0])
+        weights = dict(self.models[0]) | self.frozen
         save_model(
             self.run_dir, self.prepared.spec, weights, self.prepared.tokenizer_json, self.task.saved(self.config.data)
         )
@@ -320,6 +348,15 @@ class TrainingRun:
         log(INFO, "Test: %s", metrics)
         # After the summary, for nothing of the training waits for it; a launcher that ends us here writes it itself.
         write_pictures(self.run_dir)
+
+
+def digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of tensors and their names, in hexadecimal."""
+    hashed = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        hashed.update(name.encode())
+        hashed.update(value.contiguous().numpy().tobytes())
+    return hashed.hexdigest()
 
 
 @contextmanager

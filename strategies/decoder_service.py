@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import grpc
 from torch import Tensor
 
+from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import Gradient
 from client_pipeline.link.frames import DEFAULT_MAX_BYTES, PROTOCOL_VERSION, Frame, FrameError, decode, encode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, is_loopback, read_pem
@@ -94,6 +95,7 @@ class DecoderService:
     config : addresses and certificates; certificate files are read here
     trainer : what the frames are handed to
     num_clusters : most clusters of a round; every stream takes a thread
+    codec : how activations and gradients travel; a CU that declares another is refused
 
     Raises
     ------
@@ -101,9 +103,16 @@ class DecoderService:
         If a certificate file cannot be read, or certificate and key do not belong together.
     """
 
-    def __init__(self, config: DecoderConfig, trainer: DecoderTrainer, num_clusters: int) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        trainer: DecoderTrainer,
+        num_clusters: int,
+        codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
+    ) -> None:
         self.config = config
         self.trainer = trainer
+        self.codec = codec
         self._num_streams = 2 * num_clusters + 2
         self._certificate = read_pem(config.tls_certificate, "decoder.tls-certificate")
         self._key = read_pem(config.tls_key, "decoder.tls-key")
@@ -266,6 +275,11 @@ class DecoderService:
             raise FrameError(
                 f"protocol version: expected {PROTOCOL_VERSION}, found {header['version']}; install the same release"
             )
+        if (declared := header.get("codec", "none")) != self.codec.name:
+            raise FrameError(
+                f"codec of the activations: expected {self.codec.name}, found {declared:.40}; set "
+                "compression.activations alike on the server and all clusters"
+            )
         cluster = int(header["cluster"])
         with self._lock:
             token = self._tokens.get(cluster, "")
@@ -310,11 +324,35 @@ class DecoderService:
             self.trainer.close_step(round_, cluster, header["step"], header["scale"])
             yield encode({"kind": "step_applied", **place})
         else:
-            yield _gradient(self.trainer.micro_batch(cluster, _micro_batch(frame, cluster)), place)
+            yield self._gradient(self.trainer.micro_batch(cluster, self._micro_batch(frame, cluster)), place)
             if header["micro_batch"] == header["num_micro_batches"] - 1:
                 tied = self.trainer.tied_gradient(round_, cluster)
                 for name, start, rows in pieces(tied, self.config.max_frame_bytes):
                     yield encode({"kind": "tied_gradient", **place, "name": name, "start": start}, {"rows": rows})
+
+    def _micro_batch(self, frame: Frame, cluster: int) -> MicroBatch:
+        """Read a micro-batch; raises Refusal if its activations are not of the codec."""
+        header = frame.header
+        try:
+            hidden_BTD = self.codec.decode(frame.tensors["hidden"])
+        except ValueError as error:
+            raise Refusal(f"hidden: {error}") from None
+        return MicroBatch(
+            step=StepId(seed=header["seed"], round=header["round"], step=header["step"], cluster=cluster),
+            micro_batch=header["micro_batch"],
+            num_micro_batches=header["num_micro_batches"],
+            weight=header["weight"],
+            total_weight=header.get("total_weight"),
+            hidden_BTD=hidden_BTD,
+            mask_BT=frame.tensors["mask"],
+            targets=frame.targets,
+        )
+
+    def _gradient(self, gradient: Gradient, place: dict[str, int]) -> bytes:
+        header = {"kind": "gradient", **place, "micro_batch": gradient.micro_batch, "loss_sum": gradient.loss_sum}
+        if gradient.norm_sq is not None:
+            header["norm_sq"] = gradient.norm_sq
+        return encode(header, {"gradient": self.codec.encode(gradient.tensor)})
 
 
 def _check_pair(certificate: str, key: str) -> None:
@@ -326,24 +364,3 @@ def _check_pair(certificate: str, key: str) -> None:
             f"decoder.tls-certificate {certificate} and decoder.tls-key {key}: expected a certificate and its own "
             f"key without a password, found otherwise ({error.reason or error})"
         ) from None
-
-
-def _micro_batch(frame: Frame, cluster: int) -> MicroBatch:
-    header = frame.header
-    return MicroBatch(
-        step=StepId(seed=header["seed"], round=header["round"], step=header["step"], cluster=cluster),
-        micro_batch=header["micro_batch"],
-        num_micro_batches=header["num_micro_batches"],
-        weight=header["weight"],
-        total_weight=header.get("total_weight"),
-        hidden_BTD=frame.tensors["hidden"],
-        mask_BT=frame.tensors["mask"],
-        targets=frame.targets,
-    )
-
-
-def _gradient(gradient: Gradient, place: dict[str, int]) -> bytes:
-    header = {"kind": "gradient", **place, "micro_batch": gradient.micro_batch, "loss_sum": gradient.loss_sum}
-    if gradient.norm_sq is not None:
-        header["norm_sq"] = gradient.norm_sq
-    return encode(header, {"gradient": gradient.tensor})

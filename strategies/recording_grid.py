@@ -7,12 +7,24 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from strategies.records import CONFIG, ROUND_KEY, WEIGHT_KEY, read_metric, read_report
+from client_pipeline.link.update_codec import UpdateCodec, UpdateError
+from strategies.records import (
+    ARRAYS,
+    CONFIG,
+    ROUND_KEY,
+    WEIGHT_KEY,
+    read_metric,
+    read_report,
+    sole_arrays,
+    to_arrays,
+    to_tensors,
+)
 
 
 class RoundFailed(RuntimeError):
@@ -28,6 +40,7 @@ class RecordingGrid(Grid):
     clusters : cluster index of each node id; other nodes stay hidden from the strategy
     all_needed_s : how long to wait for a node that is gone, for strategies that need all; None for those that go on
         without it. Flower's own wait has no end.
+    codec : of the control units' updates; the strategy gets trained weights. None: these are what is sent.
     count_bytes : whether weights that go up and down count; they do not where they travel for evaluation alone
     """
 
@@ -37,11 +50,13 @@ class RecordingGrid(Grid):
         clusters: Mapping[int, int],
         all_needed_s: float | None = None,
         *,
+        codec: UpdateCodec | None = None,
         count_bytes: bool = True,
     ) -> None:
         self._grid = grid
         self._clusters = dict(clusters)
         self._all_needed_s = all_needed_s
+        self._codec = codec
         self._count_bytes = count_bytes
         self.last_reports: list[dict[str, Any]] = []
         """The control units' reports of the last training exchange."""
@@ -107,15 +122,31 @@ class RecordingGrid(Grid):
         replies = list(self._grid.send_and_receive(sent, timeout=timeout)) if sent else []
         replies.sort(key=lambda reply: self._clusters.get(reply.metadata.src_node_id, -1))
         if sent and sent[0].metadata.message_type == MessageType.TRAIN:
-            self._record(sent, replies, time.perf_counter() - start)
+            bytes_up = self._bytes([reply for reply in replies if not reply.has_error()])
+            if self._codec is not None:
+                begun = {message.metadata.dst_node_id: message for message in sent}
+                replies = [self._decoded(reply, begun[reply.metadata.src_node_id]) for reply in replies]
+            self._record(sent, replies, time.perf_counter() - start, bytes_up)
         return replies
+
+    def _decoded(self, reply: Message, order: Message) -> Message:
+        """Return a reply with the trained weights in place of the update; an error's reply if it does not fit."""
+        assert self._codec is not None
+        if reply.has_error():
+            return reply
+        try:
+            trained = self._codec.apply(to_tensors(sole_arrays(order)), to_tensors(sole_arrays(reply)))
+        except UpdateError as error:
+            return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(error)), reply_to=order)
+        reply.content[ARRAYS] = to_arrays(trained)
+        return reply
 
     def take_round(self) -> dict[str, Any]:
         """Return the record of the last training exchange, once."""
         record, self.last_round = self.last_round, {}
         return record
 
-    def _record(self, sent: list[Message], replies: list[Message], seconds: float) -> None:
+    def _record(self, sent: list[Message], replies: list[Message], seconds: float, bytes_up: int) -> None:
         good = [reply for reply in replies if not reply.has_error()]
         reasons = {
             self._clusters.get(reply.metadata.src_node_id, -1): last_line(reply.error.reason)
@@ -135,7 +166,7 @@ class RecordingGrid(Grid):
             "weight": sum(weights),
             "messages_s": seconds,
             "bytes_down": self._bytes(sent),
-            "bytes_up": self._bytes(good),
+            "bytes_up": bytes_up,
             "clusters": self.last_reports,
             "failed": [{"cluster": cluster, "reason": reason} for cluster, reason in sorted(reasons.items())],
         }

@@ -1,15 +1,21 @@
 """TEB costs of real models against counts by hand."""
 
+import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.system.costs import model_costs, teb_costs
+from client_pipeline.system.scenario import load_scenario
+from strategies.policies import make_policy
+from strategies.round_planner import RoundPlanner
 
 BERT_BASE = ModelSpec(
     family="bert",
@@ -81,7 +87,50 @@ def test_uploads_count_the_encoder_and_the_activations_of_the_local_steps():
     costs = model_costs(BERT_BASE, sequence_length=128, batch_size=16, local_steps=3)
     embedding = (30522 + 512 + 2) * 768 + 2 * 768
     assert costs.upload_energy_bits == 32 * (embedding + 12 * 7_087_872)
-    assert costs.upload_time_bits - costs.upload_energy_bits == 3 * 16 * 128 * 768 * 32
+    # Of each token its activations and its mask, of each sample its label.
+    assert costs.upload_time_bits - costs.upload_energy_bits == 3 * 16 * (128 * (768 * 32 + 8) + 64)
+    alone = model_costs(BERT_BASE, sequence_length=128, batch_size=16, local_steps=3, whole=True)
+    head = 768 * 768 + 768 + 2 * 768 + 2
+    assert alone.upload_time_bits == alone.upload_energy_bits == costs.upload_energy_bits + 32 * head
+
+
+def test_adapters_of_bert_base_are_all_that_goes_up_and_all_that_has_gradients():
+    lora = replace(BERT_BASE, lora=LoraConfig(rank=8))
+    full, costs = (model_costs(spec, sequence_length=128, batch_size=16) for spec in (BERT_BASE, lora))
+    # Query and value of 12 TEBs, A [8, 768] and B [768, 8].
+    assert costs.upload_energy_bits == 32 * 12 * 2 * 2 * 8 * 768
+    # Frozen matrices have no gradient of their own: the backward pass does little more than the forward pass.
+    assert costs.o_f > full.o_f and costs.o_b < 1.05 * full.o_f
+    block = teb_costs(lora, 128)
+    trained, frozen = 4 * 2 * 2 * 8 * 768, 4 * 7_087_872
+    assert costs.block_memory == frozen + 4 * trained + 16 * block.saved_bytes
+
+
+@pytest.mark.parametrize(
+    ("update", "size"), [("fp16", 2 * 6144 + 4), ("int8", 6144 + 4), ("top-k", 8 * 62)], ids=["fp16", "int8", "top-k"]
+)
+def test_compressed_bytes_are_what_is_planned_with(update, size):
+    lora = replace(BERT_BASE, lora=LoraConfig(rank=8))
+    compression = CompressionConfig(update=update, density=0.01, activations="int8")
+    costs = model_costs(lora, sequence_length=128, batch_size=16, compression=compression)
+    assert costs.upload_energy_bits == 8 * 12 * 4 * size
+    assert costs.z_bits == costs.g_bits == 8 * 128 * (768 + 4)
+
+
+def test_c8_of_table2_lets_adapters_up_and_not_the_encoder():
+    scenario = load_scenario("table2")
+    answers = []
+    for lora in (None, LoraConfig(rank=8)):
+        spec = replace(BERT_BASE, lora=lora)
+        costs = model_costs(spec, sequence_length=32, batch_size=64)
+        network = replace(scenario, costs=costs, planner=replace(scenario.planner, num_blocks=12, batch_size=64))
+        decision = RoundPlanner(network, make_policy("dssda")).plan(1, [math.inf] * 3)
+        answers.append(decision.answer)
+    full, adapters = answers
+    assert not any(c.selected for c in full.clusters)
+    assert {i.constraint for i in full.infeasible} == {"C8"}
+    assert adapters.status == "optimal" and all(c.selected for c in adapters.clusters)
+    assert max(c.uplink_energy_j for c in adapters.clusters) <= 10.0
     with pytest.raises(ValueError, match="optimizer: expected one of sgd, momentum, adamw, found 'lion'"):
         model_costs(BERT_BASE, sequence_length=8, batch_size=1, optimizer="lion")
 

@@ -19,16 +19,20 @@ from tiny_models import (
 
 from client_pipeline.partition.families import (
     adapter,
+    build_embedding,
+    build_head,
     build_parts,
     families,
     head_of,
     library_families,
     load_pretrained,
     read_library_config,
+    tied as tied_matrices,
 )
 from client_pipeline.partition.hugging_face import auto_model, spec_from_config
 from client_pipeline.partition.parts import (
     block_weights,
+    frozen_parameters,
     join_weights,
     load_parameters,
     own_parameters,
@@ -39,7 +43,7 @@ from client_pipeline.partition.parts import (
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.micro_batches import StepId, split_batch
 from client_pipeline.runtime.optimizer import OptimizerConfig, gradients
-from client_pipeline.runtime.stage import Stage
+from client_pipeline.runtime.stage import MovedBlock, Stage
 from client_pipeline.runtime.verification import random_batch
 from client_pipeline.system.costs import model_costs
 
@@ -60,17 +64,20 @@ def reference_step(parts, batch):
     return outputs.logits.detach(), float(outputs.loss.detach()), found
 
 
-def split_step(spec, weights, batch, cut, m):
+def split_step(spec, weights, batch, cut, m, frozen=None):
     """Loss and gradients of the same weights on stages, every part built alone."""
-    family = adapter(spec.family)
-    embedding, head = family.build_embedding(spec).train(), family.build_head(spec).train()
+    embedding, head = build_embedding(spec).train(), build_head(spec).train()
+    if frozen:
+        load_parameters(frozen_parameters(embedding), part_weights(frozen, "embedding"), "embedding")
+        shared = {name: frozen[f"embedding.{own}"] for name, own in adapter(spec.family).tied(spec).items()}
+        load_parameters(frozen_parameters(head), part_weights(frozen, "head") | shared, "head")
     load_parameters(own_parameters(embedding), part_weights(weights, "embedding"), "embedding")
     load_parameters(own_parameters(head), part_weights(weights, "head"), "head")
-    tied = {name: embedding.get_parameter(own) for name, own in family.tied(spec).items()}
+    tied = {name: embedding.get_parameter(own) for name, own in tied_matrices(spec).items()}
     stages, first = [Stage(spec, SGD) for _ in cut], 0
     for stage, count in zip(stages, cut, strict=True):
         for index in range(first, first + count):
-            stage.place(index, block_weights(weights, index))
+            stage.place(index, MovedBlock(block_weights(weights, index), {}, block_weights(frozen or {}, index)))
         first += count
     total, loss_sum = target_weight(targets(batch)), 0.0
     for i, piece in enumerate(split_batch(batch, m)):
@@ -86,7 +93,8 @@ def split_step(spec, weights, batch, cut, m):
         gradient = x.grad
         for stage in reversed(stages):
             gradient = stage.backward(STEP, i, gradient, mask)
-        torch.autograd.backward(embedded, gradient)
+        if embedded.requires_grad:
+            torch.autograd.backward(embedded, gradient)
     blocks = {index: values for stage in stages for index, values in stage.gradients().items()}
     found = join_weights(gradients(own_parameters(embedding)), blocks, gradients(own_parameters(head)))
     return loss_sum / total, found
@@ -182,7 +190,8 @@ def test_the_costs_of_a_block_can_be_counted(name, head):
     # A tied matrix goes up anew with every step but the first.
     embedding = family.build_embedding(spec)
     tied = sum(8 * 4 * embedding.get_parameter(own).numel() for own in family.tied(spec).values())
-    activations = 2 * 8 * 4 * 8 * family.width(spec)
+    labels = 1 if spec.head == "sequence-classification" else 8
+    activations = 2 * 8 * (8 * (4 * family.width(spec) + 1) + 8 * labels)
     assert two.upload_time_bits - one.upload_time_bits == activations + tied
 
 

@@ -37,7 +37,7 @@ class OneBatch:
         return {name: tensor[sorted(indices)] for name, tensor in self.batch.items()}
 
 
-def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC):
+def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC, **more):
     return [
         ControlUnit(
             ClusterSetup(
@@ -50,13 +50,14 @@ def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC):
                 batch_size=len(batch["input_ids"]),
                 local_steps=local_steps,
                 load_data=lambda batch=batch: OneBatch(batch),
+                **more,
             )
         )
         for n, batch in enumerate(batches)
     ]
 
 
-def federated_round(units, service, weights, number=1, local_steps=1):
+def federated_round(units, service, weights, number=1, local_steps=1, codec=None):
     """One round as the strategy runs it; returns the new global weights and the results."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -68,7 +69,9 @@ def federated_round(units, service, weights, number=1, local_steps=1):
         results = list(pool.map(lambda pair: pair[0].train_round(pair[1]), zip(units, orders, strict=True)))
     summary = service.finish_round({n: result.weight for n, result in enumerate(results)})
     total = sum(result.weight for result in results)
-    joined = {name: sum(r.weights[name] * (r.weight / total) for r in results) for name in encoder}
+    trained = [codec.apply(encoder, r.weights) if codec else r.weights for r in results]
+    shares = [result.weight / total for result in results]
+    joined = {name: sum(t[name] * share for t, share in zip(trained, shares, strict=True)) for name in encoder}
     joined.update({f"head.{name}": value for name, value in summary.head.items()})
     return joined, results
 
@@ -78,10 +81,10 @@ def served(local_ray):
     """Start services over a fresh decoder, and stop them."""
     services = []
 
-    def start(optimizer, decoder_sync="step", spec=CLASSIC):
+    def start(optimizer, decoder_sync="step", spec=CLASSIC, **more):
         parts = build_parts(spec, seed=1)
         trainer = DecoderTrainer(HeadTrainer(parts.head, optimizer, unit=NUM_BLOCKS), decoder_sync)
-        service = DecoderService(DecoderConfig(), trainer, num_clusters=2)
+        service = DecoderService(DecoderConfig(), trainer, num_clusters=2, **more)
         service.start()
         services.append(service)
         return service, parts.weights()
@@ -91,14 +94,15 @@ def served(local_ray):
         service.stop()
 
 
-def central_gradient(batches, weights, spec=CLASSIC, step=1):
+def central_gradient(batches, weights, spec=CLASSIC, step=1, frozen=None, round_=1):
     """Gradient of the mean over the joint batch, with each cluster's own micro-batches and dropout seeds."""
     total = sum(target_weight(targets(batch)) for batch in batches)
     summed, loss = {}, 0.0
     for n, batch in enumerate(batches):
         parts = build_parts(spec, seed=0)
         parts.load(weights)
-        whole = whole_step(parts, StepId(seed=7, round=1, step=step, cluster=n), batch, PLANS[n].m)
+        parts.load_frozen(frozen or {})
+        whole = whole_step(parts, StepId(seed=7, round=round_, step=step, cluster=n), batch, PLANS[n].m)
         loss += whole.loss_sum / total
         for name, gradient in whole.gradients.items():
             summed[name] = summed.get(name, 0) + gradient * whole.weight / total

@@ -2,26 +2,27 @@
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from simulation import simulate
 
+from client_pipeline.link.compression import CompressionConfig
+from client_pipeline.link.update_codec import ErrorFeedback, UpdateCodec
 from flower_app.training_run import wait_for_nodes
 from strategies.baselines.stock import make_stock
 from strategies.recording_grid import RecordingGrid, RoundFailed
 from strategies.records import read_train_config, reply_content
 
 
-def start(grid, rounds=2):
+def start(grid, rounds=2, codec=None):
     nodes = wait_for_nodes(grid, 2, 60)
-    recording = RecordingGrid(grid, {node: index for index, node in enumerate(nodes)})
+    recording = RecordingGrid(grid, {node: index for index, node in enumerate(nodes)}, codec=codec)
     arrays = ArrayRecord({"embedding.w": Array(np.zeros(4, dtype=np.float32))})
     result = make_stock("FedAvg", {}, 2).start(recording, initial_arrays=arrays, num_rounds=rounds)
     return recording.last_round, result.arrays["embedding.w"].numpy()
 
 
 def answer(message, value, weight):
-    import torch
-
     content = reply_content(
         {"embedding.w": torch.full((4,), float(value))},
         weight=weight,
@@ -44,6 +45,27 @@ def test_a_round_in_which_every_client_fails_is_an_error_with_each_reason():
 
     with pytest.raises(RoundFailed, match="round 1: every client failed: cluster 0: .*on fire.*; cluster 1: .*on fire"):
         simulate(start, fail)
+
+
+def test_a_strategy_gets_weights_where_updates_were_sent_and_a_broken_update_is_a_failed_client():
+    codec = UpdateCodec(CompressionConfig(update="int8"))
+
+    def client(message, cluster):
+        begun = {name: torch.from_numpy(a.numpy()) for name, a in message.content.array_records["arrays"].items()}
+        feedback = ErrorFeedback(codec)
+        update = feedback.compress(begun, {"embedding.w": torch.tensor([0.0, 127.0, -1.0, 64.0])})
+        if cluster == 1:
+            update["embedding.w/scale"] = torch.tensor([float("nan")])
+        content = reply_content(update, weight=1, loss=1.0, steps=1, wall_s=0.1, report={})
+        return Message(content, reply_to=message)
+
+    last, arrays = simulate(lambda grid: start(grid, rounds=1, codec=codec), client)
+    np.testing.assert_array_equal(arrays, [0.0, 127.0, -1.0, 64.0])
+    (failed,) = last["failed"]
+    assert failed["cluster"] == 1
+    assert failed["reason"] == "update of embedding.w (int8): NaN or Inf: training diverged on the control unit"
+    # What was sent is counted, not what it was decoded to: both updates, 4 and 4 bytes of tensors in each.
+    assert 2 * 8 < last["bytes_up"] <= 2 * (8 + 2 * 160)
 
 
 def test_losses_are_weighted_and_one_failure_is_recorded():

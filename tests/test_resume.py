@@ -52,15 +52,27 @@ def kill_in_round(run, folder, committed):
         server.send_signal(signal.SIGKILL)
 
 
+COMPRESSED = {
+    "model.trainable": "lora",
+    "lora.rank": 4,
+    "lora.dropout": 0.1,
+    "compression.update": "top-k",
+    "compression.density": 0.2,
+    "compression.activations": "int8",
+    "costs": "model",
+}
+
+
 @pytest.mark.timeout(900)
-def test_a_killed_run_resumes_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("more", [{}, COMPRESSED], ids=["full", "adapters-compressed"])
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, more):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     for folder in (straight, killed):
         folder.mkdir()
-    result = collapipe("run", *options(straight), cwd=straight)
+    result = collapipe("run", *options(straight, **more), cwd=straight)
     assert result.returncode == 0, result.stderr[-3000:]
 
-    command = [sys.executable, "-m", "flower_app.cli", "run", *map(str, options(killed))]
+    command = [sys.executable, "-m", "flower_app.cli", "run", *map(str, options(killed, **more))]
     run = subprocess.Popen(command, cwd=killed, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
         kill_in_round(run, killed, committed=2)
@@ -80,6 +92,13 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     assert all(weights[name].equal(expected[name]) for name in expected)
     for key in ("round", "train_loss", "metrics", "lr", "virtual", "plan"):
         assert [line[key] for line in rounds(ours)] == [line[key] for line in rounds(theirs)], key
+    # Frozen weights go down with the set-up of each of the two processes, to all three nodes, and with no round.
+    frozen = sum(v.nbytes for n, v in weights.items() if not n.startswith("head.") and ".lora_" not in n)
+    told = [line["setup_bytes"] for line in rounds(ours)]
+    assert told[0] >= 3 * frozen if more else not any(told)
+    assert sum(size > 0 for size in told) == (2 if more else 0)
+    if more:
+        assert all(line["bytes_up"] < line["bytes_down"] < frozen for line in rounds(ours))
     chosen = [[c["selected"] for c in line["virtual"]["clusters"]] for line in rounds(theirs)]
     assert all(sum(row) == 2 for row in chosen) and len({tuple(row) for row in chosen}) > 1
     summaries = [json.loads((run_dir / "summary.json").read_text()) for run_dir in (ours, theirs)]

@@ -12,7 +12,7 @@ from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.schedules import SCHEDULES
-from client_pipeline.runtime.stage import Stage, StepOrder, run_actions
+from client_pipeline.runtime.stage import MovedBlock, Stage, StepOrder, run_actions
 from client_pipeline.runtime.transport import (
     BACKWARD,
     FORWARD,
@@ -72,7 +72,7 @@ def make_stages(delta, weights, recompute):
     for segment in ClusterPlan(delta=delta, order=tuple(range(len(delta))), m=1).segments():
         stage = Stage(SPEC, SGD, recompute=recompute)
         for index in segment.blocks:
-            stage.place(index, block_weights(weights, index))
+            stage.place(index, MovedBlock(block_weights(weights, index)))
         stages.append(stage)
     return stages
 
@@ -85,10 +85,10 @@ def run_control_unit(transport, x_BTD, sizes):
         transport.send(piece, 1, FORWARD, i)
     outputs, gradients = [], []
     for i, piece in enumerate(pieces):
-        outputs.append(transport.receive(tuple(piece.shape), torch.float32, last, FORWARD, i).wait())
+        outputs.append(transport.receive(tuple(piece.shape), last, FORWARD, i).wait())
         transport.send(2 * outputs[i], last, BACKWARD, i)
     for i, piece in enumerate(pieces):
-        gradients.append(transport.receive(tuple(piece.shape), torch.float32, 1, BACKWARD, i).wait())
+        gradients.append(transport.receive(tuple(piece.shape), 1, BACKWARD, i).wait())
     transport.flush()
     return torch.cat(outputs), torch.cat(gradients)
 
@@ -186,7 +186,7 @@ def test_a_block_moves_with_its_weights_and_its_optimizer_state():
     config = OptimizerConfig(name="adamw", lr=0.01)
     stays, source, target = Stage(SPEC, config), Stage(SPEC, config), Stage(SPEC, config)
     stays.place(2)
-    source.place(2, stays.weights()[2])
+    source.place(2, MovedBlock(stays.weights()[2]))
 
     def train(stage, step):
         y_BTD = stage.forward(STEP, step, torch.full((1, 3, 8), 0.1 * step), torch.ones(1, 3, dtype=torch.bool))
@@ -195,7 +195,7 @@ def test_a_block_moves_with_its_weights_and_its_optimizer_state():
 
     for stage in (stays, source):
         train(stage, 1)
-    target.place(2, *source.take(2))
+    target.place(2, source.take(2))
     assert not source.blocks
     for stage in (stays, target):
         train(stage, 2)
@@ -220,7 +220,7 @@ def test_loading_weights_of_another_shape_names_the_block():
 
 def test_a_member_that_leaves_is_noticed_by_its_neighbour():
     ring = make_ring(2)
-    receive = ring[0].receive((4,), torch.float32, 1, FORWARD, 0)
+    receive = ring[0].receive((4,), 1, FORWARD, 0)
     waiting = Threads(receive.wait)
     ring[1].close()
     (error,) = waiting.join()
@@ -231,7 +231,7 @@ def test_a_member_that_leaves_is_noticed_by_its_neighbour():
 def test_a_member_that_leaves_frees_its_own_waiting_threads_too():
     # Letting go of the group alone left both ends waiting for the group's timeout.
     ring = make_ring(2)
-    receives = [ring[rank].receive((4,), torch.float32, 1 - rank, FORWARD, 0) for rank in (0, 1)]
+    receives = [ring[rank].receive((4,), 1 - rank, FORWARD, 0) for rank in (0, 1)]
     waiting = Threads(*(receive.wait for receive in receives))
     ring[0].close()
     errors = waiting.join()

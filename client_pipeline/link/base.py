@@ -40,6 +40,10 @@ class DecoderLink(Protocol):
     """Bytes that have gone to the decoder over a network."""
     bytes_down: int
     """Bytes that have come from it."""
+    payload_up: int
+    """Of ``bytes_up``, the tensors' own, without headers."""
+    payload_down: int
+    """Of ``bytes_down``, likewise."""
 
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
         """Announce a step with the batch's total weight W_n."""

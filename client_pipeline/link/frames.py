@@ -5,7 +5,7 @@ it is ever unpickled, and whatever is malformed is refused with a reason.
 
 Up, from a CU::
 
-    hello        version, token, round, cluster
+    hello        version, token, round, cluster, codec (absent: none)
     tied         round, step, name, start (first row)                           rows [R,...]
     micro_batch  round, step, micro_batch, num_micro_batches, weight, seed,   hidden [B,T,D], mask [B,T],
                  total_weight (first of a step)                               target.<name> [B,...]
@@ -21,7 +21,9 @@ Down, from the decoder::
     goodbye
 
 ``tied`` frames come before the first micro-batch of every step after a round's first: with the first the decoder knows
-the value, which is that of the round. ``tied_gradient`` frames come after the last gradient of a step.
+the value, which is that of the round. ``tied_gradient`` frames come after the last gradient of a step. ``hidden`` and
+``gradient`` are float32, or bytes [B,T,row] of the codec that hello declares
+(:mod:`client_pipeline.link.activation_codec`).
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ _LARGEST_INT = 2**63 - 1
 
 # Header fields of each kind: type and smallest value; a trailing "?" marks what may be left out.
 _FIELDS: dict[str, dict[str, tuple[type, float | None]]] = {
-    "hello": {"version": (int, 0), "token": (str, None), "round": (int, 1), "cluster": (int, 0)},
+    "hello": {"version": (int, 0), "token": (str, None), "round": (int, 1), "cluster": (int, 0), "codec?": (str, None)},
     "tied": {"round": (int, 1), "step": (int, 1), "name": (str, None), "start": (int, 0)},
     "micro_batch": {
         "round": (int, 1),
@@ -109,6 +111,11 @@ class Frame:
     def kind(self) -> str:
         """One of the kinds in the module's table."""
         return str(self.header["kind"])
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the tensors, without the header."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
     def targets(self) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ class LocalDecoder:
         self.trainer = trainer
         self.local_steps = local_steps
         self.timeout_s = timeout_s
-        self.bytes_up = self.bytes_down = 0
+        self.bytes_up = self.bytes_down = self.payload_up = self.payload_down = 0
         self._waiting: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._step: StepId | None = None
         self._num_micro_batches = 0

@@ -14,6 +14,7 @@ from typing import Any, cast
 import grpc
 from torch import Tensor
 
+from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import Gradient, LinkError
 from client_pipeline.link.frames import (
     DEFAULT_MAX_BYTES,
@@ -118,11 +119,12 @@ class DecoderStream:
     :meth:`receive`. As a context manager it closes in good order, or breaks off after an exception.
     """
 
-    def __init__(self, address: DecoderAddress, channel: grpc.Channel) -> None:
+    def __init__(self, address: DecoderAddress, channel: grpc.Channel, codec: ActivationCodec) -> None:
         self.address = address
+        self.codec = codec
         self.decoder_sync = ""
         """``step`` or ``round``, as the decoder said in its welcome."""
-        self.bytes_up = self.bytes_down = 0
+        self.bytes_up = self.bytes_down = self.payload_up = self.payload_down = 0
         self._channel = channel
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[bytes | LinkError] = queue.SimpleQueue()
@@ -141,8 +143,19 @@ class DecoderStream:
         self._reader.start()
 
     @classmethod
-    def open(cls, address: DecoderAddress, certificates: LinkCertificates | None = None) -> DecoderStream:
+    def open(
+        cls,
+        address: DecoderAddress,
+        certificates: LinkCertificates | None = None,
+        codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
+    ) -> DecoderStream:
         """Connect, say hello and wait for the welcome.
+
+        Parameters
+        ----------
+        address : the decoder's
+        certificates : the CU's own
+        codec : how activations and gradients travel; the decoder refuses any other than its own
 
         Raises
         ------
@@ -151,9 +164,9 @@ class DecoderStream:
         ValueError
             If a certificate file cannot be read.
         """
-        stream = cls(address, _channel(address, certificates or LinkCertificates()))
+        stream = cls(address, _channel(address, certificates or LinkCertificates()), codec)
         try:
-            hello = {"version": PROTOCOL_VERSION, "token": address.token}
+            hello = {"version": PROTOCOL_VERSION, "token": address.token, "codec": codec.name}
             stream._put({"kind": "hello", **hello, "round": address.round, "cluster": address.cluster})
             stream.decoder_sync = str(stream._next("welcome", "its welcome", address.join_timeout_s)["decoder_sync"])
         except BaseException:
@@ -210,7 +223,7 @@ class DecoderStream:
         if self._total_weight is not None:
             header["total_weight"], self._total_weight = self._total_weight, None
         named = {f"{TARGET_PREFIX}{name}": tensor for name, tensor in targets.items()}
-        self._put(header, {"hidden": hidden_BTD, "mask": mask_BT, **named})
+        self._put(header, {"hidden": self.codec.encode(hidden_BTD), "mask": mask_BT, **named})
 
     def receive(self) -> Gradient:
         """Wait for the gradient of the next micro-batch."""
@@ -221,6 +234,10 @@ class DecoderStream:
         header, tensor = self._next_with_tensor("gradient", awaited)
         if (header["round"], header["step"], header["micro_batch"]) != (step.round, step.step, expected):
             raise self._error(f"found another gradient where {awaited} was awaited")
+        try:
+            tensor = self.codec.decode(tensor)
+        except ValueError as error:
+            raise self._error(f"{awaited}: {error}") from None
         self._received += 1
         return Gradient(
             micro_batch=expected, tensor=tensor, loss_sum=float(header["loss_sum"]), norm_sq=header.get("norm_sq")
@@ -291,6 +308,7 @@ class DecoderStream:
                 "raise decoder.max-frame-bytes or use more micro-batches"
             )
         self.bytes_up += len(data)
+        self.payload_up += sum(tensor.nbytes for tensor in (tensors or {}).values())
         self._outbox.put(data)
 
     def _next(self, kind: str, awaited: str, timeout_s: float | None = None) -> dict[str, Any]:
@@ -319,6 +337,7 @@ class DecoderStream:
                 frame = decode(data, self.address.max_frame_bytes)
             except FrameError as error:
                 raise self._error(str(error)) from None
+            self.payload_down += frame.payload_bytes
             if frame.kind == "step_applied":
                 self._applied += 1
             elif frame.kind == kind:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from client_pipeline.partition import lora
 from client_pipeline.partition.hugging_face import AUTO_MODELS, SERVER_LAYERS, auto_model, spec_from_config
 from client_pipeline.partition.parts import MaskForm, ModelParts
 from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, ModelSpec
@@ -120,10 +121,44 @@ def _file_to_add(family: str) -> str:
 
 
 def build_parts(spec: ModelSpec, seed: int) -> ModelParts:
-    """Build a model with fresh weights that depend on ``seed`` alone."""
+    """Build a model with fresh weights that depend on ``seed`` alone, with its adapters if it has some."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return adapter(spec.family).build_parts(spec)
+        parts = adapter(spec.family).build_parts(replace(spec, lora=None))
+    return parts if spec.lora is None else lora.adapt(parts, spec.lora, seed)
+
+
+def build_embedding(spec: ModelSpec) -> nn.Module:
+    """Build the embedding alone, for a control unit; frozen beside adapters."""
+    embedding = adapter(spec.family).build_embedding(spec)
+    return embedding if spec.lora is None else embedding.requires_grad_(False)
+
+
+def build_block(spec: ModelSpec, index: int) -> nn.Module:
+    """Build TEB ``index`` alone, for a device; with its adapters if the model has some."""
+    block = adapter(spec.family).build_block(spec, index)
+    return block if spec.lora is None else lora.adapt_block(block, spec.lora)
+
+
+def build_head(spec: ModelSpec) -> nn.Module:
+    """Build the decoder or head alone; what it reads from a frozen embedding is a frozen parameter of its own."""
+    head = adapter(spec.family).build_head(spec)
+    return head if spec.lora is None else lora.untie(head)
+
+
+def tied(spec: ModelSpec) -> dict[str, str]:
+    """Return what the head reads from an embedding that is trained: the head's own name and the embedding's."""
+    return adapter(spec.family).tied(spec) if spec.lora is None else {}
+
+
+def merged(parts: ModelParts) -> ModelParts:
+    """Return a model with its adapters merged into a plain one of its own; one without adapters as it is."""
+    if parts.spec.lora is None:
+        return parts
+    plain = build_parts(replace(parts.spec, lora=None), seed=0)
+    weights = lora.merged_weights(parts)
+    plain.load({name: weights[name] for name, _ in plain.named_parameters()})
+    return plain
 
 
 def num_blocks_of(spec: ModelSpec) -> int:

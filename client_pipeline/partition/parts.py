@@ -56,11 +56,14 @@ class ModelParts:
 
     def named_parameters(self, head: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         """Every trainable floating-point parameter under its global name, tied ones once."""
+        return ((name, parameter) for name, parameter in self._all_parameters(head) if parameter.requires_grad)
+
+    def _all_parameters(self, head: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         seen: set[int] = set()
         parts = [("embedding", self.embedding), ("blocks", self.blocks)]
         for prefix, part in [*parts, ("head", self.head)] if head else parts:
             for name, parameter in part.named_parameters(prefix=prefix):
-                if id(parameter) not in seen and parameter.requires_grad:
+                if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield name, parameter
 
@@ -68,9 +71,22 @@ class ModelParts:
         """Detached copies of the parameters by global name."""
         return {name: p.detach().clone() for name, p in self.named_parameters(head)}
 
+    def frozen_weights(self) -> dict[str, Tensor]:
+        """What adapters are added to, by global name, not copied; nothing where everything is trained.
+
+        In full training a parameter that is not trained is computed by whoever builds it (Marian's positions).
+        """
+        if self.spec.lora is None:
+            return {}
+        return {name: p.detach() for name, p in self._all_parameters() if not p.requires_grad}
+
     def load(self, weights: Mapping[str, Tensor], head: bool = True) -> None:
         """Copy ``weights`` in place; see :func:`load_parameters`."""
         load_parameters(dict(self.named_parameters(head)), weights, "model")
+
+    def load_frozen(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy what :meth:`frozen_weights` gave in place; see :func:`load_parameters`."""
+        load_parameters(self.frozen_weights(), weights, "frozen model")
 
     def encode(self, batch: Batch) -> Tensor:
         """Run embedding and TEBs in one process, [B, T, D]."""
@@ -164,6 +180,12 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Trainable parameters of one part under the part's own names, tied ones once, and not those of the embedding."""
     tied = tied_names(module)
     return {name: p for name, p in module.named_parameters() if p.requires_grad and name not in tied}
+
+
+def frozen_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of one part that are not trained, under the part's own names, and not those of the embedding."""
+    tied = tied_names(module)
+    return {name: p for name, p in module.named_parameters() if not p.requires_grad and name not in tied}
 
 
 def share_parameters(module: nn.Module, source: nn.Module) -> None:

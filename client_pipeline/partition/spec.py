@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,6 +14,40 @@ CAUSAL_LM = "causal-lm"
 SEQ2SEQ = "seq2seq"
 HEADS = (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, MASKED_LM, CAUSAL_LM, SEQ2SEQ)
 """What a server can train; a family says which of them it has."""
+
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Table ``[lora]``: low-rank adapters (arXiv:2106.09685) in the TEBs, where ``model.trainable = "lora"``."""
+
+    rank: int = 8
+    """r: a matrix [out, in] learns B A with B [out, r] and A [r, in]."""
+    alpha: float = 16.0
+    """B A counts times alpha / r."""
+    dropout: float = 0.0
+    """Of what goes into A."""
+    targets: str = ""
+    """Names of the TEB's linear layers that get adapters, separated by commas, or ``all-linear``; empty: the query and
+    value projections, as in the paper."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built."""
+        if self.rank < 1:
+            raise ValueError(f"lora.rank: expected at least 1, found {self.rank}")
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"lora.alpha: expected a number above 0, found {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"lora.dropout: expected a number in [0, 1), found {self.dropout}")
+        if self.targets and not all(self.target_names):
+            raise ValueError(f"lora.targets: expected names separated by commas, found {self.targets!r}")
+
+    @property
+    def target_names(self) -> list[str]:
+        """``targets``, one by one."""
+        return [name.strip() for name in self.targets.split(",")] if self.targets else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +66,10 @@ class ModelSpec:
     config: dict[str, Any] = field(default_factory=dict)
     """The family's own configuration."""
 
+    lora: LoraConfig | None = None
+    """Adapters in the TEBs: embedding and TEBs are frozen, and the adapters and the head are trained. None: everything
+    is trained."""
+
     def to_json(self) -> str:
         """Return the specification as JSON with sorted keys (equal specifications give equal text)."""
         return json.dumps(asdict(self), sort_keys=True)
@@ -46,7 +85,8 @@ class ModelSpec:
         """
         try:
             raw = json.loads(text)
-            return cls(family=str(raw["family"]), head=str(raw["head"]), config=dict(raw["config"]))
+            lora = LoraConfig(**raw["lora"]) if raw.get("lora") else None
+            return cls(family=str(raw["family"]), head=str(raw["head"]), config=dict(raw["config"]), lora=lora)
         except (TypeError, KeyError, ValueError) as error:
             raise ValueError(
                 f"model specification: expected JSON with the keys family, head and config, found {text[:80]!r}"

@@ -33,7 +33,8 @@ class ClusterCheckpoint(NamedTuple):
     drawn: int
     """Examples drawn: all the state of the data order. Dropout seeds derive from round, step, cluster and TEB."""
     tensors: dict[str, Tensor]
-    """Weights and optimizer states, by part: ``embedding/...``, ``block.3/...``, ``head/...``."""
+    """Weights and optimizer states, by part: ``embedding/...``, ``block.3/...``, ``head/...``; and
+    ``residual/...``, what the compression of updates has to make good."""
 
 
 def write(folder: Path, checkpoint: ClusterCheckpoint, every: int = 1) -> Path:

@@ -17,13 +17,17 @@ import ray
 import torch
 from torch import Tensor
 
+from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import DecoderLink
+from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.local import LocalDecoder
 from client_pipeline.link.stream import DecoderAddress, DecoderStream, LinkCertificates
-from client_pipeline.partition.families import adapter
+from client_pipeline.link.update_codec import ErrorFeedback, update_codec
+from client_pipeline.partition.families import adapter, build_embedding, build_head
 from client_pipeline.partition.parts import (
     Batch,
     block_weights,
+    frozen_parameters,
     join_weights,
     load_parameters,
     own_parameters,
@@ -74,6 +78,9 @@ class ClusterSetup:
     local_steps: int
     load_data: Callable[[], ClusterData]
     """Called once, in the control unit's process."""
+    compression: CompressionConfig = field(default_factory=CompressionConfig)
+    frozen: Mapping[str, Tensor] = field(default_factory=dict)
+    """What adapters are added to, by global name; empty without adapters."""
     certificates: LinkCertificates = field(default_factory=LinkCertificates)
     checkpoints: Path | None = None
     """Folder of this control unit's checkpoints; None: it writes none."""
@@ -107,6 +114,7 @@ class RoundResult:
     """What a control unit answers."""
 
     weights: dict[str, Tensor]
+    """As they are, or as the update's codec has what they changed by."""
     weight: int
     """Targets trained on in the round: the weight in the average."""
     loss: float
@@ -128,11 +136,22 @@ class ControlUnit:
         self.num_blocks = self.adapter.num_blocks(setup.spec)
         self.data: ClusterData | None = None
         self.order: DataOrder | None = None
-        self.embedding = self.adapter.build_embedding(setup.spec).train()
+        self.embedding = build_embedding(setup.spec).train()
+        if setup.spec.lora is not None:
+            frozen = part_weights(setup.frozen, "embedding")
+            load_parameters(frozen_parameters(self.embedding), frozen, "embedding (frozen)")
         self.parameters = own_parameters(self.embedding)
         self.optimizer = PartOptimizer(self.parameters, setup.optimizer)
+        self.codec = ActivationCodec(setup.compression.activations)
+        codec = update_codec(setup.compression)
+        self.feedback = None if codec is None else ErrorFeedback(codec)
         self.pipeline = Pipeline(
-            name=setup.actor_name, spec=setup.spec, optimizer=setup.optimizer, runtime=setup.runtime
+            name=setup.actor_name,
+            spec=setup.spec,
+            optimizer=setup.optimizer,
+            runtime=setup.runtime,
+            frozen=setup.frozen,
+            codec=self.codec,
         )
         self._own_head: HeadTrainer | None = None
 
@@ -170,7 +189,7 @@ class ControlUnit:
                 link = self._own_decoder(order)
             else:
                 # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
-                link = DecoderStream.open(order.decoder, self.setup.certificates)
+                link = DecoderStream.open(order.decoder, self.setup.certificates, self.codec)
             try:
                 self.pipeline.apply_plan(order.plan, order.decoder.step_timeout_s if order.decoder else 0.0)
                 load_parameters(self.parameters, part_weights(order.weights, "embedding"), "embedding")
@@ -185,6 +204,8 @@ class ControlUnit:
                 self.optimizer.discard()
                 raise
             weights = self._weights()
+            if self.feedback is not None:
+                weights = self.feedback.compress(order.weights, weights)
             memory = self.pipeline.memory()
             self._checkpoint(order.round)
             if order.pace is not None:
@@ -193,6 +214,11 @@ class ControlUnit:
             clock = (start, ready, trained, time.perf_counter())
             result = self._result(order, outcomes, weights, memory, clock)
             result.report["stream_bytes"] = {"up": link.bytes_up, "down": link.bytes_down}
+            result.report["payload_bytes"] = {
+                "up": link.payload_up,
+                "down": link.payload_down,
+                "update": sum(tensor.nbytes for tensor in weights.values()),
+            }
             return result
 
     def _own_decoder(self, order: RoundOrder) -> DecoderLink:
@@ -202,7 +228,12 @@ class ControlUnit:
 
     def _head(self) -> HeadTrainer:
         if self._own_head is None:
-            head = self.adapter.build_head(self.setup.spec)
+            spec, frozen = self.setup.spec, self.setup.frozen
+            head = build_head(spec)
+            if spec.lora is not None:
+                # What the head has in common with the embedding comes once.
+                shared = {name: frozen[f"embedding.{own}"] for name, own in self.adapter.tied(spec).items()}
+                load_parameters(frozen_parameters(head), part_weights(frozen, "head") | shared, "head (frozen)")
             self._own_head = HeadTrainer(head, self.setup.optimizer, unit=self.num_blocks)
         return self._own_head
 
@@ -212,12 +243,16 @@ class ControlUnit:
         if setup.checkpoints is None:
             return
         assert self.order is not None
-        tensors = _named("embedding", ({n: p.detach() for n, p in self.parameters.items()}, self.optimizer.state()))
+        own = {n: p.detach() for n, p in self.parameters.items()}
+        tensors = _named("embedding", MovedBlock(own, self.optimizer.state()))
         for index, state in self.pipeline.states().items():
             tensors |= _named(f"block.{index}", state)
         if self._own_head is not None:
             head = self._own_head
-            tensors |= _named("head", ({n: p.detach() for n, p in head.parameters.items()}, head.optimizer.state()))
+            own = {n: p.detach() for n, p in head.parameters.items()}
+            tensors |= _named("head", MovedBlock(own, head.optimizer.state()))
+        if self.feedback is not None:
+            tensors |= {f"residual/{name}": value for name, value in self.feedback.residual.items()}
         checkpoint = ClusterCheckpoint(round_, self.order.drawn, tensors)
         cluster_checkpoint.write(setup.checkpoints, checkpoint, setup.checkpoint_every)
 
@@ -231,10 +266,12 @@ class ControlUnit:
         self.optimizer.load_state(part(found.tensors, "embedding/optimizer/"))
         self.pipeline.restore(
             {
-                i: (part(found.tensors, f"block.{i}/weight/"), part(found.tensors, f"block.{i}/optimizer/"))
+                i: MovedBlock(part(found.tensors, f"block.{i}/weight/"), part(found.tensors, f"block.{i}/optimizer/"))
                 for i in range(self.num_blocks)
             }
         )
+        if self.feedback is not None:
+            self.feedback.residual = part(found.tensors, "residual/")
         if any(name.startswith("head/") for name in found.tensors):
             self._head().optimizer.load_state(part(found.tensors, "head/optimizer/"))
 
@@ -328,6 +365,6 @@ def _named(name: str, state: MovedBlock) -> dict[str, Tensor]:
     """Weights and optimizer state of a part under the names of a checkpoint."""
     return {
         f"{name}/{kind}/{key}": value
-        for kind, tensors in zip(("weight", "optimizer"), state, strict=True)
+        for kind, tensors in (("weight", state.weights), ("optimizer", state.optimizer))
         for key, value in tensors.items()
     }

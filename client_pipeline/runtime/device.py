@@ -86,7 +86,7 @@ class Device:
             return {"pid": os.getpid(), "blocks": list(self.stage.blocks)}
 
     def place(self, blocks: list[int], *moved: MovedBlock | None) -> list[int]:
-        """Build TEBs here; ``moved`` brings the weights and optimizer state that each had elsewhere.
+        """Build TEBs here; ``moved`` brings what each had elsewhere.
 
         Returns
         -------
@@ -94,7 +94,7 @@ class Device:
         """
         with self.watch:
             for index, brought in zip(blocks, moved, strict=True):
-                self.stage.place(index, *(brought or ()))
+                self.stage.place(index, brought)
             return [sum(t.nbytes for part in brought or () for t in part.values()) for brought in moved]
 
     def take(self, index: int) -> MovedBlock:

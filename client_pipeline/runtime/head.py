@@ -46,7 +46,8 @@ class HeadTrainer:
 
     def copy(self) -> HeadTrainer:
         """Another trainer with the same weights and optimizer state; what no trainer trains is shared."""
-        shared = {id(p): p for name in self.tied for p in [self.head.get_parameter(name)]}
+        own = {id(p) for p in self.parameters.values()}
+        shared = {id(p): p for p in self.head.parameters() if id(p) not in own}
         return copy.deepcopy(self, shared)
 
     def gradient(

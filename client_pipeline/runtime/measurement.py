@@ -177,7 +177,7 @@ class MeasuredDevice:
         seconds, tensor = [], torch.zeros(num_floats)
         for _ in range(trips + 1):
             self._message += 1
-            incoming = transport.receive((num_floats,), torch.float32, peer, arrives, self._message)
+            incoming = transport.receive((num_floats,), peer, arrives, self._message)
             began = time.perf_counter()
             if leads:
                 transport.send(tensor, peer, leaves, self._message)

@@ -19,9 +19,10 @@ import ray
 import torch
 from torch import Tensor, nn
 
+from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import DecoderLink, LinkError
-from client_pipeline.partition.families import adapter
-from client_pipeline.partition.parts import Batch, target_weight, targets
+from client_pipeline.partition.families import adapter, tied
+from client_pipeline.partition.parts import Batch, block_weights, target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan, Segment
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
@@ -62,7 +63,15 @@ class Pipeline:
     """The devices of one cluster."""
 
     def __init__(
-        self, *, name: str, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig, host: str = "127.0.0.1"
+        self,
+        *,
+        name: str,
+        spec: ModelSpec,
+        optimizer: OptimizerConfig,
+        runtime: RuntimeConfig,
+        host: str = "127.0.0.1",
+        frozen: Mapping[str, Tensor] | None = None,
+        codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
     ) -> None:
         self.name = name
         self.spec = spec
@@ -70,7 +79,11 @@ class Pipeline:
         self.runtime = runtime
         self.host = host
         self.width = adapter(spec.family).width(spec)
-        self.tied = adapter(spec.family).tied(spec)
+        self.frozen = dict(frozen or {})
+        """What adapters are added to, by global name: for TEBs that no device holds yet."""
+        self.codec = codec
+        """How activations and gradients travel between the devices."""
+        self.tied = tied(spec)
         """What the decoder reads of the embedding: its own name and the embedding's own name of each matrix."""
         self.segments: list[Segment] = []
         self.schedule = "gpipe"
@@ -111,7 +124,7 @@ class Pipeline:
             owner = self._owner.get(index)
             if owner != device:
                 # The object goes from device to device; the control unit holds a reference only.
-                moved = self._restored.pop(index, None) if owner is None else self._devices[owner].take.remote(index)
+                moved = self._at_rest(index) if owner is None else self._devices[owner].take.remote(index)
                 if owner is not None:
                     moving.add(index)
                 arriving.setdefault(device, []).append((index, moved))
@@ -135,6 +148,11 @@ class Pipeline:
         self.segments, self.schedule, self.num_micro_batches = segments, plan.schedule, plan.m
         if ring != self._ring or self._transport is None:
             self._connect(ring, self.runtime.timeout + decoder_wait_s)
+
+    def _at_rest(self, index: int) -> MovedBlock | None:
+        """What a TEB that no device holds begins with: what a checkpoint had of it, and its frozen weights."""
+        moved = self._restored.pop(index, MovedBlock())._replace(frozen=block_weights(self.frozen, index))
+        return moved if any(moved) else None
 
     def _lives(self, device: int) -> bool:
         """Whether a device that has had nothing to do is still there; it ends itself when idle for long."""
@@ -163,6 +181,7 @@ class Pipeline:
             generation=self._generation,
             size=len(ring) + 1,
             timeout_s=timeout_s,
+            codec=self.codec.name,
         )
         joined = [self._devices[device].connect.remote(address, rank + 1) for rank, device in enumerate(ring)]
         try:
@@ -272,9 +291,9 @@ class Pipeline:
         pieces = split_batch(batch, self.num_micro_batches)
         weight = target_weight(targets(batch))
         link.begin_step(step, len(pieces), weight)
-        tied = {name: embedding.get_parameter(own) for name, own in self.tied.items()}
-        if tied:
-            link.send_tied({name: parameter.detach() for name, parameter in tied.items()})
+        shared = {name: embedding.get_parameter(own) for name, own in self.tied.items()}
+        if shared:
+            link.send_tied({name: parameter.detach() for name, parameter in shared.items()})
         order = StepOrder(
             step=step,
             schedule=self.schedule,
@@ -291,7 +310,7 @@ class Pipeline:
 
         # Receives are posted before anything moves, for the reason that run_actions gives.
         def forward() -> None:
-            outputs = [transport.receive(shape, torch.float32, last, FORWARD, i) for i, shape in enumerate(shapes)]
+            outputs = [transport.receive(shape, last, FORWARD, i) for i, shape in enumerate(shapes)]
             for i, piece in enumerate(pieces):
                 with step.dropout(EMBEDDING_UNIT, i):
                     embedded.append(embedding(piece))
@@ -311,19 +330,20 @@ class Pipeline:
                 loss_sum += gradient.loss_sum
                 norm_sq = gradient.norm_sq
                 transport.send(gradient.tensor, last, BACKWARD, i)
-            tied_gradient = link.receive_tied() if tied else {}
+            tied_gradient = link.receive_tied() if shared else {}
             try:
-                check_tied({name: parameter.shape for name, parameter in tied.items()}, tied_gradient)
+                check_tied({name: parameter.shape for name, parameter in shared.items()}, tied_gradient)
             except ValueError as error:
                 raise LinkError(f"the decoder's gradient of the {error}") from None
             return loss_sum, norm_sq, tied_gradient
 
         def backward() -> None:
-            received = [transport.receive(shape, torch.float32, 1, BACKWARD, i) for i, shape in enumerate(shapes)]
+            received = [transport.receive(shape, 1, BACKWARD, i) for i, shape in enumerate(shapes)]
             for i, receive in enumerate(received):
                 gradient = receive.wait()
                 # Only now is embedded[i] sure to be there: its gradient cannot arrive before it left.
-                torch.autograd.backward(embedded[i], gradient)
+                if embedded[i].requires_grad:
+                    torch.autograd.backward(embedded[i], gradient)
 
         futures: list[Any] = [self._threads.submit(task) for task in (forward, answer, backward)]
         try:
@@ -335,14 +355,14 @@ class Pipeline:
             raise
         loss_sum, norm_sq, tied_gradient = futures[1].result()
         # One matrix, one gradient: from here on the optimizer, and the norm that clips, see the sum of both ends.
-        for name, parameter in tied.items():
+        for name, parameter in shared.items():
             gradient = tied_gradient[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return StepOutcome(
             loss_sum=loss_sum,
             weight=weight,
             devices=answers,
-            link_bytes=2 * order.mask_BT.numel() * self.width * torch.float32.itemsize,
+            link_bytes=2 * order.mask_BT.numel() * self.codec.row_bytes(self.width),
             decoder_norm_sq=norm_sq,
         )
 

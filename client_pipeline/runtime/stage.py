@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from client_pipeline.partition.families import Adapter, adapter
-from client_pipeline.partition.parts import load_parameters, own_parameters
+from client_pipeline.partition.families import Adapter, adapter, build_block
+from client_pipeline.partition.parts import frozen_parameters, load_parameters, own_parameters
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, gradients
@@ -19,8 +19,16 @@ from client_pipeline.runtime.pacing import Pace, PacedClock
 from client_pipeline.runtime.schedules import Action, actions
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, Receive
 
-MovedBlock = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""Weights and optimizer state of a TEB."""
+
+class MovedBlock(NamedTuple):
+    """A TEB away from a device: on its way to another, or at rest."""
+
+    weights: dict[str, Tensor] = {}
+    """What is trained; empty: fresh."""
+    optimizer: dict[str, Tensor] = {}
+    """Empty: no step was taken."""
+    frozen: dict[str, Tensor] = {}
+    """What adapters are added to; it is not of a checkpoint. Empty without adapters."""
 
 
 class DoneAction(NamedTuple):
@@ -55,7 +63,13 @@ class TrainedBlock(NamedTuple):
 
     module: nn.Module
     parameters: dict[str, nn.Parameter]
+    frozen: dict[str, nn.Parameter]
+    """What adapters are added to; empty without adapters."""
     optimizer: PartOptimizer
+
+    def state(self) -> MovedBlock:
+        """What a checkpoint keeps."""
+        return MovedBlock({name: p.detach() for name, p in self.parameters.items()}, self.optimizer.state())
 
 
 class Stage:
@@ -74,31 +88,26 @@ class Stage:
 
     # TEBs come and go with the plan.
 
-    def place(
-        self, index: int, weights: Mapping[str, Tensor] | None = None, state: Mapping[str, Tensor] | None = None
-    ) -> None:
-        """Build TEB ``index`` here, with the weights and optimizer state it had elsewhere, if any."""
-        module = self.adapter.build_block(self.spec, index).train()
-        parameters = own_parameters(module)
-        if weights is not None:
-            load_parameters(parameters, weights, f"TEB {index}")
-        block = TrainedBlock(module, parameters, PartOptimizer(parameters, self.optimizer))
-        if state:
-            block.optimizer.load_state(state)
+    def place(self, index: int, moved: MovedBlock | None = None) -> None:
+        """Build TEB ``index`` here, with what it had elsewhere, if anything."""
+        module, moved = build_block(self.spec, index).train(), moved or MovedBlock()
+        parameters, frozen = own_parameters(module), frozen_parameters(module) if self.spec.lora else {}
+        load_parameters(frozen, moved.frozen, f"TEB {index} (frozen)")
+        if moved.weights:
+            load_parameters(parameters, moved.weights, f"TEB {index}")
+        block = TrainedBlock(module, parameters, frozen, PartOptimizer(parameters, self.optimizer))
+        block.optimizer.load_state(moved.optimizer)
         self.blocks[index] = block
         self.blocks = dict(sorted(self.blocks.items()))
 
     def take(self, index: int) -> MovedBlock:
-        """Give TEB ``index`` away: weights and optimizer state."""
+        """Give TEB ``index`` away: weights, frozen ones too, and optimizer state."""
         block = self.blocks.pop(index)
-        return {name: p.detach() for name, p in block.parameters.items()}, block.optimizer.state()
+        return block.state()._replace(frozen={name: p.detach() for name, p in block.frozen.items()})
 
     def states(self) -> dict[int, MovedBlock]:
         """Weights and optimizer state of all TEBs, which stay."""
-        return {
-            i: ({name: p.detach() for name, p in block.parameters.items()}, block.optimizer.state())
-            for i, block in self.blocks.items()
-        }
+        return {i: block.state() for i, block in self.blocks.items()}
 
     def load(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Overwrite the weights of TEBs; their optimizers keep their state."""
@@ -176,7 +185,7 @@ def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> lis
     def post(action: Action) -> Receive:
         shape = (order.sizes[action.micro_batch], order.mask_BT.shape[1], order.width)
         peer, direction = (previous, FORWARD) if action.kind == "F" else (following, BACKWARD)
-        return transport.receive(shape, torch.float32, peer, direction, action.micro_batch)
+        return transport.receive(shape, peer, direction, action.micro_batch)
 
     # With 1F1B the first stage alone could be flooded: the control unit's schedule is to send at once.
     ahead = transport.size + 1 if order.schedule == "1f1b" and rank == 1 else len(order.sizes)

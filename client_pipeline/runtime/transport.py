@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
+from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.stream import is_loopback
 
 FORWARD, BACKWARD = 0, 1
@@ -39,6 +40,8 @@ class GroupAddress:
     generation: int
     size: int
     timeout_s: float
+    codec: str = "none"
+    """How activations and gradients travel between the members; see :class:`ActivationCodec`."""
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Receive:
     tensor: Tensor
     work: Any
     what: str
+    codec: ActivationCodec
 
     def wait(self) -> Tensor:
         """Wait for the tensor.
@@ -61,7 +65,7 @@ class Receive:
             self.work.wait()
         except RuntimeError as error:
             raise TransportError(f"{self.what}: {error}") from error
-        return self.tensor
+        return self.codec.decode(self.tensor)
 
 
 class GlooTransport:
@@ -74,6 +78,7 @@ class GlooTransport:
         self.rank = rank
         self.size = address.size
         self._store = store
+        self.codec = ActivationCodec(address.codec)
         # One group for each direction: gloo's thread spins for as long as another thread writes to a connection on
         # which something arrives, so a connection carries tensors one way only.
         self._groups: list[Any] = [
@@ -88,7 +93,7 @@ class GlooTransport:
 
     def send(self, tensor: Tensor, peer: int, direction: int, micro_batch: int) -> None:
         """Start sending; returns at once."""
-        tensor = tensor.detach().contiguous()
+        tensor = self.codec.encode(tensor.detach()).contiguous()
         with self._lock:
             try:
                 work = self._group(direction).send([tensor], peer, micro_batch)
@@ -96,11 +101,10 @@ class GlooTransport:
                 raise TransportError(f"sending micro-batch {micro_batch} to rank {peer}: {error}") from error
             self._sent.append((tensor, work))
 
-    def receive(
-        self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, direction: int, micro_batch: int
-    ) -> Receive:
-        """Post a receive; ``wait`` on what it returns."""
-        tensor = torch.empty(shape, dtype=dtype)
+    def receive(self, shape: tuple[int, ...], peer: int, direction: int, micro_batch: int) -> Receive:
+        """Post a receive of float32 of ``shape``; ``wait`` on what it returns."""
+        wire_shape, dtype = self.codec.wire(shape)
+        tensor = torch.empty(wire_shape, dtype=dtype)
         name = "activations" if direction == FORWARD else "the gradient"
         what = f"waiting for {name} of micro-batch {micro_batch} from rank {peer}"
         with self._lock:
@@ -108,7 +112,7 @@ class GlooTransport:
                 work = self._group(direction).recv([tensor], peer, micro_batch)
             except RuntimeError as error:
                 raise TransportError(f"{what}: {error}") from error
-        return Receive(tensor, work, what)
+        return Receive(tensor, work, what, self.codec)
 
     def _group(self, direction: int) -> Any:
         if not self._groups:

@@ -118,6 +118,7 @@ def verify_split(
         spec=split.spec,
         optimizer=optimizer,
         runtime=runtime,
+        frozen=split.frozen_weights(),
     )
     try:
         pipeline.apply_plan(plan)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from client_pipeline.partition.spec import SEQUENCE_CLASSIFICATION
 from client_pipeline.system.scenario import Costs
 
 if TYPE_CHECKING:
+    from client_pipeline.link.compression import CompressionConfig
     from client_pipeline.partition.spec import ModelSpec
 
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adamw": 2}
@@ -26,6 +28,8 @@ class TebCosts(NamedTuple):
     num_parameters: int
     parameter_bytes: int
     """[byte]."""
+    trained: tuple[int, ...]
+    """Numbers of each tensor that is trained."""
     saved_bytes: int
     """Kept from the forward pass for the backward one [byte]."""
     activation_bits: int
@@ -43,9 +47,8 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from client_pipeline.partition.families import adapter
+    from client_pipeline.partition.families import adapter, build_block
 
-    family = adapter(spec.family)
     saved: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,8 +61,8 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     # Storages that live on keep their identities apart.
     kept: list[torch.UntypedStorage] = []
     with torch.device("meta"):
-        block = family.build_block(spec, 0)
-        x_BTD = torch.empty(1, sequence_length, family.width(spec), requires_grad=True)
+        block = build_block(spec, 0)
+        x_BTD = torch.empty(1, sequence_length, adapter(spec.family).width(spec), requires_grad=True)
     weights = {id(p.untyped_storage()) for p in block.parameters()}
     with FlopCounterMode(display=False) as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         y_BTD = block(x_BTD, None)
@@ -71,19 +74,31 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
         backward_flop=backward.get_total_flops(),
         num_parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        trained=tuple(p.numel() for p in parameters if p.requires_grad),
         saved_bytes=sum(size for storage, size in saved.items() if storage not in weights),
         activation_bits=8 * y_BTD.numel() * y_BTD.element_size(),
     )
 
 
 def model_costs(
-    spec: ModelSpec, *, sequence_length: int, batch_size: int, local_steps: int = 1, optimizer: str = "adamw"
+    spec: ModelSpec,
+    *,
+    sequence_length: int,
+    batch_size: int,
+    local_steps: int = 1,
+    optimizer: str = "adamw",
+    compression: CompressionConfig | None = None,
+    whole: bool = False,
 ) -> Costs:
     """Costs of a model in the terms of a scenario's ``[block]``, per sample.
 
-    gamma_0 holds weights, gradients and optimizer state of a TEB, and what GPipe keeps of all micro-batches of a batch.
-    The upload is the embedding and the encoder in full; its time counts the activations of the local steps, too, and
-    the matrices that the decoder reads of the embedding, which go up anew for every step but the first.
+    gamma_0 holds weights, gradients and optimizer state of a TEB, and what GPipe keeps of all micro-batches of a batch;
+    frozen weights have neither gradient nor state. The upload D_e is what is trained of embedding and encoder,
+    compressed as it is sent. Its time D_t counts what the local steps send to the decoder, too: activations, masks and
+    labels, and the matrices that the decoder reads of the embedding, which go up anew for every step but the first.
+
+    Bytes are those of the tensors that are sent. Names, shapes and headers around them (of Flower's arrays, of the
+    stream's frames, of gRPC) are not counted.
 
     Parameters
     ----------
@@ -92,6 +107,8 @@ def model_costs(
     batch_size : b
     local_steps : of a round
     optimizer : one of :data:`OPTIMIZER_STATES`
+    compression : of updates and activations; None: none
+    whole : the decoder or head is trained in the cluster and goes up with the encoder, and no activations do
 
     Raises
     ------
@@ -100,29 +117,40 @@ def model_costs(
     """
     import torch
 
-    from client_pipeline.partition.families import adapter
+    from client_pipeline.link.activation_codec import ActivationCodec
+    from client_pipeline.link.compression import CompressionConfig
+    from client_pipeline.link.update_codec import update_bytes
+    from client_pipeline.partition.families import adapter, build_embedding, build_head, tied
+    from client_pipeline.partition.parts import own_parameters
 
     if optimizer not in OPTIMIZER_STATES:
         raise ValueError(f"optimizer: expected one of {', '.join(OPTIMIZER_STATES)}, found {optimizer!r}")
+    compression = compression or CompressionConfig()
     family, teb = adapter(spec.family), teb_costs(spec, sequence_length)
     with torch.device("meta"):
-        parameters = {n: p for n, p in family.build_embedding(spec).named_parameters() if p.requires_grad}
-    embedding = sum(p.numel() * p.element_size() for p in parameters.values())
-    shared = [parameters[name] for name in family.tied(spec).values()]
-    tied = sum(p.numel() * p.element_size() for p in shared)
-    encoder_bits = 8.0 * (embedding + family.num_blocks(spec) * teb.parameter_bytes)
+        embedding = own_parameters(build_embedding(spec))
+        head = own_parameters(build_head(spec)) if whole else {}
+    sent = [p.numel() for p in (*embedding.values(), *head.values())] + [*teb.trained] * family.num_blocks(spec)
+    update_bits = 8.0 * sum(update_bytes(compression, numbers) for numbers in sent)
+    activation_bits = 8.0 * sequence_length * ActivationCodec(compression.activations).row_bytes(family.width(spec))
+    # A byte of mask a token; a label a sample, or a token (a translation is taken to be as long as its source).
+    labels = 1 if spec.head == SEQUENCE_CLASSIFICATION else sequence_length
+    target_bits = 8.0 * (sequence_length + torch.int64.itemsize * labels)
+    shared = sum(embedding[name].numel() * embedding[name].element_size() for name in tied(spec).values())
+    stream_bits = local_steps * batch_size * (activation_bits + target_bits) + 8.0 * (local_steps - 1) * shared
+    trained_bytes = sum(teb.trained) * torch.float32.itemsize
     return Costs(
         o_f=float(teb.forward_flop),
         o_b=float(teb.backward_flop),
         o_b_scaling="sample",
         t0=0.0,
-        z_bits=float(teb.activation_bits),
-        g_bits=float(teb.activation_bits),
+        z_bits=activation_bits,
+        g_bits=activation_bits,
         act_scaling="sample",
         lat=0.0,
-        upload_time_bits=encoder_bits
-        + float(local_steps * batch_size * teb.activation_bits)
-        + 8.0 * (local_steps - 1) * tied,
-        upload_energy_bits=encoder_bits,
-        block_memory=teb.parameter_bytes * (2.0 + OPTIMIZER_STATES[optimizer]) + batch_size * teb.saved_bytes,
+        upload_time_bits=update_bits + (0.0 if whole else stream_bits),
+        upload_energy_bits=update_bits,
+        block_memory=teb.parameter_bytes
+        + trained_bytes * (1.0 + OPTIMIZER_STATES[optimizer])
+        + batch_size * teb.saved_bytes,
     )

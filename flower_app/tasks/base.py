@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Prepared:
     cluster_sizes: tuple[int, ...]
     """Training examples of each cluster."""
     weights: Mapping[str, Tensor] = field(default_factory=dict)
-    """Weights to start from, by global name; what is absent is fresh."""
+    """Weights to start from, by global name of the model without adapters; what is absent is fresh."""
 
     @property
     def num_examples(self) -> int:
@@ -163,10 +163,11 @@ class Prepared:
     def build(self, seed: int) -> ModelParts:
         """Build the model that training begins with; ``seed`` draws fresh weights."""
         from client_pipeline.partition.families import build_parts
+        from client_pipeline.partition.lora import adapt
 
-        parts = build_parts(self.spec, seed)
+        parts = build_parts(replace(self.spec, lora=None), seed)
         parts.load(parts.weights() | dict(self.weights))
-        return parts
+        return parts if self.spec.lora is None else adapt(parts, self.spec.lora, seed)
 
 
 class Task(Protocol):

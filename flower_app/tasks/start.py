@@ -14,6 +14,7 @@ from client_pipeline.partition.families import (
     families,
     load_pretrained,
     max_length,
+    merged,
     read_library_config,
 )
 from client_pipeline.partition.hugging_face import CLASS_WEIGHTS, SERVER_LAYERS, sized_config, spec_from_config
@@ -179,7 +180,7 @@ def _continued(saved: SavedModel, head: str, own: Mapping[str, Any]) -> tuple[Mo
     spec = ModelSpec(family=saved.spec.family, head=head, config={**kept, **own})
     # The head goes on where it says the same things.
     same = head == saved.spec.head and saved.spec.config.get("id2label") == own.get("id2label")
-    return spec, saved.parts.weights(head=same)
+    return spec, merged(saved.parts).weights(head=same)
 
 
 def _first_spec(head: str, model: ModelOptions) -> ModelSpec | None:

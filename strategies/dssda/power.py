@@ -297,6 +297,6 @@ def _infeasibility(instance: Instance, one: Uplinks, cluster: int) -> Infeasibil
     why = " at the power that eps_max asks for" if needs > (1 + 1e-9) * one.e0 else ""
     remedy = (
         f"the largest upload that fits{why}: {up.e_bits * up.Emax / needs:.6g} bit, while it has {up.e_bits:.6g} bit; "
-        "send adapters or quantised updates, or raise the energy budget"
+        "send adapters (model.trainable = lora) or compressed updates (compression.update), or raise the energy budget"
     )
     return Infeasibility(cluster, "C8", needs, up.Emax, remedy)

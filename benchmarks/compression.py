@@ -1,0 +1,104 @@
+"""What compression saves and what it costs: bytes, metric and virtual round latency of one task, run after run.
+
+Every variant is a whole ``collapipe run`` of the same configuration with ``costs = "model"``, so that the planner plans
+with the bytes that are sent. Reported of each: payload bytes of a cluster and round (the update, and the decoder's
+stream both ways), the mean virtual latency of a round, and the metrics of the test set.
+
+    python benchmarks/compression.py                                      # the default task, a few minutes
+    python benchmarks/compression.py --config trec6 --set data.path=FOLDER --rounds 300
+    python benchmarks/compression.py --set model.trainable=lora --variants none,int8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+VARIANTS = {
+    "none": {},
+    "fp16": {"compression.update": "fp16"},
+    "int8": {"compression.update": "int8"},
+    "top-k": {"compression.update": "top-k"},
+    "fp16 activations": {"compression.activations": "fp16"},
+    "int8 activations": {"compression.activations": "int8"},
+    "int8 both": {"compression.update": "int8", "compression.activations": "int8"},
+}
+DEFAULT_SETS = ("data.num-examples=4000", "data.evaluation-examples=200", "local-steps=4", "scenario=two-clusters")
+
+
+def run(variant: str, config: str, sets: Sequence[str], rounds: int, folder: Path) -> dict[str, Any]:
+    """Train one variant; returns its row."""
+    run_dir = folder / variant.replace(" ", "-")
+    own = {**VARIANTS[variant], "costs": "model", "num-rounds": rounds, "evaluate-every": 0, "checkpoint-every": 0}
+    command = [sys.executable, "-m", "flower_app.cli", "run", *(["--config", config] if config else [])]
+    for item in [*sets, *(f"{key}={value}" for key, value in own.items()), f"run-dir={run_dir}"]:
+        command += ["--set", item]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{variant}: collapipe run ended with {done.returncode}: {done.stderr[-2000:]}")
+    lines = [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
+    metrics = json.loads((run_dir / "summary.json").read_text())["metrics"]
+    clusters = [report["payload_bytes"] for line in lines for report in line["clusters"]]
+    return {
+        "variant": variant,
+        "update_bytes": statistics.fmean(c["update"] for c in clusters),
+        "stream_up_bytes": statistics.fmean(c["up"] for c in clusters),
+        "stream_down_bytes": statistics.fmean(c["down"] for c in clusters),
+        "message_bytes_up": statistics.fmean(line["bytes_up"] for line in lines),
+        "planned_uplink_bytes": statistics.fmean(
+            c["uplink_bytes"] for line in lines for c in line["virtual"]["clusters"] if c["selected"]
+        ),
+        "latency_s": statistics.fmean(line["virtual"]["latency_s"] for line in lines),
+        "train_loss": lines[-1]["train_loss"],
+        "metrics": metrics,
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", default="", help="a TOML file, or a name in configs")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--variants", default=",".join(VARIANTS), help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--json", action="store_true", help="print one list to standard output and nothing else")
+    args = parser.parse_args()
+    args.variants = [name.strip() for name in args.variants.split(",")]
+    if unknown := [name for name in args.variants if name not in VARIANTS]:
+        parser.error(f"--variants: expected some of {', '.join(VARIANTS)}, found {', '.join(unknown)}")
+    return args
+
+
+def main() -> int:
+    args = arguments()
+    say = sys.stderr if args.json else sys.stdout
+    sets = [*(() if args.config else DEFAULT_SETS), *args.sets]
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="collapipe-compression-") as folder:
+        for variant in args.variants:
+            row = run(variant, args.config, sets, args.rounds, Path(folder))
+            if not rows:
+                names = "".join(f" {name:>9}" for name in row["metrics"])
+                print(f"{'':<17} {'update kB':>10} {'up kB':>9} {'down kB':>9} {'latency s':>10}{names}", file=say)
+            rows.append(row)
+            sizes = (row["update_bytes"] / 1e3, row["stream_up_bytes"] / 1e3, row["stream_down_bytes"] / 1e3)
+            numbers = "".join(f" {value:>9.4g}" for value in row["metrics"].values())
+            print(
+                f"{variant:<17} {sizes[0]:>10.1f} {sizes[1]:>9.1f} {sizes[2]:>9.1f} {row['latency_s']:>10.2f}{numbers}",
+                file=say,
+                flush=True,
+            )
+    print(f"a cluster and round, {args.rounds} rounds; latency is virtual, metrics are of the test set", file=say)
+    if args.json:
+        print(json.dumps(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""What of the traffic is compressed: updates of the control plane, activations and gradients of the data plane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UPDATES = ("none", "fp16", "int8", "top-k")
+ACTIVATIONS = ("none", "fp16", "int8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionConfig:
+    """Table ``[compression]``. Equal on all clusters and on the server."""
+
+    update: str = "none"
+    """What a control unit answers with: ``none``, the trained weights; or what they have changed by in the round, as
+    ``fp16`` or ``int8`` numbers with a scale for each tensor, or as ``top-k``, the largest changes alone. What is lost
+    is added to the next round's (error feedback)."""
+    density: float = 0.01
+    """``top-k``: share of each tensor's numbers that is sent."""
+    activations: str = "none"
+    """Activations and their gradients, between devices and on the decoder's stream: ``none``, float32; ``fp16`` or
+    ``int8`` numbers with a scale for each token."""
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        for name, known in (("update", UPDATES), ("activations", ACTIVATIONS)):
+            if (found := getattr(self, name)) not in known:
+                raise ValueError(f"compression.{name}: expected one of {', '.join(known)}, found {found!r}")
+        if not 0 < self.density <= 1:
+            raise ValueError(f"compression.density: expected a number in (0, 1], found {self.density}")

@@ -1,0 +1,152 @@
+"""What a control unit answers with, in fewer bytes, and the error feedback that makes good what is lost.
+
+Of each tensor of n numbers the change in the round travels, as tensors named ``<global name>/<part>``::
+
+    fp16     values half [n], scale float32 [1]              2n + 4 bytes      x = scale * h, scale = max|x|
+    int8     values int8 [n], scale float32 [1]               n + 4 bytes      x = scale * q, scale = max|x| / 127
+    top-k    values float32 [k], index int32 [k], rising         8k bytes      k = max(1, ceil(density * n))
+
+Error feedback (arXiv:1901.09847): u = change + e travels as C(u), and e = u - C(u) waits on the control unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from client_pipeline.link.compression import CompressionConfig
+
+_QUANTIZED = {"fp16": (torch.float16, 1.0), "int8": (torch.int8, 127.0)}
+"""Type of the numbers, and the value that a tensor's largest takes."""
+
+
+class UpdateError(ValueError):
+    """An update is not what the server's codec expects, or not finite; the message names the tensor."""
+
+
+@dataclass(frozen=True)
+class UpdateCodec:
+    """How the changes of a round travel: ``fp16``, ``int8`` or ``top-k`` of the configuration."""
+
+    config: CompressionConfig
+
+    def kinds(self, num_elements: int) -> dict[str, tuple[torch.dtype, int]]:
+        """Type and length of each part of a tensor."""
+        if self.config.update == "top-k":
+            kept = max(1, math.ceil(self.config.density * num_elements)) if num_elements else 0
+            return {"values": (torch.float32, kept), "index": (torch.int32, kept)}
+        return {"values": (_QUANTIZED[self.config.update][0], num_elements), "scale": (torch.float32, 1)}
+
+    def encode(self, change: Tensor) -> dict[str, Tensor]:
+        """Encode one tensor, by part."""
+        flat = change.detach().flatten().float()
+        kinds = self.kinds(flat.numel())
+        if "index" in kinds:
+            index = flat.abs().topk(kinds["index"][1]).indices.sort().values
+            return {"values": flat[index], "index": index.to(torch.int32)}
+        dtype, largest = _QUANTIZED[self.config.update]
+        scale = flat.abs().amax(0, keepdim=True) / largest if flat.numel() else flat.new_zeros(1)
+        values = flat / torch.where(scale == 0, 1.0, scale)
+        return {"values": (values.round() if dtype is torch.int8 else values).to(dtype), "scale": scale}
+
+    def decode(self, parts: Mapping[str, Tensor], shape: torch.Size) -> Tensor:
+        """Decode one tensor of float32.
+
+        Raises
+        ------
+        UpdateError
+            If a part is missing, unknown, of another type or length, or not finite; or an index out of range or order.
+        """
+        size = shape.numel()
+        kinds = self.kinds(size)
+        found = {part: (value.dtype, *value.shape) for part, value in parts.items()}
+        if found != kinds:
+            raise UpdateError(f"expected the parts {_said(kinds)}, found {_said(found)}")
+        values = parts["values"].float()
+        if not all(bool(p.isfinite().all()) for p in parts.values()):
+            raise UpdateError("NaN or Inf: training diverged on the control unit")
+        if "index" not in kinds:
+            return (values * parts["scale"]).reshape(shape)
+        index = parts["index"].long()
+        if size and (int(index[0]) < 0 or int(index[-1]) >= size or not bool((index.diff() > 0).all())):
+            raise UpdateError(f"expected rising indices from 0 to {size - 1}")
+        return values.new_zeros(size).index_put_((index,), values).reshape(shape)
+
+    def apply(self, start: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the trained weights: what the round began with, and the update.
+
+        Raises
+        ------
+        UpdateError
+            Naming the tensor that is missing, unknown or does not fit.
+        """
+        parts: dict[str, dict[str, Tensor]] = {name: {} for name in start}
+        for key, value in update.items():
+            name, _, part = key.rpartition("/")
+            if name not in parts:
+                raise UpdateError(f"update: {key!r} is of no tensor that was sent")
+            parts[name][part] = value
+        trained = {}
+        for name, value in start.items():
+            try:
+                trained[name] = value + self.decode(parts[name], value.shape)
+            except UpdateError as error:
+                raise UpdateError(f"update of {name} ({self.config.update}): {error}") from None
+        return trained
+
+
+def _said(kinds: Mapping[str, tuple[object, ...]]) -> str:
+    return ", ".join(f"{part} {dtype} {list(shape)}" for part, (dtype, *shape) in sorted(kinds.items())) or "none"
+
+
+class ErrorFeedback:
+    """A control unit's end: compresses its updates, and keeps what was lost for the next one."""
+
+    def __init__(self, codec: UpdateCodec) -> None:
+        self.codec = codec
+        self.residual: dict[str, Tensor] = {}
+        """e, by global name; absent: zero. A checkpoint keeps it."""
+
+    def compress(self, start: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what travels of a round.
+
+        Parameters
+        ----------
+        start : the round's global weights
+        trained : the same tensors after it
+
+        Raises
+        ------
+        RuntimeError
+            If a weight is not finite; the residual stays as it was.
+        """
+        update: dict[str, Tensor] = {}
+        residual: dict[str, Tensor] = {}
+        for name, value in trained.items():
+            change = value - start[name].to(value.dtype)
+            if name in self.residual:
+                change = change + self.residual[name]
+            if not bool(change.isfinite().all()):
+                raise RuntimeError(f"{name} holds NaN or Inf: training diverged; lower optimizer.lr")
+            parts = self.codec.encode(change)
+            residual[name] = change - self.codec.decode(parts, change.shape)
+            update |= {f"{name}/{part}": tensor for part, tensor in parts.items()}
+        self.residual = residual
+        return update
+
+
+def update_codec(config: CompressionConfig) -> UpdateCodec | None:
+    """Return the codec of the updates; None: the trained weights travel as they are."""
+    return None if config.update == "none" else UpdateCodec(config)
+
+
+def update_bytes(config: CompressionConfig, num_elements: int) -> int:
+    """Bytes of what travels of one float32 tensor: of its parts, without names and framing."""
+    codec = update_codec(config)
+    if codec is None:
+        return torch.float32.itemsize * num_elements
+    return sum(dtype.itemsize * length for dtype, length in codec.kinds(num_elements).values())

@@ -1,0 +1,139 @@
+"""Low-rank adapters in the TEBs, by the peft library: what is trained and sent when everything else is frozen.
+
+In a model with adapters
+
+* the **embedding** and the TEBs' own weights are frozen: they are the base, sent to each control unit once a run;
+* the **adapters** in the TEBs are trained on the devices, and averaged factor by factor: FedAvg of A and of B. The
+  product of the averages is not the average of the products; they are close as long as the clusters' factors have not
+  drifted apart, and one local step of SGD equals the central one;
+* the **head** is trained whole, on the server, where it costs no upload. A matrix that it would share with the
+  embedding is frozen with the embedding.
+
+peft keeps the frozen matrix of a layer ``query`` as ``query.base_layer.weight`` and the factors as
+``query.lora_A.default.weight`` and ``query.lora_B.default.weight``. B begins as zeros: the model begins as its base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from client_pipeline.partition.parts import ModelParts, tied_names
+from client_pipeline.partition.spec import ALL_LINEAR, LoraConfig
+
+_QUERY_AND_VALUE = (
+    ("query", "value"),
+    ("q_proj", "v_proj"),
+    ("query_proj", "value_proj"),
+    ("q_lin", "v_lin"),
+    ("q", "v"),
+    ("query", "key_value"),
+    ("Wqkv",),
+    ("c_attn",),
+)
+"""What the families call these projections; the last three are fused with those of the keys."""
+
+
+def adapt(parts: ModelParts, config: LoraConfig, seed: int) -> ModelParts:
+    """Freeze a model but its head, and put fresh adapters into its TEBs, in place; ``seed`` draws the factors A.
+
+    Raises
+    ------
+    ValueError
+        If a TEB has no layer of a name in ``lora.targets``.
+    """
+    parts.embedding.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for block in parts.blocks:
+            adapt_block(block, config)
+    untie(parts.head)
+    return replace(parts, spec=replace(parts.spec, lora=config))
+
+
+def adapt_block(block: nn.Module, config: LoraConfig) -> nn.Module:
+    """Freeze a TEB and put fresh adapters into it, in place.
+
+    Raises
+    ------
+    ValueError
+        If it has no layer of a name in ``lora.targets``; the message lists those that it has.
+    """
+    from peft import LoraConfig as PeftConfig, inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D
+
+    linear = [name for name, module in block.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    targets = _targets(config, linear)
+    adapters = PeftConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=targets,
+        # GPT-2's layers have their matrices the other way round.
+        fan_in_fan_out=isinstance(block.get_submodule(targets[0]), Conv1D),
+    )
+    return inject_adapter_in_model(adapters, block)
+
+
+def _targets(config: LoraConfig, linear: Sequence[str]) -> list[str]:
+    """Full names of the layers, of those in a TEB, that get adapters."""
+    if config.targets == ALL_LINEAR:
+        return list(linear)
+
+    def found(name: str) -> list[str]:
+        return [path for path in linear if path == name or path.endswith(f".{name}")]
+
+    wanted: Sequence[str] = config.target_names
+    if not wanted:
+        wanted = next((names for names in _QUERY_AND_VALUE if all(map(found, names))), ())
+    missing = [name for name in wanted if not found(name)]
+    if missing or not wanted:
+        what = f"no layer {missing[0]!r}" if missing else "no query and value projections by a known name"
+        raise ValueError(
+            f"lora.targets: {what} in a TEB; expected {ALL_LINEAR} or some of {', '.join(linear)} (the last part of a "
+            "name is enough)"
+        )
+    return [path for name in wanted for path in found(name)]
+
+
+def untie(head: nn.Module) -> nn.Module:
+    """Freeze what a head reads from a frozen embedding: nobody has to send it, or its gradient, any more."""
+    names = tied_names(head)
+    for name in names:
+        head.get_parameter(name).requires_grad_(False)
+    if names:
+        setattr(head, "tied", {})  # noqa: B010 (a plain attribute, which torch's typing does not know)
+    return head
+
+
+def merged_weights(parts: ModelParts) -> dict[str, Tensor]:
+    """Weights of the plain model that computes the same: W + alpha/r B A for every matrix with an adapter.
+
+    Parameters
+    ----------
+    parts : a model with adapters, which stays as it is
+
+    Returns
+    -------
+    Detached tensors by the plain model's global names, what it does not train included.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    weights = dict(parts.named_parameters()) | parts.frozen_weights()
+    merged = {n.replace(".base_layer.", "."): p.detach() for n, p in weights.items() if not _is_factor(n)}
+    for index, block in enumerate(parts.blocks):
+        layers: list[tuple[str, Any]] = [(n, m) for n, m in block.named_modules() if isinstance(m, LoraLayer)]
+        for name, layer in layers:
+            for adapter in layer.active_adapters:
+                merged[f"blocks.{index}.{name}.weight"] = (
+                    layer.get_base_layer().weight + layer.get_delta_weight(adapter)
+                ).detach()
+    return merged
+
+
+def _is_factor(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name

@@ -1,0 +1,108 @@
+"""Updates in fewer bytes, error feedback, and what a server refuses."""
+
+import pytest
+import torch
+
+from client_pipeline.link.compression import CompressionConfig
+from client_pipeline.link.update_codec import ErrorFeedback, UpdateCodec, UpdateError, update_bytes, update_codec
+
+KINDS = ["fp16", "int8", "top-k"]
+START = {"a": torch.linspace(-1, 1, 60).reshape(5, 12), "b": torch.zeros(7), "c": torch.tensor(2.0)}
+
+
+def codec(kind, density=0.1):
+    return UpdateCodec(CompressionConfig(update=kind, density=density))
+
+
+def trained(step, size=1e-6):
+    """Weights after a small change, as small as those of a low learning rate."""
+    generator = torch.Generator().manual_seed(step)
+    return {n: v + size * torch.randn(v.shape, generator=generator) for n, v in START.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_are_as_planned_and_none_sends_the_weights(kind):
+    update = ErrorFeedback(codec(kind)).compress(START, trained(1))
+    for name, value in START.items():
+        sent = sum(tensor.nbytes for key, tensor in update.items() if key.startswith(f"{name}/"))
+        assert sent == update_bytes(codec(kind).config, value.numel())
+    assert update_codec(CompressionConfig()) is None
+    assert update_bytes(CompressionConfig(), 60) == 240
+    assert [update_bytes(codec(k).config, 60) for k in KINDS] == [124, 64, 48]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_sent_and_what_waits_is_what_was_learned(kind):
+    """Over any number of rounds: sum of the decoded updates + residual = sum of the changes."""
+    feedback, decoded, learned = ErrorFeedback(codec(kind)), dict.fromkeys(START, 0.0), dict.fromkeys(START, 0.0)
+    for step in range(1, 9):
+        end = trained(step, size=1.0)
+        applied = codec(kind).apply(START, feedback.compress(START, end))
+        for name, value in START.items():
+            assert applied[name].shape == value.shape and applied[name].dtype == value.dtype
+            decoded[name] = decoded[name] + applied[name] - value
+            learned[name] = learned[name] + end[name] - value
+    for name in START:
+        torch.testing.assert_close(decoded[name] + feedback.residual[name], learned[name], rtol=1e-4, atol=1e-4)
+    if kind == "top-k":
+        assert float(feedback.residual["a"].norm()) > 0
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("fp16", 2**-11), ("int8", 0.5 / 127)])
+def test_small_changes_do_not_vanish(kind, bound):
+    # Half precision alone would round changes of 1e-9 to zero.
+    change = {n: v * 1e-9 for n, v in trained(3, size=1.0).items()}
+    zero = {n: torch.zeros_like(v) for n, v in START.items()}
+    found = codec(kind).apply(zero, ErrorFeedback(codec(kind)).compress(zero, change))
+    for name, value in change.items():
+        assert float((found[name] - value).abs().max()) <= bound * 1.001 * float(value.abs().max()) + 1e-16
+
+
+def test_top_k_sends_the_largest_changes_exactly():
+    end = {"a": START["a"].clone()}
+    end["a"][2, 3] += 0.5
+    end["a"][4, 11] -= 0.25
+    update = ErrorFeedback(codec("top-k", density=2 / 60)).compress({"a": START["a"]}, end)
+    assert update["a/index"].tolist() == [27, 59]
+    assert torch.equal(codec("top-k", density=2 / 60).apply({"a": START["a"]}, update)["a"], end["a"])
+
+
+def test_training_that_diverged_is_an_error_and_leaves_the_residual():
+    feedback = ErrorFeedback(codec("int8"))
+    feedback.compress(START, trained(1))
+    before = {n: v.clone() for n, v in feedback.residual.items()}
+    with pytest.raises(RuntimeError, match="c holds NaN or Inf: training diverged; lower optimizer.lr"):
+        feedback.compress(START, trained(2) | {"c": torch.tensor(float("nan"))})
+    assert all(torch.equal(feedback.residual[n], v) for n, v in before.items())
+
+
+def broken(kind, **changes):
+    update = ErrorFeedback(codec(kind)).compress(START, trained(1))
+    update |= {key.replace("__", "/"): value for key, value in changes.items()}
+    return {key: value for key, value in update.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("int8", {"a__scale": None}, r"update of a \(int8\): expected the parts .*scale.*, found values"),
+        ("int8", {"a__extra": torch.zeros(1)}, "found extra"),
+        ("int8", {"z__values": torch.zeros(1)}, "'z/values' is of no tensor that was sent"),
+        ("int8", {"a__values": torch.zeros(60)}, "values torch.float32"),
+        ("int8", {"a__values": torch.zeros(6, dtype=torch.int8)}, r"torch.int8 \[6\]"),
+        ("int8", {"a__scale": torch.tensor([float("inf")])}, "a .*NaN or Inf"),
+        ("fp16", {"a__values": torch.full((60,), float("nan")).half()}, "a .*NaN or Inf"),
+        ("top-k", {"a__index": torch.tensor([0, 1, 2, 3, 4, 60]).int()}, "rising indices from 0 to 59"),
+        ("top-k", {"a__index": torch.tensor([-1, 1, 2, 3, 4, 5]).int()}, "rising indices"),
+        ("top-k", {"a__index": torch.tensor([0, 1, 1, 3, 4, 5]).int()}, "rising indices"),
+    ],
+)
+def test_an_update_that_does_not_fit_is_refused_by_name(kind, changes, said):
+    with pytest.raises(UpdateError, match=said):
+        codec(kind).apply(START, broken(kind, **changes))
+
+
+@pytest.mark.parametrize(("key", "value"), [("update", "int4"), ("activations", "fp8"), ("density", 0.0)])
+def test_settings_without_a_meaning_are_refused_with_their_key(key, value):
+    with pytest.raises(ValueError, match=rf"compression\.{key}: expected .*, found"):
+        CompressionConfig(**{key: value})

@@ -34,6 +34,11 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
         For a name that is unknown, or a setting that the strategy does not take.
     """
     default = RunConfig()
+    if config.strategy != COLLAPIPE and config.server_optimizer.name != "none":
+        raise ValueError(
+            f"server-optimizer.name: {config.server_optimizer.name} goes with strategy = collapipe, found "
+            f'{config.strategy!r}; leave it out, or set strategy = "FedAdam" and the like for whole models'
+        )
     if config.strategy == COLLAPIPE:
         if config.strategy_options:
             raise ValueError(

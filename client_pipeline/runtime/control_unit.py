@@ -74,6 +74,8 @@ class ClusterSetup:
     local_steps: int
     load_data: Callable[[], ClusterData]
     """Called once, in the control unit's process."""
+    gradient_accumulation: int = 1
+    """Batches of a step, whose gradients are summed up before the optimizers take it."""
     certificates: LinkCertificates = field(default_factory=LinkCertificates)
     checkpoints: Path | None = None
     """Folder of this control unit's checkpoints; None: it writes none."""
@@ -203,7 +205,9 @@ class ControlUnit:
     def _head(self) -> HeadTrainer:
         if self._own_head is None:
             head = self.adapter.build_head(self.setup.spec)
-            self._own_head = HeadTrainer(head, self.setup.optimizer, unit=self.num_blocks)
+            self._own_head = HeadTrainer(
+                head, self.setup.optimizer, unit=self.num_blocks, precision=self.setup.runtime.precision
+            )
         return self._own_head
 
     def _checkpoint(self, round_: int) -> None:
@@ -241,11 +245,13 @@ class ControlUnit:
         setup = self.setup
         step = StepId(seed=setup.seed, round=order.round, step=number, cluster=setup.cluster)
         assert self.data is not None and self.order is not None
-        batch = self.data.collate(self.order.next_batch(), step.data_seed)
+        batches = [
+            self.data.collate(self.order.next_batch(), step.data_seed) for _ in range(setup.gradient_accumulation)
+        ]
         global_step = (order.round - 1) * setup.local_steps + number
         clip = setup.optimizer.clip_norm
         outcome = self.pipeline.run_step(
-            step, batch, self.embedding, link, None if clip > 0 else global_step, order.pace
+            step, batches, self.embedding, link, None if clip > 0 else global_step, order.pace
         )
         scale = 1.0
         if clip > 0:
@@ -309,11 +315,12 @@ class ControlUnit:
         )
 
     def _timeline(self, outcome: StepOutcome) -> list[list[Any]]:
-        """What each stage did in a step: kind, stage, micro-batch, start and end, from the first start on [s]."""
+        """What each stage did with a step's last batch: kind, stage, micro-batch, start and end, from 0 on [s]."""
+        last = slice(-2 * self.pipeline.num_micro_batches, None)
         events = [
             (action.kind, stage, action.micro_batch, action.start, action.end)
             for stage, segment in enumerate(self.pipeline.segments)
-            for action in outcome.devices[segment.device].actions
+            for action in outcome.devices[segment.device].actions[last]
         ]
         zero = min(event[3] for event in events)
         return [[kind, s, i, start - zero, end - zero] for kind, s, i, start, end in sorted(events, key=lambda e: e[3])]

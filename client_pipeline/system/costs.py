@@ -77,7 +77,13 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
 
 
 def model_costs(
-    spec: ModelSpec, *, sequence_length: int, batch_size: int, local_steps: int = 1, optimizer: str = "adamw"
+    spec: ModelSpec,
+    *,
+    sequence_length: int,
+    batch_size: int,
+    local_steps: int = 1,
+    gradient_accumulation: int = 1,
+    optimizer: str = "adamw",
 ) -> Costs:
     """Costs of a model in the terms of a scenario's ``[block]``, per sample.
 
@@ -91,6 +97,7 @@ def model_costs(
     sequence_length : T
     batch_size : b
     local_steps : of a round
+    gradient_accumulation : batches of each
     optimizer : one of :data:`OPTIMIZER_STATES`
 
     Raises
@@ -121,7 +128,7 @@ def model_costs(
         act_scaling="sample",
         lat=0.0,
         upload_time_bits=encoder_bits
-        + float(local_steps * batch_size * teb.activation_bits)
+        + float(local_steps * gradient_accumulation * batch_size * teb.activation_bits)
         + 8.0 * (local_steps - 1) * tied,
         upload_energy_bits=encoder_bits,
         block_memory=teb.parameter_bytes * (2.0 + OPTIMIZER_STATES[optimizer]) + batch_size * teb.saved_bytes,

@@ -19,6 +19,7 @@ class ClassificationTask(LabelledTask[str]):
 
     name = "sequence-classification"
     head = SEQUENCE_CLASSIFICATION
+    scores = ("loss", "accuracy", "macro_f1")
 
     def read(self, data: DataConfig, split: str, cluster: int | None) -> Examples[str]:
         """Read the two columns; an empty text or label is an error."""

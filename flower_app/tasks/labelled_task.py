@@ -46,6 +46,8 @@ class LabelledTask(ABC, Generic[X]):
     name: ClassVar[str]
     head: ClassVar[str]
     """Of the model: one of :data:`client_pipeline.partition.spec.HEADS`."""
+    scores: ClassVar[tuple[str, ...]]
+    """``loss``, and what :meth:`metrics` returns."""
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config

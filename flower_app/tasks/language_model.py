@@ -33,6 +33,7 @@ class SequenceData(ClusterData, Protocol):
 class LanguageModelTask(ABC):
     """A model that learns plain text; a task of this kind says how it is read and what is asked of it."""
 
+    scores = ("loss", "perplexity")
     name: ClassVar[str]
     head: ClassVar[str]
     """Of the model: one of :data:`client_pipeline.partition.spec.HEADS`."""

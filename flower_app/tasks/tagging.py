@@ -30,6 +30,7 @@ class TaggingTask(LabelledTask[list[str]]):
 
     name = "token-classification"
     head = TOKEN_CLASSIFICATION
+    scores = ("loss", "f1", "precision", "recall", "accuracy")
 
     def read(self, data: DataConfig, split: str, cluster: int | None) -> Examples[list[str]]:
         """Read sentences; a broken line, an empty sentence or a tag that is not BIO is an error."""

@@ -101,6 +101,8 @@ class TranslationEvaluator:
 class TranslationTask:
     """Sequence-to-sequence training of a classic Transformer on parallel text."""
 
+    scores = ("loss", "bleu")
+
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
 

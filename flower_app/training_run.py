@@ -46,7 +46,8 @@ from strategies.server_optimizer import make_aggregator, memory_of, remember
 
 NODES_TIMEOUT_S = 60.0
 """How long the server waits for its nodes."""
-SETUP_TIMEOUT_S = 600.0
+SETUP_TIMEOUT_S = 3600.0
+"""How long a control unit may take to load and encode its data."""
 MESSAGE_TIMEOUT_S = 24 * 3600.0
 """A round may be long; its own waits are bounded one by one."""
 
@@ -140,7 +141,12 @@ class TrainingRun:
                     where = f"cluster {clusters[-1].cluster}"
                     log(WARNING, "%s: %d training sequences were cut at data.max-length = %d", where, cut, longest)
         check_clusters(clusters, self.num_clusters)
-        return sorted(clusters, key=lambda state: state.cluster)
+        clusters.sort(key=lambda state: state.cluster)
+        total = sum(state.num_examples for state in clusters)
+        for state in clusters:
+            share = 100 * state.num_examples / total
+            log(INFO, "cluster %d trains on %d examples, %.1f%%", state.cluster, state.num_examples, share)
+        return clusters
 
     def _decoder_service(self) -> DecoderService:
         config = self.config

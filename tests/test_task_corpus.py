@@ -178,7 +178,10 @@ def test_a_dataset_that_cannot_be_had_is_named(tmp_path):
         ({"source": "files"}, "data.train-source: expected a file name with data.source = files"),
         ({"source": "files", "train_source": "a.tsv"}, "data.validation-source: expected a file name"),
         ({"source": "hub"}, "data.hub-id: expected a dataset id or folder"),
-        ({"partition": "even"}, "data.partition: expected one of iid, dirichlet, files, found 'even'"),
+        (
+            {"partition": "even"},
+            "data.partition: expected one of iid, size, linear, square, exponential, dirichlet, pathological, natural-id, files, found 'even'",
+        ),
         ({"partition": "files"}, "data.partition = files needs data.source = files, found 'generated'"),
         ({"dirichlet_alpha": 0.0}, "data.dirichlet-alpha: expected a number above 0, found 0.0"),
         ({"max_length": 1}, "data.max-length: expected at least 2, found 1"),

@@ -37,6 +37,7 @@ from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.device import Watch
 from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.memory import peak_bytes
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
 from client_pipeline.runtime.pacing import Pace
@@ -295,6 +296,8 @@ class ControlUnit:
             "loss": loss,
             "plan": order.plan.to_dict(),
             "devices": devices,
+            # Of the control unit's own process, since it began: the data and the embedding.
+            "peak_bytes": peak_bytes(),
             "moved_blocks": self.pipeline.moved_blocks,
             "moved_bytes": self.pipeline.moved_bytes,
             "link_bytes": sum(outcome.link_bytes for outcome in outcomes),

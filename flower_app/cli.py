@@ -1,4 +1,4 @@
-"""The command line: ``collapipe run | evaluate | translate | export | plan | compare | report | verify | ...``.
+"""The command line: ``collapipe run | evaluate | predict | export | plan | compare | report | verify | ...``.
 
 Exit codes: 0 done, 1 failed or a check not met, 2 bad input, 3 infeasible, 130 interrupted. With ``--json`` standard
 output holds one object and nothing else; all words for people go to standard error. A mistake in the input is told
@@ -105,7 +105,7 @@ def evaluate(
 @app.command()
 def predict(
     run: Run,
-    texts: Annotated[list[str], typer.Argument(help="What to translate, to classify or to tag.")],
+    texts: Annotated[list[str], typer.Argument(help="What to translate, classify, tag, fill or continue.")],
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -210,8 +210,13 @@ def compare(
     scenario: Annotated[str, typer.Option(help="A packaged scenario's name, or a TOML file.")] = "",
     policies: Annotated[str, typer.Option(help="Policies, with commas; random+optimal has optimal segments.")] = "",
     strategies: Annotated[str, typer.Option(help="With --train: strategies beside collapipe, with commas.")] = "",
-    rounds: Annotated[int, typer.Option(help="T of each seed; with --train 0 means the configuration's.")] = 0,
-    seeds: Annotated[int, typer.Option(help="How many networks (and, with --train, models and data orders).")] = 0,
+    rounds: Annotated[
+        int | None, typer.Option(help="T of each seed; 80, or with --train the configuration's.", show_default=False)
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Networks: 4, or with --train 1 with its own model and data order.", show_default=False),
+    ] = None,
     plan_file: Annotated[str, typer.Option("--plan", help="A plan file, for the policy fixed.")] = "",
     train: Annotated[bool, typer.Option("--train", help="Train for real; otherwise planning alone.")] = False,
     config: Config = None,
@@ -221,11 +226,13 @@ def compare(
 ) -> None:
     """Compare policies on planning alone, or policies and strategies by training the same experiment with each."""
     if train:
-        _compare_training(config, sets, scenario, policies, strategies, (rounds, seeds), plan_file, out, as_json)
+        counts = (rounds, 1 if seeds is None else seeds)
+        _compare_training(config, sets, scenario, policies, strategies, counts, plan_file, out, as_json)
     elif config or sets or strategies:
         raise ValueError("compare: --config, --set and --strategies belong to --train")
     else:
-        _compare_planning(scenario, policies, rounds or 80, seeds or 4, plan_file, as_json)
+        counts = (80 if rounds is None else rounds, 4 if seeds is None else seeds)
+        _compare_planning(scenario, policies, counts, plan_file, as_json)
 
 
 def _compare_training(
@@ -234,7 +241,7 @@ def _compare_training(
     scenario: str,
     policies: str,
     strategies: str,
-    counts: tuple[int, int],
+    counts: tuple[int | None, int],
     plan_file: str,
     out: Path,
     as_json: bool,
@@ -245,16 +252,16 @@ def _compare_training(
     from flower_app.config_sources import load_config
 
     rounds, seeds = counts
-    pairs = [f"scenario={scenario}"] * bool(scenario) + [f"num-rounds={rounds}"] * bool(rounds)
+    pairs = [f"scenario={scenario}"] * bool(scenario) + [f"num-rounds={rounds}"] * (rounds is not None)
     base = load_config(config, [*(sets or ()), *pairs])
-    found = compare_training(contenders(base, policies, strategies, plan_file), seeds or 1, out, _say)
+    found = compare_training(contenders(base, policies, strategies, plan_file), seeds, out, _say)
     if as_json:
         _print_json(found)
     else:
         Console(width=180).print(training_table(found))
 
 
-def _compare_planning(scenario: str, policies: str, rounds: int, seeds: int, plan_file: str, as_json: bool) -> None:
+def _compare_planning(scenario: str, policies: str, counts: tuple[int, int], plan_file: str, as_json: bool) -> None:
     from rich.console import Console
 
     from client_pipeline.system.scenario import load_scenario
@@ -264,6 +271,7 @@ def _compare_planning(scenario: str, policies: str, rounds: int, seeds: int, pla
         raise ValueError(
             "compare: expected --scenario and --policies; with --train a configuration decides the scenario"
         )
+    rounds, seeds = counts
     if rounds < 1 or seeds < 1:
         raise ValueError(f"--rounds and --seeds: expected at least 1, found {rounds} and {seeds}")
     makers = named_policies(policies, plan_file)

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.partition.families import library_families, max_length
+from client_pipeline.partition.spec import CAUSAL_LM
 from flower_app.saved_model import FOLDER, SavedModel, load_model
+from flower_app.tasks.tokenizer import TextTokenizer
 
 _SPECIAL_TOKENS = {
     "unk_token": ("[UNK]", "<unk>"),
@@ -75,11 +77,25 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
     )
 
 
+def _marks(saved: SavedModel, tokenizer: Any) -> Any:
+    """Put the marks around a text that the tasks put there themselves; of a causal model, which goes on, the first."""
+    from tokenizers.processors import TemplateProcessing
+
+    own = TextTokenizer.from_json(saved.tokenizer_json)
+    begin, end = (tokenizer.id_to_token(i) for i in (own.bos_id, own.eos_id))
+    if begin is None or end is None:
+        return None
+    single = f"{begin}:0 $A:0" + ("" if saved.spec.head == CAUSAL_LM else f" {end}:0")
+    return TemplateProcessing(single=single, special_tokens=[(begin, own.bos_id), (end, own.eos_id)])
+
+
 def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer.from_str(saved.tokenizer_json)
+    if tokenizer.post_processor is None:
+        tokenizer.post_processor = _marks(saved, tokenizer)
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     special = {use: name for use, names in _SPECIAL_TOKENS.items() for name in names if name in known}
     longest = max_length(saved.spec)

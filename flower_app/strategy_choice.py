@@ -40,7 +40,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
             f'{config.strategy!r}; leave it out, or set strategy = "FedAdam" and the like for whole models'
         )
     if config.strategy == COLLAPIPE:
-        if config.strategy_options:
+        if config.strategy_arguments():
             raise ValueError(
                 "strategy-options: collapipe takes none; leave it empty, its settings have keys of their own"
             )
@@ -66,7 +66,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
         return None
     if config.plan:
         raise ValueError(f"plan: {config.strategy} brings its own plan; leave plan empty")
-    if config.strategy_options:
+    if config.strategy_arguments():
         raise ValueError(f"strategy-options: {config.strategy} takes none; leave it empty")
     return RoundPlanner(scenario, BASELINES[config.strategy][1](config.seed))
 

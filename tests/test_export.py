@@ -99,6 +99,17 @@ def test_the_library_loads_the_exported_tokenizer(tmp_path, family, style):
     assert tokenizer.model_max_length == longest.get(family, CONFIGS[family].get("max_position_embeddings"))
 
 
+@pytest.mark.parametrize(("family", "expected"), [("bert", [2, 5, 6, 3]), ("gpt2", [2, 5, 6])])
+def test_an_exported_tokenizer_puts_the_marks_that_the_task_put(tmp_path, family, expected):
+    from transformers import AutoTokenizer
+
+    text = json.loads(tokenizer_json())
+    text["post_processor"] = None
+    save_run(tmp_path / "run", tiny_spec(family), json.dumps(text), {})
+    export_run(tmp_path / "run", tmp_path / "out")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("the cat")["input_ids"] == expected
+
+
 def test_a_run_without_a_tokenizer_is_exported_without_one(tmp_path):
     save_run(tmp_path / "run", tiny_spec("bert", "token-classification"), "", {})
     assert export_run(tmp_path / "run", tmp_path / "out").files == ["config.json", "model.safetensors"]

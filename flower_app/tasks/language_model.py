@@ -155,8 +155,8 @@ class LanguageModelEvaluator:
                 weight += target_weight(targets(batch))
                 loss_sum += float(parts.loss_sum({name: tensor.to(device) for name, tensor in batch.items()}))
         loss = loss_sum / weight
-        # Beyond the largest number, where training has diverged, it is infinite.
-        perplexity = math.exp(loss) if loss < 700 else math.inf
+        # Where training has diverged, exp has no floating-point value.
+        perplexity = math.exp(min(loss, 700))
         return Score(
             metrics={"loss": loss, "perplexity": perplexity},
             examples=number,

@@ -174,6 +174,8 @@ def run_to_start_from(model: ModelOptions) -> SavedModel:
 
 def _continued(saved: SavedModel, head: str, own: Mapping[str, Any]) -> tuple[ModelSpec, Mapping[str, Tensor]]:
     kept = {key: value for key, value in saved.spec.config.items() if key not in _LABELS}
+    # Which blocks the server has is the run's own, as all sizes are.
+    own = {key: value for key, value in own.items() if key not in kept}
     spec = ModelSpec(family=saved.spec.family, head=head, config={**kept, **own})
     # The head goes on where it says the same things.
     same = head == saved.spec.head and saved.spec.config.get("id2label") == own.get("id2label")

@@ -1,0 +1,76 @@
+"""Pre-training on the clusters' text, a classifier that starts from it, its use and export, through every real part."""
+
+import json
+
+import pytest
+import torch
+from test_end_to_end import collapipe, rounds, sets
+
+MORE = {"model.family": "bert", "scenario": "two-clusters"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs: a masked language model, whose output layer is the embedding's matrix, and a classifier after it."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for name, more in (
+        ("masked-lm", {"optimizer.clip-norm": 1.0}),
+        ("sequence-classification", {"model.from": "latest"}),
+    ):
+        result = collapipe("run", *sets(**{**MORE, "name": name, "task.name": name, **more}), cwd=folder)
+        assert result.returncode == 0, result.stderr[-3000:]
+    return folder
+
+
+def run_of(folder, name):
+    (run,) = (folder / "runs").glob(f"*-{name}")
+    return run
+
+
+def test_both_tasks_are_trained_and_scored(runs):
+    for name, metrics in (("masked-lm", {"perplexity"}), ("sequence-classification", {"accuracy", "macro_f1"})):
+        run = run_of(runs, name)
+        lines, summary = rounds(run), json.loads((run / "summary.json").read_text())
+        assert len(lines) == 3 and lines[-1]["train_loss"] < lines[0]["train_loss"]
+        assert metrics <= summary["metrics"].keys()
+        assert collapipe("evaluate", run, cwd=runs).returncode == 0
+
+
+def test_the_tied_matrix_goes_over_the_stream_and_is_saved_once(runs):
+    from safetensors.torch import load_file
+
+    weights = load_file(run_of(runs, "masked-lm") / "model" / "model.safetensors")
+    assert "embedding.embeddings.word_embeddings.weight" in weights
+    assert "head.predictions.decoder.weight" not in weights
+
+
+def test_the_classifier_began_where_the_language_model_ended(runs):
+    from flower_app.run_directory import read_run_config
+    from flower_app.saved_model import load_model
+    from flower_app.tasks.base import task
+
+    start, config = run_of(runs, "masked-lm"), read_run_config(run_of(runs, "sequence-classification"))
+    assert config.model.from_ == str(start)
+    begun = task(config.task).prepare(config.data, config.model, config.seed, 2).build(config.seed).weights()
+    for name, value in load_model(start).parts.weights(head=False).items():
+        assert torch.equal(begun[name], value), name
+
+
+def test_the_models_are_used_and_exported(runs):
+    from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    filled = collapipe("predict", run_of(runs, "masked-lm"), "the [MASK] sleeps", cwd=runs)
+    assert filled.returncode == 0 and filled.stdout.startswith("the ")
+    text = "the old dog sleeps"
+    label = collapipe("predict", "latest", text, cwd=runs).stdout.strip()
+    for run, loader in (
+        (run_of(runs, "masked-lm"), AutoModelForMaskedLM),
+        ("latest", AutoModelForSequenceClassification),
+    ):
+        exported = collapipe("export", run, runs / loader.__name__, cwd=runs)
+        assert exported.returncode == 0, exported.stderr
+        model = loader.from_pretrained(runs / loader.__name__).eval()
+    tokenizer = AutoTokenizer.from_pretrained(runs / loader.__name__)
+    with torch.no_grad():
+        best = int(model(**tokenizer(text, return_tensors="pt")).logits.argmax())
+    assert model.config.id2label[best] == label

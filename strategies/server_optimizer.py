@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
 from flwr.serverapp.strategy.fedopt import FedOpt
@@ -73,13 +74,16 @@ def memory_of(strategy: Strategy) -> dict[str, Tensor]:
     """
     if isinstance(strategy, FedOpt):
         return {
-            f"{kind}/{name}": torch.from_numpy(value)
+            # Of a weight without dimensions numpy makes a scalar.
+            f"{kind}/{name}": torch.from_numpy(np.asarray(value))
             for kind in ("m_t", "v_t")
             for name, value in (getattr(strategy, kind) or {}).items()
         }
     if isinstance(strategy, FedAvgM):
         # Flower keeps them in the order of the arrays.
-        return {f"momentum/{i:06d}": torch.from_numpy(v) for i, v in enumerate(strategy.momentum_vector or ())}
+        return {
+            f"momentum/{i:06d}": torch.from_numpy(np.asarray(v)) for i, v in enumerate(strategy.momentum_vector or ())
+        }
     return {}
 
 

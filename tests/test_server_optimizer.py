@@ -16,7 +16,7 @@ from strategies.server_optimizer import (
     remember,
 )
 
-START = {"b": torch.tensor([1.0, -2.0]), "a.w": torch.tensor([[0.5]])}
+START = {"b": torch.tensor([1.0, -2.0]), "a.w": torch.tensor([[0.5]]), "scale": torch.tensor(3.0)}
 
 
 @pytest.fixture(autouse=True)

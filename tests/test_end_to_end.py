@@ -161,20 +161,3 @@ def end_superlink(port):
             _, alive = psutil.wait_procs(family, timeout=10)
             for member in alive:
                 member.kill()
-
-
-def test_training_stops_when_patience_ends_and_leaves_the_best_model(tmp_path):
-    from safetensors.torch import load_file
-
-    # No later model is better by a thousand: the first one is the best.
-    selection = {"selection.patience": 2, "selection.min-delta": 1000, "selection.load-best-at-end": "true"}
-    result = collapipe("run", *sets(**{"num-rounds": 9, "evaluate-every": 1}, **selection), cwd=tmp_path)
-    assert result.returncode == 0, result.stderr[-3000:]
-    run_dir = tmp_path / "runs" / "latest"
-    assert [line["round"] for line in rounds(run_dir)] == [1, 2, 3]
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert (summary["status"], summary["rounds"], summary["best_round"]) == ("finished", 3, 1)
-    assert "bleu" in summary["metrics"]
-    best = load_file(run_dir / "model" / "model.safetensors")
-    last = load_file(run_dir / "checkpoint" / "round-000003" / "weights.safetensors")
-    assert best.keys() == last.keys() and not all(best[name].equal(last[name]) for name in best)

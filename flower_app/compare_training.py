@@ -20,7 +20,7 @@ from flower_app.run_directory import (
     read_run_config,
     read_summary,
 )
-from flower_app.simulation_run import claim, simulate
+from flower_app.simulation_run import check_new_run, claim, simulate
 from flower_app.strategy_choice import COLLAPIPE
 
 CURVES = ("round", "virtual_s", "bytes", "energy_j", "train_loss", "metric")
@@ -83,10 +83,18 @@ def compare_training(
     if num_seeds < 1:
         raise ValueError(f"--seeds: expected at least 1, found {num_seeds}")
     out = out.resolve()
+    todo = [
+        (name, replace(_seeded(config, i), run_dir=str(out / f"{_file_name(name)}-seed{i}")))
+        for i in range(num_seeds)
+        for name, config in configs.items()
+    ]
+    # All before the first one: hours later is late for a misspelt name.
+    for _, config in todo:
+        if not _finished(config):
+            check_new_run(config)
     runs: dict[str, list[Path]] = {name: [] for name in configs}
-    for i in range(num_seeds):
-        for name, config in configs.items():
-            runs[name].append(_run(name, _seeded(config, i), out / f"{_file_name(name)}-seed{i}", say))
+    for name, config in todo:
+        runs[name].append(_run(name, config, say))
     figures = [_figures(name, folders) for name, folders in runs.items()]
     rows = [
         row for name, folders in runs.items() for i, folder in enumerate(folders) for row in _curve(name, i, folder)
@@ -111,16 +119,29 @@ def _seeded(config: RunConfig, i: int) -> RunConfig:
     return replace(config, seed=config.seed + i, scenario_seed=network + i)
 
 
-def _run(name: str, config: RunConfig, run_dir: Path, say: Callable[[str], None]) -> Path:
+def _finished(config: RunConfig) -> bool:
+    """Whether the run has been made before.
+
+    Raises
+    ------
+    ValueError
+        If its folder holds something else.
+    """
+    run_dir = Path(config.run_dir)
     summary = read_summary(run_dir) if (run_dir / CONFIG).is_file() else None
-    wanted = replace(config, run_dir=str(run_dir))
-    if summary is not None and summary.get("status") == FINISHED and _same(read_run_config(run_dir), wanted):
-        say(f"{name}: finished before, {run_dir}")
-        return run_dir
+    if summary is not None and summary.get("status") == FINISHED and _same(read_run_config(run_dir), config):
+        return True
     if run_dir.exists():
         raise ValueError(f"{run_dir}: holds another run, or one that did not finish; remove it or choose another --out")
-    run_dir.mkdir(parents=True)
-    _, complete = claim(wanted)
+    return False
+
+
+def _run(name: str, config: RunConfig, say: Callable[[str], None]) -> Path:
+    run_dir = Path(config.run_dir)
+    if _finished(config):
+        say(f"{name}: finished before, {run_dir}")
+        return run_dir
+    _, complete = claim(config)
     say(f"{name}: {run_dir}")
     outcome = simulate(run_dir, complete, say, quiet=True)
     if outcome.status != FINISHED:

@@ -129,6 +129,11 @@ def read_rounds(run_dir: Path, offset: int = 0) -> tuple[list[dict[str, Any]], i
     Returns
     -------
     The rounds, and the offset from which to go on.
+
+    Raises
+    ------
+    ValueError
+        If a line is no JSON object; the message names the file and the line's beginning.
     """
     try:
         with (run_dir / ROUNDS).open("rb") as file:
@@ -137,7 +142,7 @@ def read_rounds(run_dir: Path, offset: int = 0) -> tuple[list[dict[str, Any]], i
     except FileNotFoundError:
         return [], offset
     complete = data[: data.rfind(b"\n") + 1]
-    return [json.loads(line) for line in complete.splitlines()], offset + len(complete)
+    return [_object(run_dir / ROUNDS, line) for line in complete.splitlines()], offset + len(complete)
 
 
 def write_plan(run_dir: Path, round_number: int, plan: Mapping[str, Any]) -> Path:
@@ -192,12 +197,28 @@ def write_failure(run_dir: Path, error: BaseException) -> Path:
 
 
 def read_summary(run_dir: Path) -> dict[str, Any] | None:
-    """Read how the run ended; None while it has not."""
+    """Read how the run ended; None while it has not.
+
+    Raises
+    ------
+    ValueError
+        If the file is no JSON object; the message names it.
+    """
     try:
-        summary: dict[str, Any] = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
+        return _object(run_dir / SUMMARY, (run_dir / SUMMARY).read_bytes())
     except FileNotFoundError:
         return None
-    return summary
+
+
+def _object(path: Path, data: bytes) -> dict[str, Any]:
+    """Parse a JSON object of a run's file."""
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, found {data[:60]!r}: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {data[:60]!r}")
+    return found
 
 
 def _json(value: Any, indent: int | None = None) -> str:

@@ -28,7 +28,8 @@ def main(grid: Grid, context: Context) -> None:
         run_dir = run_directory.create_run_directory(config.runs_dir, config.name)
     print(run_dir, flush=True)
     try:
-        run_directory.write_config(run_dir, config)
+        if not config.resume:
+            run_directory.write_config(run_dir, config)
         TrainingRun(config, run_dir, grid).run()
     except BaseException as error:
         run_directory.write_failure(run_dir, error)

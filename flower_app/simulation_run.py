@@ -25,7 +25,7 @@ from flower_app.run_directory import (
     read_summary,
     write_config,
 )
-from flower_app.strategy_choice import check_can_resume
+from flower_app.strategy_choice import check_can_resume, check_same_run
 from strategies.checkpoint import last_committed
 
 
@@ -47,9 +47,7 @@ def new_run(config: str | None, sets: Sequence[str] = ()) -> tuple[Path, RunConf
 
 def claim(resolved: RunConfig) -> tuple[Path, RunConfig]:
     """Check a configuration and make its run directory; see :func:`new_run`."""
-    if resolved.resume:
-        raise ValueError("resume: use collapipe run --resume RUN")
-    num_clusters = check_run(resolved)
+    num_clusters = check_new_run(resolved)
     if resolved.run_dir:
         run_dir = claim_run_directory(resolved.run_dir)
     else:
@@ -57,6 +55,13 @@ def claim(resolved: RunConfig) -> tuple[Path, RunConfig]:
     # All clusters run at once here, so the decoder may wait for all of them in every step.
     sync = "step" if resolved.decoder_sync == "auto" else resolved.decoder_sync
     return run_dir, replace(resolved, run_dir=str(run_dir), num_clusters=num_clusters, decoder_sync=sync)
+
+
+def check_new_run(resolved: RunConfig) -> int:
+    """Check a configuration; see :func:`new_run`. Returns its number of clusters."""
+    if resolved.resume:
+        raise ValueError("resume: use collapipe run --resume RUN")
+    return check_run(resolved)
 
 
 def continued_run(run: str) -> tuple[Path, RunConfig]:
@@ -75,7 +80,7 @@ def continued_run(run: str) -> tuple[Path, RunConfig]:
         )
     config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=True)
     check_can_resume(config)
-    last_committed(run_dir)
+    check_same_run(config, last_committed(run_dir))
     check_run(config)
     return run_dir, config
 

@@ -10,13 +10,16 @@ from strategies.baselines.pipeline import EvenPipelines, PipeLine
 from strategies.baselines.stock import make_stock
 from strategies.baselines.titanic import Titanic, titanic_policy
 from strategies.baselines.vanilla_fl import VanillaFL, vanilla_fl_policy
-from strategies.continued import check_resumable
+from strategies.checkpoint import Checkpoint
+from strategies.continued import check_resumable, check_unchanged
 from strategies.planned_strategy import PlannedStrategy
 from strategies.policies import make_policy
 from strategies.round_planner import Decision, InfeasibleRound, RoundPlanner
 from strategies.round_policy import RoundPolicy
 
 COLLAPIPE = "collapipe"
+FREE_TO_CHANGE = ("resume", "run-dir", "runs-dir", "tensorboard", "decoder.", "runtime.actor-idle", "runtime.timeout")
+"""Keys, and tables, that may be otherwise when a run goes on: places and patience, not numbers."""
 BASELINES: dict[str, tuple[type[PlannedStrategy], Callable[[int], RoundPolicy]]] = {
     "vanilla-fl": (VanillaFL, vanilla_fl_policy),
     "pipeline": (PipeLine, lambda _: EvenPipelines()),
@@ -39,16 +42,15 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
             f"server-optimizer.name: {config.server_optimizer.name} goes with strategy = collapipe, found "
             f'{config.strategy!r}; leave it out, or set strategy = "FedAdam" and the like for whole models'
         )
+    paper = config.strategy == COLLAPIPE and config.policy == "dssda-paper" and not config.plan
+    if not paper and (config.planner.drift != "true" or config.planner.c11):
+        raise ValueError('planner.drift and planner.c11: they are of the paper as printed; set policy = "dssda-paper"')
     if config.strategy == COLLAPIPE:
         if config.strategy_arguments():
             raise ValueError(
                 "strategy-options: collapipe takes none; leave it empty, its settings have keys of their own"
             )
         name = "fixed" if config.plan else config.policy
-        if name != "dssda-paper" and (config.planner.drift != "true" or config.planner.c11):
-            raise ValueError(
-                'planner.drift and planner.c11: they are of the paper as printed; set policy = "dssda-paper"'
-            )
         policy = make_policy(name, plan_file=config.plan, seed=config.seed, c11=config.planner.c11)
         return RoundPlanner(scenario, policy, drift=config.planner.drift)
     if config.policy != default.policy:
@@ -81,6 +83,17 @@ def check_can_resume(config: RunConfig) -> None:
     """
     if config.strategy != COLLAPIPE and config.strategy not in BASELINES:
         check_resumable(config.strategy, config.strategy_arguments())
+
+
+def check_same_run(config: RunConfig, found: Checkpoint) -> None:
+    """Refuse to go on under another configuration.
+
+    Raises
+    ------
+    ValueError
+        Naming the keys that differ.
+    """
+    check_unchanged(found.state["config"], config.to_flat(), FREE_TO_CHANGE)
 
 
 def check_first_round(planner: RoundPlanner) -> Decision:

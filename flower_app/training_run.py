@@ -25,7 +25,14 @@ from flower_app.report.pictures import write_pictures
 from flower_app.report.timeline import timeline_of
 from flower_app.saved_model import load_model, save_model
 from flower_app.selection import Selection
-from flower_app.strategy_choice import BASELINES, COLLAPIPE, check_can_resume, check_first_round, make_planner
+from flower_app.strategy_choice import (
+    BASELINES,
+    COLLAPIPE,
+    check_can_resume,
+    check_first_round,
+    check_same_run,
+    make_planner,
+)
 from flower_app.tasks.base import task
 from flower_app.training_network import of_clusters, training_scenario
 from strategies import checkpoint
@@ -281,7 +288,7 @@ class TrainingRun:
         plans = {int(report["cluster"]): ClusterPlan.from_dict(report["plan"]) for report in reports}
         document = [plans[n].to_dict() if n in plans else None for n in range(self.num_clusters)]
         run_directory.write_plan(self.run_dir, server_round, {"format": PLAN_FORMAT, "clusters": document})
-        return stock_record(self.scenario, server_round, plans)
+        return stock_record(self.scenario, server_round, plans, "fixed" if self.config.plan else "uniform")
 
     def _write_plan(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
         document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}
@@ -303,6 +310,7 @@ class TrainingRun:
             "rounds-size": run_directory.rounds_size(self.run_dir),
             "wall-s": wall_s,
             "selection": self.selection.state(),
+            "config": self.config.to_flat(),
         }
         if isinstance(self.strategy, PlannedStrategy):
             state["strategy"] = self.strategy.state()
@@ -318,6 +326,7 @@ class TrainingRun:
         """What the run goes on from; its files are put back to that round."""
         check_can_resume(self.config)
         found = checkpoint.last_committed(self.run_dir)
+        check_same_run(self.config, found)
         run_directory.reopen(self.run_dir, int(found.state["rounds-size"]))
         return found
 

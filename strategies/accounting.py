@@ -43,6 +43,9 @@ class StepWork:
 Work = Callable[[Instance, int, ClusterPlan], StepWork]
 """What a step of a cluster takes under a plan."""
 
+Times = Callable[[Instance, int, ClusterPlan], tuple[Array, Array, Array, Array]]
+"""Seconds of each stage and link for each micro-batch; see :func:`plan_times`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterCosts:

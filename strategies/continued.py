@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -52,6 +52,30 @@ class Continued(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """See Strategy."""
         return self.strategy.aggregate_evaluate(server_round + self.completed, replies)
+
+
+def check_unchanged(began: Mapping[str, object], now: Mapping[str, object], free: Collection[str]) -> None:
+    """Refuse to go on with a run under another configuration than it began with.
+
+    Parameters
+    ----------
+    began : flat configuration of the checkpoint
+    now : of the run that goes on
+    free : keys that do not change what is computed; those with a dot at the end are tables
+
+    Raises
+    ------
+    ValueError
+        Naming the keys that differ.
+    """
+
+    def is_free(key: str) -> bool:
+        return key in free or key.rpartition(".")[0] + "." in free
+
+    changed = sorted(k for k in began.keys() | now.keys() if not is_free(k) and began.get(k) != now.get(k))
+    if changed:
+        told = ", ".join(f"{key} (it was {began.get(key)!r}, is {now.get(key)!r})" for key in changed)
+        raise ValueError(f"resume: a run goes on as it began, but {told}; put it back, or start a new run")
 
 
 def check_resumable(name: str, options: dict[str, object]) -> None:

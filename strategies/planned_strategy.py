@@ -15,7 +15,7 @@ from flwr.supercore import log
 
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.pacing import Pace
-from strategies.accounting import Work, costs_record, pipeline_work, plan_times, round_costs
+from strategies.accounting import Times, Work, costs_record, pipeline_work, plan_times, round_costs
 from strategies.clusters import ClusterState, check_clusters
 from strategies.records import ARRAYS, CONFIG, LOSS_KEY, WEIGHT_KEY, read_metric, read_report, train_config
 from strategies.round_planner import Decision, InfeasibleRound, RoundPlanner
@@ -37,6 +37,8 @@ class PlannedStrategy(Strategy):
 
     work: Work = staticmethod(pipeline_work)
     """What a local step takes under the system model."""
+    times: Times = staticmethod(plan_times)
+    """The same of each stage, link and micro-batch of what really runs, for paced devices."""
     waived: tuple[str, ...] = ()
     """Constraints that the plans need not meet."""
 
@@ -187,7 +189,7 @@ class PlannedStrategy(Strategy):
     def _pace(self, decision: Decision, cluster: int) -> Pace | None:
         if self.time_scale is None:
             return None
-        times = plan_times(decision.instance, cluster, decision.plans[cluster])
+        times = type(self).times(decision.instance, cluster, decision.plans[cluster])
         uplink_s = decision.answer.clusters[cluster].uplink_s or 0.0
         return Pace.of(times, uplink_s, self.time_scale)
 

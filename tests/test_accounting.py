@@ -8,10 +8,14 @@ import pytest
 from client_pipeline.partition.plan import ClusterPlan, uniform_plan
 from client_pipeline.runtime.event_simulator import simulate
 from client_pipeline.runtime.pacing import Pace
+from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.latency import gpipe_latency
 from client_pipeline.system.scenario import load_scenario
 from strategies.accounting import pipeline_work, plan_times, round_costs
 from strategies.baselines.stock_accounting import queued_uploads, stock_record
+from strategies.dssda.convergence import gamma
+from strategies.dssda.queues import Queues
+from strategies.dssda.round_problem import bound_parameters, round_instance
 from strategies.policies import make_policy
 from strategies.round_planner import RoundPlanner
 
@@ -71,6 +75,14 @@ def test_a_stock_round_is_recorded_for_those_that_trained():
     assert [c["selected"] for c in record["virtual"]["clusters"]] == [False, True, False]
     assert record["virtual"]["clusters"][1]["channel"] in range(4)
     assert record["virtual"]["latency_s"] > 0
+    # The bound is that of what happened: it used to be that of a round in which nobody uploads.
+    link = record["virtual"]["clusters"][1]
+    instance = round_instance(scenario, NetworkTrace(scenario).round(1), Queues.empty(3))
+    expected = gamma(
+        len(plan.segments()), 12, instance.distortion(1, link["power_w"], link["channel"]), bound_parameters(scenario)
+    )
+    bounds = [c["gamma"] for c in record["virtual"]["clusters"]]
+    assert bounds[1] == pytest.approx(float(expected)) and bounds[1] != pytest.approx(bounds[0])
 
 
 def test_a_pace_holds_each_stages_share_of_the_simulated_times(decision):

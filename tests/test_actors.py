@@ -1,7 +1,9 @@
 """The control unit's actor: found by name from any process, given up when it freezes, replaced by a newer run's."""
 
+import dataclasses
 import os
 import signal
+import time
 
 import pytest
 from test_federated_equals_central import LR, PLANS
@@ -10,7 +12,7 @@ from test_split_equals_whole import CLASSIC, make_batch
 from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime.actors import ControlUnitError, start_control_unit, train_round
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
+from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pipeline import NAMESPACE
 
@@ -87,3 +89,12 @@ def test_a_frozen_control_unit_is_given_up_in_bounded_time(local_ray, end_actors
             train_round("actors-4", 0, order(), 2.0)
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def test_a_control_unit_outside_an_actor_ends_no_process(monkeypatch, local_ray):
+    ended = []
+    monkeypatch.setattr("client_pipeline.runtime.device.os._exit", ended.append)
+    setup = dataclasses.replace(setup_of("actors-4"), runtime=RuntimeConfig(timeout=240, actor_idle=0.05))
+    ControlUnit(setup)
+    time.sleep(0.5)
+    assert not ended

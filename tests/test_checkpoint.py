@@ -34,6 +34,21 @@ def test_a_control_unit_keeps_two_rounds_and_reads_the_newest_that_was_committed
     assert cluster_checkpoint.read(tmp_path / "none", committed=4) is None
 
 
+def test_a_control_unit_that_rests_in_the_committed_round_has_its_last_one_on_disk(tmp_path):
+    """It used to write in the rounds that are committed alone: with checkpoint-every = 2, training in round 3 and
+    resting in round 4, its data order and optimizers fell back to round 2 when the run was continued."""
+    for round_ in (1, 2, 3):
+        cluster_checkpoint.write(tmp_path, ClusterCheckpoint(round_, 10 * round_, {"a": torch.ones(1)}), every=2)
+    assert names(tmp_path) == ["round-000002.safetensors", "round-000004.safetensors"]
+    # Round 4 was committed without it, and it trained in round 5 when the server was killed.
+    cluster_checkpoint.write(tmp_path, ClusterCheckpoint(5, 50, {"a": torch.ones(1)}), every=2)
+    assert cluster_checkpoint.read(tmp_path, committed=4).drawn == 30
+    # Killed before round 4 was committed, the run goes on from round 2.
+    cluster_checkpoint.write(tmp_path / "other", ClusterCheckpoint(2, 20, {"a": torch.ones(1)}), every=2)
+    cluster_checkpoint.write(tmp_path / "other", ClusterCheckpoint(3, 30, {"a": torch.ones(1)}), every=2)
+    assert cluster_checkpoint.read(tmp_path / "other", committed=2).drawn == 20
+
+
 def test_a_damaged_file_of_a_control_unit_is_named(tmp_path):
     path = cluster_checkpoint.write(tmp_path, ClusterCheckpoint(1, 1, {"a": torch.ones(3)}))
     path.write_bytes(path.read_bytes()[:20])
@@ -108,6 +123,27 @@ def test_strategies_whose_memory_no_checkpoint_has_cannot_go_on():
         check_resumable("QFedAvg", {})
     with pytest.raises(ValueError, match="fraction_train = 0.5 draws its clients without a seed"):
         check_resumable("FedAvg", {"fraction_train": 0.5})
+
+
+def test_a_run_does_not_go_on_under_another_configuration(tmp_path):
+    """A changed config.toml, or flwr run with other values, used to go on without a word."""
+    from flower_app.config import RunConfig
+    from flower_app.run_directory import write_config
+    from flower_app.simulation_run import continued_run
+
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    began = RunConfig.from_flat({"run-dir": "/elsewhere", "num-clusters": 3, "decoder-sync": "step"})
+    commit(run_dir, Checkpoint(1, {"w": torch.ones(1)}, {}, {}, {"rounds-size": 0, "config": began.to_flat()}))
+    for change in ({"optimizer.lr": 0.1}, {"policy": "uniform"}, {"num-rounds": 90}, {"model.width": 32}):
+        write_config(run_dir, RunConfig.from_flat(began.to_flat() | change))
+        [(key, value)] = change.items()
+        with pytest.raises(ValueError, match=rf"as it began, but {key} \(it was .*, is {value!r}\)"):
+            continued_run(str(run_dir))
+    free = {"runtime.timeout": 9.0, "decoder.step-timeout": 5.0, "tensorboard": True}
+    write_config(run_dir, RunConfig.from_flat(began.to_flat() | free))
+    found, config = continued_run(str(run_dir))
+    assert found == run_dir and config.resume and config.runtime.timeout == 9.0 and config.run_dir == str(run_dir)
 
 
 def test_a_run_of_a_stateful_strategy_is_not_resumed(tmp_path):

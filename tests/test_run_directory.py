@@ -148,3 +148,14 @@ def test_a_damaged_model_is_refused_by_file(tmp_path):
     (folder / "spec.json").write_text("{}")
     with pytest.raises(ValueError, match="model: model specification: expected JSON with the keys family"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{bad", "[1]", "\x00"])
+def test_a_damaged_file_of_a_run_is_named(tmp_path, text):
+    """collapipe report and --resume used to say what JSON missed, but not where, or ended in a traceback."""
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n' + text + "\n")
+    with pytest.raises(ValueError, match="rounds.jsonl: expected"):
+        read_rounds(tmp_path)
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ValueError, match="summary.json: expected"):
+        read_summary(tmp_path)

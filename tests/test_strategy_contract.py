@@ -100,6 +100,8 @@ def check_costs(virtual, line):
         ({"strategy": "pipeline", "strategy-options": "{}"}, None),
         ({"strategy": "FedAvg", "device-emulation": "paced"}, "device-emulation: FedAvg sends no plan"),
         ({"planner.drift": "printed"}, 'set policy = "dssda-paper"'),
+        ({"strategy": "titanic", "planner.drift": "printed"}, 'set policy = "dssda-paper"'),
+        ({"strategy": "FedAvg", "planner.c11": True}, 'set policy = "dssda-paper"'),
         ({"policy": "best"}, "policy: expected one of dssda"),
         ({"costs": "guess"}, "costs: expected one of scenario, model, found 'guess'"),
     ],

@@ -197,7 +197,7 @@ def read_plans(path: Path) -> list[ClusterPlan]:
         Naming the file, and the cluster and key at fault.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"plan: no file {path}; write one, or leave plan empty for the uniform plan")
+        raise FileNotFoundError(f"plan: no file {path}; write one, or leave plan empty: then the policy plans")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

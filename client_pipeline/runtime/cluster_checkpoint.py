@@ -2,6 +2,9 @@
 
 The server commits a round after all control units have written theirs. So a round may be on disk that was never
 committed: two files are kept, and a continued run reads the newest of those that were.
+
+Where the server commits every few rounds alone, a control unit still writes after each round that it trains in, over
+the file of the next round to be committed: it may not train in that one, and it does not know.
 """
 
 from __future__ import annotations
@@ -31,10 +34,17 @@ class ClusterCheckpoint(NamedTuple):
     """Weights and optimizer states, by part: ``embedding/...``, ``block.3/...``, ``head/...``."""
 
 
-def write(folder: Path, checkpoint: ClusterCheckpoint) -> Path:
-    """Write a round's file in one step, and forget those before the last two."""
+def write(folder: Path, checkpoint: ClusterCheckpoint, every: int = 1) -> Path:
+    """Write a round's file in one step, and forget those before the last two.
+
+    Parameters
+    ----------
+    folder : of this control unit's files
+    checkpoint : after a round
+    every : rounds between the server's commits; the file has the number of the next one
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"round-{checkpoint.round:06d}.safetensors"
+    path = folder / f"round-{-(-checkpoint.round // every) * every:06d}.safetensors"
     aside = folder / f".{path.name}-{os.getpid()}"
     tensors = {name: value.contiguous() for name, value in checkpoint.tensors.items()}
     save_file(tensors, aside, {"collapipe": json.dumps({"round": checkpoint.round, "drawn": checkpoint.drawn})})

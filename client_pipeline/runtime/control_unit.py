@@ -81,7 +81,7 @@ class ClusterSetup:
     checkpoints: Path | None = None
     """Folder of this control unit's checkpoints; None: it writes none."""
     checkpoint_every: int = 1
-    """Rounds between checkpoints."""
+    """Rounds between the server's commits."""
     resume_round: int = 0
     """Committed round to go on from; 0: from the start."""
 
@@ -214,7 +214,7 @@ class ControlUnit:
     def _checkpoint(self, round_: int) -> None:
         """Write what a continued run needs, before the server hears that the round is done."""
         setup = self.setup
-        if setup.checkpoints is None or round_ % setup.checkpoint_every:
+        if setup.checkpoints is None:
             return
         assert self.order is not None
         tensors = _named("embedding", ({n: p.detach() for n, p in self.parameters.items()}, self.optimizer.state()))
@@ -223,7 +223,8 @@ class ControlUnit:
         if self._own_head is not None:
             head = self._own_head
             tensors |= _named("head", ({n: p.detach() for n, p in head.parameters.items()}, head.optimizer.state()))
-        cluster_checkpoint.write(setup.checkpoints, ClusterCheckpoint(round_, self.order.drawn, tensors))
+        checkpoint = ClusterCheckpoint(round_, self.order.drawn, tensors)
+        cluster_checkpoint.write(setup.checkpoints, checkpoint, setup.checkpoint_every)
 
     def _restore(self, folder: Path, committed: int) -> None:
         """Go on from a checkpoint; the weights of the next round come from the server."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 import torch
 from torch import Tensor
 
@@ -41,13 +42,17 @@ class StepReport:
 
 
 class Watch:
-    """Ends the process when nobody has called for ``idle_s`` seconds: an actor outlives the message that made it."""
+    """Ends an actor's process when nobody has called for ``idle_s`` seconds: it outlives the message that made it.
+
+    Elsewhere, as in a test or a notebook, the process is not ours to end.
+    """
 
     def __init__(self, idle_s: float) -> None:
         self._last = time.monotonic()
         self._idle_s = idle_s
         self._busy = 0
-        threading.Thread(target=self._run, daemon=True, name="idle-watch").start()
+        if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
+            threading.Thread(target=self._run, daemon=True, name="idle-watch").start()
 
     def __enter__(self) -> Watch:
         self._busy += 1

@@ -20,10 +20,12 @@ from strategies.dssda.power import Uplinks
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_bound, round_instance
 from strategies.round_planner import Decision
-from strategies.segment_choices import cluster_plans
+from strategies.segment_choices import choice_of, cluster_plans
 
 
-def stock_record(scenario: Scenario, number: int, plans: Mapping[int, ClusterPlan]) -> dict[str, Any]:
+def stock_record(
+    scenario: Scenario, number: int, plans: Mapping[int, ClusterPlan], policy: str = "uniform"
+) -> dict[str, Any]:
     """``plan`` and ``virtual`` of a round's record.
 
     Parameters
@@ -31,6 +33,7 @@ def stock_record(scenario: Scenario, number: int, plans: Mapping[int, ClusterPla
     scenario : the network
     number : of the round
     plans : of the clusters that trained, as they made them
+    policy : how they made them
     """
     network, queues = NetworkTrace(scenario).round(number), Queues.empty(scenario.num_clusters)
     instance = round_instance(scenario, network, queues)
@@ -50,9 +53,20 @@ def stock_record(scenario: Scenario, number: int, plans: Mapping[int, ClusterPla
         left_out={},
         power_control=[],
     )
-    gamma = round_bound(scenario, network, instance, nobody)
-    plan = {"policy": "uniform", "status": "feasible", "left_out": []}
+    gamma = round_bound(scenario, network, instance, _answer(instance, decided, channels))
+    plan = {"policy": policy, "status": "feasible", "left_out": []}
     return {"plan": plan, "virtual": costs_record(decision, costs, gamma, scenario.planner.gamma_max)}
+
+
+def _answer(instance: Instance, plans: list[ClusterPlan], channels: list[tuple[int, float] | None]) -> Answer:
+    """What happened, as a planner would have answered it: a cluster without an upload counts as unmatched."""
+    parts = [
+        ClusterAnswer("feasible", False)
+        if link is None
+        else ClusterAnswer("feasible", True, choice=choice_of(instance, n, plan), channel=link[0], power_w=link[1])
+        for n, (plan, link) in enumerate(zip(plans, channels, strict=True))
+    ]
+    return Answer("feasible", tuple(parts))
 
 
 def queued_uploads(

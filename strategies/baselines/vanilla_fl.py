@@ -10,7 +10,8 @@ import numpy as np
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.system.energy import block_energy
 from client_pipeline.system.latency import micro_batch_work, teb_time
-from strategies.accounting import StepWork
+from client_pipeline.system.radio import Array
+from strategies.accounting import StepWork, plan_times
 from strategies.dssda.answer import SegmentChoice
 from strategies.dssda.instance import Instance
 from strategies.planned_strategy import PlannedStrategy
@@ -39,10 +40,18 @@ def whole_model_work(instance: Instance, cluster: int, plan: ClusterPlan) -> Ste
     )
 
 
+def whole_model_times(instance: Instance, cluster: int, plan: ClusterPlan) -> tuple[Array, Array, Array, Array]:
+    """The one stage that really runs, paced as the K devices of the model: it takes D, not its own device's time."""
+    forward, backward, to_next, to_previous = plan_times(instance, cluster, plan)
+    scale = whole_model_work(instance, cluster, plan).pipeline_s / float(forward.sum() + backward.sum())
+    return scale * forward, scale * backward, to_next, to_previous
+
+
 class VanillaFL(PlannedStrategy):
     """The whole model on every device: memory (C7) and device energy (C9) are waived, and marked so."""
 
     work = staticmethod(whole_model_work)
+    times = staticmethod(whole_model_times)
     waived = ("C7", "C9")
 
 

@@ -1,0 +1,120 @@
+"""Strategies and policies trained beside each other: what is refused, and what the figures say."""
+
+import json
+
+import pytest
+
+from flower_app import compare_training
+from flower_app.compare_training import contenders
+from flower_app.config import RunConfig
+from flower_app.launch import Outcome
+from flower_app.run_directory import FAILED, FINISHED, append_round, write_config, write_summary
+
+COUNTED = ("latency_s", "pipeline_s", "energy_j", "bytes", "memory_bytes")
+
+
+def base(**more):
+    return RunConfig.from_flat({"num-rounds": 4, "scenario": "table2", **more})
+
+
+def fake_round(number, scale):
+    """A line of rounds.jsonl with one selected cluster of two."""
+    chosen = {
+        "cluster": 0,
+        "selected": True,
+        "gamma": 2.0,
+        "pipeline_s": 10.0 * scale,
+        "pipeline_fused_s": 9.0 * scale,
+        "pipeline_eq15_s": 11.0 * scale,
+        "link_bytes": [5.0, 0.0],
+        "device_memory_bytes": [7.0 * scale, 3.0],
+    }
+    rests = {"cluster": 1, "selected": False, "gamma": 3.0}
+    virtual = {"latency_s": 20.0 * scale, "latency_eq15_s": 22.0, "energy_j": 4.0, "gamma_max": 3.4}
+    return {
+        "round": number,
+        "train_loss": 1.0,
+        "bytes_up": 100,
+        "bytes_down": 50,
+        "metrics": {"loss": 1.0, "bleu": 10.0 * number} if number % 2 == 0 else {},
+        "clusters": [{"cluster": 0, "devices": {"0": {"peak_bytes": 30, "idle_bytes": 10}}}],
+        "virtual": virtual | {"clusters": [chosen, rests]},
+    }
+
+
+def fake_run(run_dir, config, say, quiet):
+    """What a run leaves behind: the first round of four takes a hundred times as long."""
+    write_config(run_dir, config)
+    for number in range(1, 5):
+        append_round(run_dir, fake_round(number, (100 if number == 1 else 1) * (1 + config.seed)))
+    summary = {"rounds": 4, "wall_s": 1.0, "metrics": {"loss": 1.0, "bleu": 40.0 + config.seed}}
+    write_summary(run_dir, FINISHED, **summary)
+    return Outcome(FINISHED, "", {"status": FINISHED, **summary})
+
+
+def test_every_contender_is_checked_before_the_first_is_trained(tmp_path, monkeypatch):
+    """The second name used to be looked at when the first had been trained, and left an empty folder that was in
+    the way of the next try."""
+    monkeypatch.setattr(compare_training, "simulate", fake_run)
+    for strategies, message in (
+        ("titanic,nope", "strategy: expected collapipe"),
+        ("titanic,FedAdam:x", "cannot import"),
+    ):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=message):
+                compare_training.compare_training(contenders(base(), "", strategies), 1, tmp_path, lambda _: None)
+            assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="policy: expected one of dssda"):
+        compare_training.compare_training(contenders(base(), "dssda,best", ""), 1, tmp_path, lambda _: None)
+    with pytest.raises(ValueError, match="dssda is named twice"):
+        contenders(base(), "dssda,dssda", "")
+    with pytest.raises(ValueError, match="nothing to compare"):
+        contenders(base(), " , ", "")
+
+
+def test_means_leave_out_the_first_quarter_and_go_over_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_training, "simulate", fake_run)
+    configs = contenders(base(), "dssda", "vanilla-fl")
+    found = compare_training.compare_training(configs, 2, tmp_path, lambda _: None)
+    assert found == json.loads((tmp_path / "compare.json").read_text())
+    assert [run["name"] for run in found["runs"]] == ["dssda", "vanilla-fl"]
+    run = found["runs"][0]
+    # Seeds 0 and 1: the second is fake_run's slower one.
+    assert {key: run[key] for key in COUNTED} == {
+        "latency_s": 30.0,
+        "pipeline_s": 15.0,
+        "energy_j": 4.0,
+        "bytes": 150.0,
+        "memory_bytes": 14.0,
+    }
+    assert found["metric"] == "bleu" and run["metric"] == 40.5 and run["metrics"] == [40.0, 41.0]
+    assert run["process_bytes"] == 20 and run["gamma"] == 2.5 and run["selected_share"] == [1.0, 0.0]
+    lines = (tmp_path / "curves.csv").read_text().splitlines()
+    assert lines[0] == "name,seed,round,virtual_s,bytes,energy_j,train_loss,metric"
+    assert lines[2] == "dssda,0,2,2020.0,300.0,8.0,1.0,20.0" and len(lines) == 1 + 2 * 2 * 4
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+    assert compare_training.training_table(found).row_count == 2
+
+
+def test_an_interrupted_comparison_goes_on_and_another_configuration_is_refused(tmp_path, monkeypatch):
+    trained = []
+
+    def run(run_dir, config, say, quiet):
+        trained.append(run_dir.name)
+        if len(trained) == 2:
+            return Outcome(FAILED, "no such luck")
+        return fake_run(run_dir, config, say, quiet)
+
+    monkeypatch.setattr(compare_training, "simulate", run)
+    configs = contenders(base(), "dssda,uniform", "")
+    with pytest.raises(RuntimeError, match="uniform: no such luck; logs: .*uniform-seed0"):
+        compare_training.compare_training(configs, 1, tmp_path, lambda _: None)
+    with pytest.raises(ValueError, match="uniform-seed0: holds another run, or one that did not finish"):
+        compare_training.compare_training(configs, 1, tmp_path, lambda _: None)
+    for folder in ("plans", "logs"):
+        (tmp_path / "uniform-seed0" / folder).rmdir()
+    (tmp_path / "uniform-seed0").rmdir()
+    compare_training.compare_training(configs, 1, tmp_path, lambda _: None)
+    assert trained == ["dssda-seed0", "uniform-seed0", "uniform-seed0"]
+    with pytest.raises(ValueError, match="dssda-seed0: holds another run"):
+        compare_training.compare_training(contenders(base(**{"local-steps": 2}), "dssda", ""), 1, tmp_path, lambda _: 0)

@@ -155,7 +155,7 @@ class Ours:
     def step(self) -> float:
         """Seconds of one step."""
         start = time.perf_counter()
-        self._pipeline.run_step(STEP, self._batch, self._embedding, TrivialLink())
+        self._pipeline.run_step(STEP, [self._batch], self._embedding, TrivialLink())
         seconds = time.perf_counter() - start
         self._pipeline.discard()
         for parameter in self._embedding.parameters():

@@ -66,6 +66,7 @@ def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tenso
             seed=config.seed,
             batch_size=config.batch_size,
             local_steps=config.local_steps,
+            gradient_accumulation=config.gradient_accumulation,
             load_data=partial(load_cluster_data, dict(context.run_config), told["tokenizer"], cluster, num_clusters),
             compression=config.compression,
             frozen=frozen,

@@ -19,10 +19,12 @@ from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.optimizer import OptimizerConfig
+from flower_app.selection import SelectionConfig
 from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.corpus import DataConfig
 from strategies.decoder_service import DecoderConfig
 from strategies.dssda.queues import DRIFTS
+from strategies.server_optimizer import ServerOptimizerConfig
 
 Scalar = bool | int | float | str
 
@@ -153,7 +155,10 @@ class RunConfig:
     local_steps: int = 4
     """Optimizer steps of a cluster per round."""
     batch_size: int = 32
-    """b, examples per control unit and step."""
+    """b, examples per control unit and batch."""
+    gradient_accumulation: int = 1
+    """Batches of each optimizer step, one after the other through the pipeline: a step trains on that many times
+    ``batch-size`` examples per control unit, with the memory of one batch."""
     decoder_sync: str = "auto"
     """When the decoder joins what the clusters teach it: ``step``, ``round`` or ``auto``."""
     evaluate_every: int = 12
@@ -175,6 +180,8 @@ class RunConfig:
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(lr=5e-3, schedule="cosine", warmup_steps=40)
     )
+    server_optimizer: ServerOptimizerConfig = field(default_factory=ServerOptimizerConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
@@ -188,6 +195,7 @@ class RunConfig:
             ("num_clusters", 0),
             ("local_steps", 1),
             ("batch_size", 1),
+            ("gradient_accumulation", 1),
             ("evaluate_every", 0),
             ("checkpoint_every", 0),
             ("scenario_seed", -1),
@@ -218,6 +226,16 @@ class RunConfig:
             raise ValueError(
                 f"data.max-length: {self.data.max_length} exceeds model.max-length = {self.model.max_length}; "
                 "lower the first or raise the second"
+            )
+        if self.selection.patience and not self.evaluate_every:
+            raise ValueError(
+                f"selection.patience: {self.selection.patience} evaluations, but evaluate-every = 0 evaluates only "
+                "after the last round; set evaluate-every"
+            )
+        if self.selection.load_best_at_end and self.strategy == "pipeline":
+            raise ValueError(
+                "selection.load-best-at-end: with strategy = pipeline every cluster has a model of its own, so none is "
+                "the best; leave it out"
             )
         total = self.num_rounds * self.local_steps
         object.__setattr__(self, "optimizer", replace(self.optimizer, total_steps=total))
@@ -253,7 +271,7 @@ class RunConfig:
             if key not in kinds:
                 raise ValueError(unknown_key(key))
             table, _, name = key.rpartition(".")
-            tables.setdefault(table, {})[_field(name)] = _checked(key, value, kinds[key])
+            tables.setdefault(_field(table), {})[_field(name)] = _checked(key, value, kinds[key])
         arguments, defaults = tables.pop(""), cls()
         # The default run may set a table otherwise than the table's own class.
         arguments.update({name: replace(getattr(defaults, name), **values) for name, values in tables.items()})

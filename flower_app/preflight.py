@@ -37,7 +37,9 @@ def check_run(config: RunConfig) -> int:
         # Text without end can only be too little for its clusters; so a little of it tells.
         few = min(data.num_examples, num_clusters)
         data = replace(data, num_examples=few, evaluation_examples=1, partition="iid")
-    task(config.task).check(data, config.model, config.seed, num_clusters)
+    chosen = task(config.task)
+    config.selection.check_metric(chosen.scores)
+    chosen.check(data, config.model, config.seed, num_clusters)
     if planner is not None and config.costs == "scenario" and not (config.model.pretrained or config.model.from_):
         # Otherwise the model decides, and the server tells.
         check_pace(config, check_first_round(planner))

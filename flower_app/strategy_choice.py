@@ -38,6 +38,11 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
         For a name that is unknown, or a setting that the strategy does not take.
     """
     default = RunConfig()
+    if config.strategy != COLLAPIPE and config.server_optimizer.name != "none":
+        raise ValueError(
+            f"server-optimizer.name: {config.server_optimizer.name} goes with strategy = collapipe, found "
+            f'{config.strategy!r}; leave it out, or set strategy = "FedAdam" and the like for whole models'
+        )
     paper = config.strategy == COLLAPIPE and config.policy == "dssda-paper" and not config.plan
     if not paper and (config.planner.drift != "true" or config.planner.c11):
         raise ValueError('planner.drift and planner.c11: they are of the paper as printed; set policy = "dssda-paper"')

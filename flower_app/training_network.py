@@ -39,6 +39,7 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
         batch_size=config.batch_size,
         max_micro_batches=config.batch_size if all_m else min(own.max_micro_batches, config.batch_size),
         local_steps=config.local_steps,
+        gradient_accumulation=config.gradient_accumulation,
         v=overrides.v or own.v,
         gamma_max=overrides.gamma_max or own.gamma_max,
     )
@@ -50,6 +51,7 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
             sequence_length=overrides.length or config.data.max_length,
             batch_size=config.batch_size,
             local_steps=config.local_steps,
+            gradient_accumulation=config.gradient_accumulation,
             optimizer="momentum" if momentum else config.optimizer.name,
             compression=config.compression,
             whole=config.strategy != "collapipe",

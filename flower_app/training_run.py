@@ -26,7 +26,8 @@ from flower_app import run_directory
 from flower_app.config import RunConfig
 from flower_app.report.pictures import write_pictures
 from flower_app.report.timeline import timeline_of
-from flower_app.saved_model import save_model
+from flower_app.saved_model import load_model, save_model
+from flower_app.selection import Selection
 from flower_app.strategy_choice import (
     BASELINES,
     COLLAPIPE,
@@ -51,12 +52,18 @@ from strategies.planned_strategy import PlannedStrategy
 from strategies.recording_grid import RecordingGrid, array_bytes
 from strategies.records import ARRAYS, CONFIG, SETUP, to_arrays, to_tensors
 from strategies.round_planner import RoundPlanner
+from strategies.server_optimizer import make_aggregator, memory_of, remember
 
 NODES_TIMEOUT_S = 60.0
 """How long the server waits for its nodes."""
-SETUP_TIMEOUT_S = 600.0
+SETUP_TIMEOUT_S = 3600.0
+"""How long a control unit may take to load and encode its data."""
 MESSAGE_TIMEOUT_S = 24 * 3600.0
 """A round may be long; its own waits are bounded one by one."""
+
+
+class _Stopped(Exception):  # noqa: N818
+    """The run's patience has ended: Flower's ``start`` has no other way out before the last round."""
 
 
 class TrainingRun:
@@ -76,6 +83,11 @@ class TrainingRun:
         self.flower_grid = grid
         self.started = time.perf_counter()
         self.resumed = self._last_checkpoint() if config.resume else None
+        self.selection = Selection(config.selection)
+        if self.resumed is not None:
+            self.selection.restore(self.resumed.state["selection"])
+        self.last_round = self.completed
+        """Newest round that is done."""
 
     @property
     def completed(self) -> int:
@@ -89,6 +101,7 @@ class TrainingRun:
         nodes = wait_for_nodes(self.flower_grid, config.num_clusters or 1, NODES_TIMEOUT_S)
         self.num_clusters = config.num_clusters or min(len(nodes), scenario.num_clusters)
         self.task = task(config.task)
+        config.selection.check_metric(self.task.scores)
         prepared = self.task.prepare(config.data, config.model, config.seed, self.num_clusters)
         self.prepared = replace(prepared, spec=config.adapted(prepared.spec))
         self.parts = self.prepared.build(config.seed)
@@ -102,7 +115,7 @@ class TrainingRun:
         self.models: list[Mapping[str, torch.Tensor]] = []
         if self.resumed is not None:
             self.models = self._models(to_arrays(self.resumed.weights))
-        if self.completed < config.num_rounds:
+        if self.completed < config.num_rounds and not self.selection.stops:
             # The service first: a port in use is found before any control unit starts.
             collapipe = config.strategy == COLLAPIPE
             self.service = self._decoder_service() if collapipe else None
@@ -158,12 +171,22 @@ class TrainingRun:
                     where = f"cluster {clusters[-1].cluster}"
                     log(WARNING, "%s: %d training sequences were cut at data.max-length = %d", where, cut, longest)
         check_clusters(clusters, self.num_clusters)
-        return sorted(clusters, key=lambda state: state.cluster)
+        clusters.sort(key=lambda state: state.cluster)
+        total = sum(state.num_examples for state in clusters)
+        for state in clusters:
+            share = 100 * state.num_examples / total
+            log(INFO, "cluster %d trains on %d examples, %.1f%%", state.cluster, state.num_examples, share)
+        return clusters
 
     def _decoder_service(self) -> DecoderService:
         config = self.config
         trainer = DecoderTrainer(
-            HeadTrainer(self.parts.head, config.optimizer, unit=self.scenario.planner.num_blocks),
+            HeadTrainer(
+                self.parts.head,
+                config.optimizer,
+                unit=self.scenario.planner.num_blocks,
+                precision=config.runtime.precision,
+            ),
             decoder_sync=config.decoder_sync,
             join_timeout_s=config.decoder.join_timeout,
             step_timeout_s=config.decoder.step_timeout,
@@ -180,7 +203,12 @@ class TrainingRun:
         scale = config.time_scale if config.device_emulation == "paced" else None
         if self.service is not None:
             return CollaPipe(
-                planner=planner, decoder=self.service, clusters=clusters, on_plan=self._write_plan, time_scale=scale
+                planner=planner,
+                decoder=self.service,
+                clusters=clusters,
+                aggregator=make_aggregator(config.server_optimizer),
+                on_plan=self._write_plan,
+                time_scale=scale,
             )
         baseline, _ = BASELINES[config.strategy]
         return baseline(planner=planner, clusters=clusters, on_plan=self._write_plan, time_scale=scale)
@@ -197,9 +225,11 @@ class TrainingRun:
         )
         weights = self.parts.weights()
         if self.resumed is not None:
-            weights = self.resumed.weights
+            # In the model's order: Flower's FedAvgM goes by places, not by names.
+            weights = {name: self.resumed.weights[name] for name in weights}
             if isinstance(self.strategy, PlannedStrategy):
                 self.strategy.restore(self.resumed.state["strategy"])
+            remember(self._averaging(), self.resumed.server)
         self.board = self._board()
         self.round_started = time.perf_counter()
         # A strategy may bring a start of its own; only a run that goes on needs ours.
@@ -212,9 +242,23 @@ class TrainingRun:
                 timeout=MESSAGE_TIMEOUT_S,
                 evaluate_fn=self._after_round,
             )
+        except _Stopped:
+            best, metric = self.selection.best, self.config.selection.metric
+            log(
+                INFO,
+                "Stopped after round %d: %s %g of round %d is the best",
+                self.last_round,
+                metric,
+                best,
+                self.selection.best_round,
+            )
         finally:
             if self.board is not None:
                 self.board.close()
+
+    def _averaging(self) -> Strategy:
+        """The strategy of Flower's that averages: within ours, or itself."""
+        return self.strategy.aggregator if isinstance(self.strategy, PlannedStrategy) else self.strategy
 
     def _board(self) -> Any:
         """The TensorBoard files, where they are wanted."""
@@ -236,7 +280,8 @@ class TrainingRun:
         if last or (config.evaluate_every and server_round % config.evaluate_every == 0):
             self.models = self._models(arrays)
             metrics, _ = self._score("validation")
-            self._save()
+            if self.selection.update(server_round, metrics) or not config.selection.load_best_at_end:
+                self._save()
         record = self.grid.take_round() | self._account(server_round)
         reports = [self._without_bulk(report) for report in record["clusters"]]
         self._write_timeline(server_round, record)
@@ -257,6 +302,9 @@ class TrainingRun:
         self.setup_bytes = 0
         if config.checkpoint_every and server_round % config.checkpoint_every == 0:
             self._commit(server_round, arrays, float(record["wall_s"]))
+        self.last_round = server_round
+        if self.selection.stops:
+            raise _Stopped
         return MetricRecord(dict(metrics)) if metrics else None
 
     def _account(self, server_round: int) -> dict[str, Any]:
@@ -289,6 +337,7 @@ class TrainingRun:
             "rounds-size": run_directory.rounds_size(self.run_dir),
             "wall-s": wall_s,
             "frozen": self.frozen_digest,
+            "selection": self.selection.state(),
             "config": self.config.to_flat(),
         }
         if isinstance(self.strategy, PlannedStrategy):
@@ -297,7 +346,9 @@ class TrainingRun:
         if self.service is not None:
             state["decoder-sync"] = self.service.trainer.decoder_sync
             decoder = self.service.trainer.state()
-        checkpoint.commit(self.run_dir, Checkpoint(server_round, to_tensors(arrays), decoder, state))
+        checkpoint.commit(
+            self.run_dir, Checkpoint(server_round, to_tensors(arrays), decoder, memory_of(self._averaging()), state)
+        )
 
     def _last_checkpoint(self) -> Checkpoint:
         """What the run goes on from; its files are put back to that round."""
@@ -335,12 +386,15 @@ class TrainingRun:
         )
 
     def _finish(self) -> None:
-        # The last round has loaded, scored and saved the final weights.
+        # The last round has loaded and scored the final weights; the model that is kept may be an earlier one.
+        if self.config.selection.load_best_at_end:
+            self.models = [load_model(self.run_dir).parts.weights()]
         metrics, signature = self._score("test")
         run_directory.write_summary(
             self.run_dir,
             run_directory.FINISHED,
-            rounds=self.config.num_rounds,
+            rounds=self.last_round,
+            best_round=self.selection.best_round,
             wall_s=time.perf_counter() - self.started + self._wall_before(),
             metrics=metrics,
             signature=signature,

@@ -4,6 +4,7 @@
 
     checkpoint/round-000007/    weights.safetensors    the global model
                                 decoder.safetensors    optimizer state of the decoder
+                                server.safetensors     memory of the server's optimizer
                                 state.json             queues, losses, where rounds.jsonl ends
 
 A round is committed by the rename of its folder, after all control units have written their own part.
@@ -26,7 +27,8 @@ from client_pipeline.durable import put_in_place
 
 FOLDER = "checkpoint"
 _NAME = re.compile(r"^round-(\d{6,})$")
-_WEIGHTS, _DECODER, _STATE = "weights.safetensors", "decoder.safetensors", "state.json"
+_TENSORS = {name: f"{name}.safetensors" for name in ("weights", "decoder", "server")}
+_STATE = "state.json"
 
 
 class Checkpoint(NamedTuple):
@@ -37,6 +39,8 @@ class Checkpoint(NamedTuple):
     """The global model, by global name."""
     decoder: dict[str, Tensor]
     """See :meth:`strategies.decoder.DecoderTrainer.state`."""
+    server: dict[str, Tensor]
+    """See :func:`strategies.server_optimizer.memory_of`."""
     state: dict[str, Any]
     """JSON values."""
 
@@ -48,8 +52,9 @@ def commit(run_dir: Path, checkpoint: Checkpoint) -> Path:
     final = folder / f"round-{checkpoint.round:06d}"
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".round-"))
     try:
-        save_file({name: value.contiguous() for name, value in checkpoint.weights.items()}, aside / _WEIGHTS)
-        save_file({name: value.contiguous() for name, value in checkpoint.decoder.items()}, aside / _DECODER)
+        for field, file in _TENSORS.items():
+            tensors: dict[str, Tensor] = getattr(checkpoint, field)
+            save_file({name: value.contiguous() for name, value in tensors.items()}, aside / file)
         (aside / _STATE).write_text(json.dumps({"round": checkpoint.round, **checkpoint.state}), encoding="utf-8")
         put_in_place(aside, final)
     finally:
@@ -82,7 +87,8 @@ def last_committed(run_dir: Path) -> Checkpoint:
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         state = json.loads((newest / _STATE).read_text(encoding="utf-8"))
-        return Checkpoint(max(rounds), load_file(newest / _WEIGHTS), load_file(newest / _DECODER), state)
+        tensors = {field: load_file(newest / file) for field, file in _TENSORS.items()}
+        return Checkpoint(round=max(rounds), state=state, **tensors)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{newest}: expected a checkpoint, {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from logging import INFO, WARNING
 
+import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
@@ -30,7 +31,8 @@ class CollaPipe(PlannedStrategy):
     planner : plans each round, by whichever policy
     decoder : the decoder's service, started
     clusters : the clusters that take part
-    aggregator : a stock strategy whose ``aggregate_train`` averages the encoders; FedAvg by default
+    aggregator : a stock strategy whose ``aggregate_train`` averages the encoders; FedAvg by default. See
+        :func:`strategies.server_optimizer.make_aggregator`
     on_plan : called with each round's number and plans
     time_scale : paced devices: wall seconds of a virtual second; None lets them run as fast as they can
 
@@ -103,7 +105,9 @@ class CollaPipe(PlannedStrategy):
         encoder, metrics_record = self.aggregator.aggregate_train(server_round, counted)
         if encoder is None:
             return None, metrics_record, counted
-        whole = {**to_tensors(encoder), **{HEAD + name: value for name, value in round_.head.items()}}
+        # The scalars of Flower's adaptive strategies make float64 of it.
+        trained = {name: value.to(torch.float32) for name, value in to_tensors(encoder).items()}
+        whole = {**trained, **{HEAD + name: value for name, value in round_.head.items()}}
         return to_arrays(whole), metrics_record, counted
 
 

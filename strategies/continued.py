@@ -10,6 +10,8 @@ from flwr.serverapp.strategy import Strategy
 
 STATELESS = ("FedAvg", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "FedProx")
 """Flower's strategies that remember nothing from one round to the next."""
+REMEMBERED = ("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi")
+"""Those whose memory checkpoints hold: see :func:`strategies.server_optimizer.memory_of`."""
 
 
 class Continued(Strategy):
@@ -84,10 +86,10 @@ def check_resumable(name: str, options: dict[str, object]) -> None:
     ValueError
         Saying why, and what to do.
     """
-    if name not in STATELESS:
+    if name not in STATELESS + REMEMBERED:
         raise ValueError(
-            f"resume: {name} keeps state of its own from round to round (momenta, thresholds or samples), which Flower "
-            f"gives no way to save; start the run anew, or use one of {', '.join(STATELESS)}"
+            f"resume: {name} keeps state of its own from round to round (thresholds or samples), which Flower gives no "
+            f"way to save; start the run anew, or use one of {', '.join(STATELESS + REMEMBERED)}"
         )
     if options.get("fraction_train", 1.0) != 1.0:
         raise ValueError(

@@ -10,9 +10,10 @@ from client_pipeline.partition.parts import target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
+from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.micro_batches import StepId
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
 from client_pipeline.runtime.whole import whole_step
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderConfig, DecoderService
@@ -47,24 +48,23 @@ def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC, **more):
                 optimizer=optimizer,
                 runtime=RuntimeConfig(timeout=240),
                 seed=7,
-                batch_size=len(batch["input_ids"]),
                 local_steps=local_steps,
                 load_data=lambda batch=batch: OneBatch(batch),
-                **more,
+                **{"batch_size": len(batch["input_ids"]), **more},
             )
         )
         for n, batch in enumerate(batches)
     ]
 
 
-def federated_round(units, service, weights, number=1, local_steps=1, codec=None):
+def federated_round(units, service, weights, number=1, local_steps=1, codec=None, plans=PLANS):
     """One round as the strategy runs it; returns the new global weights and the results."""
     from concurrent.futures import ThreadPoolExecutor
 
     tied = {name: weights[f"embedding.{own}"] for name, own in service.trainer.tied.items()}
     addresses = service.open_round(number, range(len(units)), local_steps, tied)
     encoder = {name: value for name, value in weights.items() if not name.startswith("head.")}
-    orders = [RoundOrder(round=number, weights=encoder, plan=PLANS[n], decoder=addresses[n]) for n in range(len(units))]
+    orders = [RoundOrder(round=number, weights=encoder, plan=plans[n], decoder=addresses[n]) for n in range(len(units))]
     with ThreadPoolExecutor(len(units)) as pool:
         results = list(pool.map(lambda pair: pair[0].train_round(pair[1]), zip(units, orders, strict=True)))
     summary = service.finish_round({n: result.weight for n, result in enumerate(results)})
@@ -146,6 +146,47 @@ def test_clipping_uses_the_norm_of_the_whole_model_decoder_included(served):
     for name, gradient in gradients.items():
         expected = weights[name] - LR * gradient * clip / norm
         torch.testing.assert_close(joined[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_accumulation_schedule_and_clipping_together_equal_central_training(served):
+    # One cluster: averaging apart, its steps are those of the whole model. 12 examples in batches of 5, so that batches
+    # cross the ends of epochs; AdamW's state lives over rounds, and a plan that moves TEBs in between takes it along.
+    examples = tiny_batch(CLASSIC, size=12, length=9, seed=1)
+    # A large eps: keys' biases have no gradient but rounding, which AdamW would blow up.
+    optimizer = OptimizerConfig(
+        lr=0.01, eps=1e-3, weight_decay=0.1, schedule="linear", warmup_steps=2, total_steps=6, clip_norm=0.5
+    )
+    service, weights = served(optimizer)
+    data, order = OneBatch(examples), DataOrder(12, 5, seed=7, cluster=0)
+    parts = build_parts(CLASSIC, seed=0)
+    parts.load(weights)
+    central = PartOptimizer(dict(parts.named_parameters()), optimizer)
+    norms = []
+    for number, (round_, step) in enumerate(((r, s) for r in (1, 2, 3) for s in (1, 2)), start=1):
+        summed, total, m = {}, 0, PLANS[(round_ - 1) % 2].m
+        batches = [data.collate(order.next_batch()) for _ in range(3)]
+        for i, batch in enumerate(batches):
+            name = StepId(seed=7, round=round_, step=step, cluster=0, first=i * m)
+            whole = whole_step(parts, name, batch, m)
+            total += whole.weight
+            for n, gradient in whole.gradients.items():
+                summed[n] = summed.get(n, 0) + gradient * whole.weight
+        for n, parameter in central.parameters.items():
+            parameter.grad = summed[n] / total
+        norms.append(central.gradient_norm_sq() ** 0.5)
+        central.apply(number, clip_scale(optimizer.clip_norm, norms[-1] ** 2))
+    assert min(norms) > optimizer.clip_norm
+
+    units = control_units([examples], optimizer, "accumulated", local_steps=2, batch_size=5, gradient_accumulation=3)
+    try:
+        for round_ in (1, 2, 3):
+            plans = [PLANS[(round_ - 1) % 2]]
+            weights, results = federated_round(units, service, weights, round_, local_steps=2, plans=plans)
+    finally:
+        units[0].close()
+    assert results[0].steps == 2 and results[0].report["moved_blocks"] > 0
+    for name, value in parts.weights().items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=2e-5)
 
 
 def test_two_runs_repeat_bit_for_bit(served):

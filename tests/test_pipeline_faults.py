@@ -76,7 +76,7 @@ class Cluster:
         step = StepId(seed=0, round=1, step=number, cluster=0)
         self.trainer.discard(0)
         link = LocalHead(self.trainer) if link is None else link
-        return self.pipeline.run_step(step, batch, self.parts.embedding, link, apply_step)
+        return self.pipeline.run_step(step, [batch], self.parts.embedding, link, apply_step)
 
 
 def within_bounds(function, *args):

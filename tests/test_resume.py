@@ -31,8 +31,10 @@ gamma-max = 2.5
 def options(folder, **more):
     (folder / "three.toml").write_text(SCENARIO)
     more = {"num-rounds": 5, "local-steps": 2, "scenario": folder / "three.toml", "evaluate-every": 2, **more}
-    # Momenta, a schedule and dropout: whatever is forgotten shows in the weights.
-    return sets(**{"optimizer.name": "adamw", "model.dropout": 0.1, "optimizer.clip-norm": 1.0, **more})
+    # Momenta, the server's too, a schedule and dropout: whatever is forgotten shows in the weights.
+    learning = {"optimizer.name": "adamw", "model.dropout": 0.1, "optimizer.clip-norm": 1.0, "gradient-accumulation": 2}
+    server = {"server-optimizer.name": "fedavgm", "server-optimizer.lr": 1.0, "server-optimizer.momentum": 0.5}
+    return sets(**learning, **server, **{"selection.load-best-at-end": "true", **more})
 
 
 def kill_in_round(run, folder, committed):

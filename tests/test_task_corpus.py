@@ -178,7 +178,10 @@ def test_a_dataset_that_cannot_be_had_is_named(tmp_path):
         ({"source": "files"}, "data.train-source: expected a file name with data.source = files"),
         ({"source": "files", "train_source": "a.tsv"}, "data.validation-source: expected a file name"),
         ({"source": "hub"}, "data.hub-id: expected a dataset id or folder"),
-        ({"partition": "even"}, "data.partition: expected one of iid, dirichlet, files, found 'even'"),
+        (
+            {"partition": "even"},
+            "data.partition: expected one of iid, size, linear, square, exponential, dirichlet, ",
+        ),
         ({"partition": "files"}, "data.partition = files needs data.source = files, found 'generated'"),
         ({"dirichlet_alpha": 0.0}, "data.dirichlet-alpha: expected a number above 0, found 0.0"),
         ({"max_length": 1}, "data.max-length: expected at least 2, found 1"),
@@ -196,16 +199,20 @@ def test_a_configuration_that_cannot_be_loaded_is_refused(values, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+@pytest.mark.parametrize(
+    "kind", ["iid", "size", "linear", "square", "exponential", "dirichlet", "pathological", "natural-id"]
+)
 @pytest.mark.parametrize("num_clusters", [1, 2, 5])
 def test_every_example_falls_on_exactly_one_cluster(kind, num_clusters):
     pairs = Pairs([" ".join("w" * (1 + i % 9)) for i in range(203)], ["x"] * 203)
-    config = DataConfig(partition=kind, dirichlet_alpha=1.0)
+    sizes = ",".join(["2", "1", "1", "3", "1"][:num_clusters])
+    config = DataConfig(partition=kind, dirichlet_alpha=1.0, partition_sizes=sizes, classes_per_cluster=5)
     parts = partition(config, pairs, num_clusters, seed=3)
     assert sorted(np.concatenate(parts).tolist()) == list(range(203))
     again = partition(config, pairs, num_clusters, seed=3)
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
-    if num_clusters > 1:
+    # Whose classes stay together is no matter of chance.
+    if num_clusters > 1 and kind != "natural-id":
         other = partition(config, pairs, num_clusters, seed=4)
         assert not all(np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
 
@@ -244,3 +251,51 @@ def test_one_training_file_per_cluster(tmp_path):
     config = files(tmp_path, train_source="part{cluster}.en", train_target="part{cluster}.de", partition="files")
     assert count_files(config) == 2
     assert load_pairs(config, "train", 0, cluster=1).sources == ENGLISH[1:]
+
+
+def sizes_of(kind, num_clusters, number=1000, **config):
+    pairs = Pairs(["x"] * number, ["y"] * number)
+    return [len(part) for part in partition(DataConfig(partition=kind, **config), pairs, num_clusters, seed=0)]
+
+
+def test_the_sizes_of_shares_follow_their_formulas():
+    assert sizes_of("iid", 3) == [334, 333, 333]
+    assert sizes_of("size", 3, partition_sizes="3, 1, 1") == [600, 200, 200]
+    assert sizes_of("linear", 4) == [100, 200, 300, 400]
+    assert sizes_of("square", 4, number=3000) == [100, 400, 900, 1600]
+    assert sizes_of("exponential", 3) == [90, 245, 665]
+
+
+def labelled(kind, num_clusters, labels, **config):
+    """Labels of each cluster's examples."""
+    pairs = Pairs(["x"] * len(labels), ["y"] * len(labels), labels)
+    parts = partition(DataConfig(partition=kind, **config), pairs, num_clusters, seed=0)
+    return [[labels[i] for i in part] for part in parts]
+
+
+def test_pathological_clusters_have_few_classes_and_share_them_evenly():
+    shares = labelled("pathological", 4, [str(i % 6) for i in range(1200)], classes_per_cluster=3)
+    assert [len(set(share)) for share in shares] == [3] * 4
+    # 12 places for 6 classes of 200 examples: two clusters have each.
+    assert all(share.count(label) == 100 for share in shares for label in set(share))
+    with pytest.raises(ValueError, match=r"data\.classes-per-cluster: expected between 2 and 6, so that 4 clusters"):
+        labelled("pathological", 4, [str(i % 6) for i in range(1200)], classes_per_cluster=1)
+
+
+def test_with_natural_ids_examples_of_one_origin_stay_together():
+    shares = labelled("natural-id", 2, ["news", "talks", "law", "news", "talks", "talks"])
+    # Sorted by name: law and talks are the first and third, news the second.
+    assert shares == [["talks", "law", "talks", "talks"], ["news", "news"]]
+    with pytest.raises(ValueError, match="natural-id: cluster 3 of 4 gets none of 6 examples"):
+        labelled("natural-id", 4, ["news", "talks", "law", "news", "talks", "talks"])
+
+
+@pytest.mark.parametrize("sizes", ["", "1,", "1,0", "1,nan", "a,b"])
+def test_sizes_that_are_no_numbers_are_refused(sizes):
+    with pytest.raises(ValueError, match=r"data\.partition-sizes: expected numbers above 0 with commas between"):
+        DataConfig(partition="size", partition_sizes=sizes)
+
+
+def test_sizes_are_needed_for_every_cluster():
+    with pytest.raises(ValueError, match="partition-sizes: expected a number for each of 3 clusters, found 2: '3,1'"):
+        sizes_of("size", 3, partition_sizes="3,1")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from client_pipeline.runtime.precision import PRECISIONS
+
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
@@ -18,11 +20,16 @@ class RuntimeConfig:
     """An actor without work ends itself after this time [s]."""
     recompute: bool = False
     """Compute activations again in the backward pass: less memory, more time."""
+    precision: str = "float32"
+    """Of the matrix products in forward and backward passes: ``float32``, or ``bfloat16`` (mixed precision).
+    Parameters, optimizer states and what travels stay float32."""
     timeout: float = 120.0
     """A step without progress for this time [s] has failed."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"runtime.precision: expected one of {', '.join(PRECISIONS)}, found {self.precision!r}")
         for name in ("threads", "server_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"runtime.{name.replace('_', '-')}: expected at least 1, found {getattr(self, name)}")

@@ -41,6 +41,7 @@ from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.device import Watch
 from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.memory import peak_bytes
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
 from client_pipeline.runtime.pacing import Pace
@@ -81,6 +82,8 @@ class ClusterSetup:
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     frozen: Mapping[str, Tensor] = field(default_factory=dict)
     """What adapters are added to, by global name; empty without adapters."""
+    gradient_accumulation: int = 1
+    """Batches of a step, whose gradients are summed up before the optimizers take it."""
     certificates: LinkCertificates = field(default_factory=LinkCertificates)
     checkpoints: Path | None = None
     """Folder of this control unit's checkpoints; None: it writes none."""
@@ -234,7 +237,9 @@ class ControlUnit:
                 # What the head has in common with the embedding comes once.
                 shared = {name: frozen[f"embedding.{own}"] for name, own in self.adapter.tied(spec).items()}
                 load_parameters(frozen_parameters(head), part_weights(frozen, "head") | shared, "head (frozen)")
-            self._own_head = HeadTrainer(head, self.setup.optimizer, unit=self.num_blocks)
+            self._own_head = HeadTrainer(
+                head, self.setup.optimizer, unit=self.num_blocks, precision=self.setup.runtime.precision
+            )
         return self._own_head
 
     def _checkpoint(self, round_: int) -> None:
@@ -279,11 +284,13 @@ class ControlUnit:
         setup = self.setup
         step = StepId(seed=setup.seed, round=order.round, step=number, cluster=setup.cluster)
         assert self.data is not None and self.order is not None
-        batch = self.data.collate(self.order.next_batch(), step.data_seed)
+        batches = [
+            self.data.collate(self.order.next_batch(), step.data_seed) for _ in range(setup.gradient_accumulation)
+        ]
         global_step = (order.round - 1) * setup.local_steps + number
         clip = setup.optimizer.clip_norm
         outcome = self.pipeline.run_step(
-            step, batch, self.embedding, link, None if clip > 0 else global_step, order.pace
+            step, batches, self.embedding, link, None if clip > 0 else global_step, order.pace
         )
         scale = 1.0
         if clip > 0:
@@ -327,6 +334,8 @@ class ControlUnit:
             "loss": loss,
             "plan": order.plan.to_dict(),
             "devices": devices,
+            # Of the control unit's own process, since it began: the data and the embedding.
+            "peak_bytes": peak_bytes(),
             "moved_blocks": self.pipeline.moved_blocks,
             "moved_bytes": self.pipeline.moved_bytes,
             "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
@@ -347,11 +356,12 @@ class ControlUnit:
         )
 
     def _timeline(self, outcome: StepOutcome) -> list[list[Any]]:
-        """What each stage did in a step: kind, stage, micro-batch, start and end, from the first start on [s]."""
+        """What each stage did with a step's last batch: kind, stage, micro-batch, start and end, from 0 on [s]."""
+        last = slice(-2 * self.pipeline.num_micro_batches, None)
         events = [
             (action.kind, stage, action.micro_batch, action.start, action.end)
             for stage, segment in enumerate(self.pipeline.segments)
-            for action in outcome.devices[segment.device].actions
+            for action in outcome.devices[segment.device].actions[last]
         ]
         zero = min(event[3] for event in events)
         return [[kind, s, i, start - zero, end - zero] for kind, s, i, start, end in sorted(events, key=lambda e: e[3])]

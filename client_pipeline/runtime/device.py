@@ -76,7 +76,7 @@ class Device:
         torch.set_num_threads(runtime.threads)
         keep_freed_memory()
         self._idle_bytes = resident_bytes()
-        self.stage = Stage(spec, optimizer, recompute=runtime.recompute)
+        self.stage = Stage(spec, optimizer, recompute=runtime.recompute, precision=runtime.precision)
         self.transport: GlooTransport | None = None
         self.watch = Watch(runtime.actor_idle)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from client_pipeline.partition.parts import own_parameters, tied_names
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
+from client_pipeline.runtime.precision import autocast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +35,12 @@ class HeadTrainer:
     Not thread-safe: callers hold one lock around it.
     """
 
-    def __init__(self, head: nn.Module, optimizer: OptimizerConfig, unit: int) -> None:
+    def __init__(self, head: nn.Module, optimizer: OptimizerConfig, unit: int, precision: str = "float32") -> None:
         self.head = head.train()
         self.unit = unit
         """Index after the last TEB: the head's place in the dropout seeds."""
+        self.precision = precision
+        """Of its matrix products; see :data:`client_pipeline.runtime.precision.PRECISIONS`."""
         self.parameters = own_parameters(head)
         self.tied = {name: head.get_parameter(name).shape for name in tied_names(head)}
         """Shapes of the tied matrices by the head's own names."""
@@ -73,7 +76,7 @@ class HeadTrainer:
         """
         hidden = hidden_BTD.detach().requires_grad_()
         leaves = self._leaves(tied or {})
-        with step.dropout(self.unit, micro_batch):
+        with step.dropout(self.unit, micro_batch), autocast(self.precision, hidden.device):
             if leaves:
                 loss_sum = torch.func.functional_call(self.head, leaves, (hidden, mask_BT, dict(targets)))
             else:

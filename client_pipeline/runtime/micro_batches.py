@@ -38,10 +38,12 @@ class StepId:
     step: int
     """Local step within the round, from 1."""
     cluster: int
+    first: int = 0
+    """Number in the step of the batch's first micro-batch: not 0 from a step's second batch on."""
 
     def dropout_seed(self, unit: int, micro_batch: int) -> int:
-        """Seed for one unit (embedding, TEB or head) and micro-batch, 63 bit."""
-        text = f"{self.seed}/{self.round}/{self.step}/{self.cluster}/{unit}/{micro_batch}"
+        """Seed for one unit (embedding, TEB or head) and micro-batch of the batch, 63 bit."""
+        text = f"{self.seed}/{self.round}/{self.step}/{self.cluster}/{unit}/{self.first + micro_batch}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
     @property

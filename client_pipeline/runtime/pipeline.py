@@ -11,8 +11,10 @@ Three threads follow the three arrows that touch the control unit; the devices f
 from __future__ import annotations
 
 import concurrent.futures
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import ray
@@ -32,6 +34,7 @@ from client_pipeline.runtime.head import check_tied
 from client_pipeline.runtime.micro_batches import EMBEDDING_UNIT, StepId, split_batch
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
+from client_pipeline.runtime.precision import autocast
 from client_pipeline.runtime.stage import MovedBlock, StepOrder
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, open_store
 
@@ -57,6 +60,22 @@ class StepOutcome:
     """Activations and gradients that went over each link between two stages."""
     decoder_norm_sq: float | None
     """Squared norm of the decoder's gradient, as the decoder said it."""
+
+    def __add__(self, later: StepOutcome) -> StepOutcome:
+        """Join it with that of the step's next batch; norms are of all that was accumulated until then."""
+        devices = {
+            device: StepReport(
+                actions=report.actions + later.devices[device].actions, norm_sq=later.devices[device].norm_sq
+            )
+            for device, report in self.devices.items()
+        }
+        return StepOutcome(
+            loss_sum=self.loss_sum + later.loss_sum,
+            weight=self.weight + later.weight,
+            devices=devices,
+            link_bytes=self.link_bytes + later.link_bytes,
+            decoder_norm_sq=later.decoder_norm_sq,
+        )
 
 
 class Pipeline:
@@ -260,18 +279,20 @@ class Pipeline:
     def run_step(
         self,
         step: StepId,
-        batch: Batch,
+        batches: Sequence[Batch],
         embedding: nn.Module,
         link: DecoderLink,
         apply_step: int | None = None,
         pace: Pace | None = None,
     ) -> StepOutcome:
-        """Forward and backward of one batch; the embedding's gradients are left waiting.
+        """Forward and backward of one batch after the other; the embedding's gradients are left waiting.
+
+        Gradients accumulate over the batches: they are those of the mean over all targets of the step, W_n.
 
         Parameters
         ----------
         step : names the step; dropout seeds derive from it
-        batch : the cluster's batch, b examples
+        batches : the cluster's batches, b examples each
         embedding : the control unit's part
         link : the decoder; the caller ends the step on it
         apply_step : optimizer step that the devices take as soon as they are done; None leaves their
@@ -288,12 +309,40 @@ class Pipeline:
         transport = self._transport
         if transport is None:
             raise PipelineError(f"{self.name}: no plan is applied")
+        m, last = self.num_micro_batches, len(batches) - 1
+        link.begin_step(step, m * len(batches), sum(target_weight(targets(batch)) for batch in batches))
+        if self.tied:
+            link.send_tied({name: embedding.get_parameter(own).detach() for name, own in self.tied.items()})
+        outcomes = [
+            self._run_batch(
+                transport,
+                replace(step, first=m * i),
+                batch,
+                embedding,
+                link,
+                i == last,
+                apply_step if i == last else None,
+                pace,
+            )
+            for i, batch in enumerate(batches)
+        ]
+        return functools.reduce(operator.add, outcomes)
+
+    def _run_batch(
+        self,
+        transport: GlooTransport,
+        step: StepId,
+        batch: Batch,
+        embedding: nn.Module,
+        link: DecoderLink,
+        is_last: bool,
+        apply_step: int | None,
+        pace: Pace | None,
+    ) -> StepOutcome:
+        """Run one batch of a step; after the last one the decoder gives the gradient of the tied matrices."""
         pieces = split_batch(batch, self.num_micro_batches)
         weight = target_weight(targets(batch))
-        link.begin_step(step, len(pieces), weight)
-        shared = {name: embedding.get_parameter(own) for name, own in self.tied.items()}
-        if shared:
-            link.send_tied({name: parameter.detach() for name, parameter in shared.items()})
+        shared = {name: embedding.get_parameter(own) for name, own in self.tied.items()} if is_last else {}
         order = StepOrder(
             step=step,
             schedule=self.schedule,
@@ -312,11 +361,11 @@ class Pipeline:
         def forward() -> None:
             outputs = [transport.receive(shape, last, FORWARD, i) for i, shape in enumerate(shapes)]
             for i, piece in enumerate(pieces):
-                with step.dropout(EMBEDDING_UNIT, i):
-                    embedded.append(embedding(piece))
+                with step.dropout(EMBEDDING_UNIT, i), autocast(self.runtime.precision, order.mask_BT.device):
+                    embedded.append(embedding(piece).float())
                 transport.send(embedded[i], 1, FORWARD, i)
             for i, piece in enumerate(pieces):
-                link.send(i, outputs[i].wait(), piece["attention_mask"], targets(piece))
+                link.send(step.first + i, outputs[i].wait(), piece["attention_mask"], targets(piece))
 
         def answer() -> tuple[float, float | None, dict[str, Tensor]]:
             loss_sum, norm_sq = 0.0, None
@@ -324,7 +373,7 @@ class Pipeline:
                 gradient = link.receive()
                 if tuple(gradient.tensor.shape) != shapes[i] or gradient.tensor.dtype != torch.float32:
                     raise LinkError(
-                        f"the decoder's gradient of micro-batch {i} is {gradient.tensor.dtype} of shape "
+                        f"the decoder's gradient of micro-batch {step.first + i} is {gradient.tensor.dtype} of shape "
                         f"{list(gradient.tensor.shape)}, expected float32 of {list(shapes[i])}"
                     )
                 loss_sum += gradient.loss_sum

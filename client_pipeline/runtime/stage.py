@@ -16,6 +16,7 @@ from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, gradients
 from client_pipeline.runtime.pacing import Pace, PacedClock
+from client_pipeline.runtime.precision import autocast
 from client_pipeline.runtime.schedules import Action, actions
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, Receive
 
@@ -75,11 +76,14 @@ class TrainedBlock(NamedTuple):
 class Stage:
     """The TEBs on one device."""
 
-    def __init__(self, spec: ModelSpec, optimizer: OptimizerConfig, recompute: bool = False) -> None:
+    def __init__(
+        self, spec: ModelSpec, optimizer: OptimizerConfig, recompute: bool = False, precision: str = "float32"
+    ) -> None:
         self.spec = spec
         self.adapter: Adapter = adapter(spec.family)
         self.optimizer = optimizer
         self.recompute = recompute
+        self.precision = precision
         self.blocks: dict[int, TrainedBlock] = {}
         self._inputs: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
@@ -126,9 +130,11 @@ class Stage:
 
     def _compute(self, step: StepId, micro_batch: int, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         mask = self.adapter.mask_form(mask_BT, x_BTD.dtype)
-        for index, block in self.blocks.items():
-            with step.dropout(index, micro_batch):
-                x_BTD = block.module(x_BTD, mask)
+        with autocast(self.precision, x_BTD.device):
+            for index, block in self.blocks.items():
+                with step.dropout(index, micro_batch):
+                    # After each block, so that the result does not depend on where the segments end.
+                    x_BTD = block.module(x_BTD, mask).float()
         return x_BTD
 
     def forward(self, step: StepId, micro_batch: int, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:

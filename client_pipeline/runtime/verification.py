@@ -123,7 +123,7 @@ def verify_split(
     try:
         pipeline.apply_plan(plan)
         pipeline.load({i: block_weights(weights, i) for i in range(num_blocks)})
-        outcome = pipeline.run_step(step, batch, split.embedding, link)
+        outcome = pipeline.run_step(step, [batch], split.embedding, link)
         embedding = gradients(own_parameters(split.embedding))
         found = join_weights(embedding, pipeline.gradients(), trainer.gradients(0))
     finally:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from client_pipeline.partition.parts import Batch, ModelParts, target_weight, targets
 from client_pipeline.runtime.micro_batches import EMBEDDING_UNIT, StepId, split_batch
+from client_pipeline.runtime.precision import autocast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,9 @@ class WholeStep:
     """Gradient of loss_sum / weight by global parameter name."""
 
 
-def whole_step(parts: ModelParts, step: StepId, batch: Batch, num_micro_batches: int) -> WholeStep:
+def whole_step(
+    parts: ModelParts, step: StepId, batch: Batch, num_micro_batches: int, precision: str = "float32"
+) -> WholeStep:
     """Forward and backward of one batch, micro-batch by micro-batch, with the pipeline's dropout seeds.
 
     Micro-batches are kept because dropout draws one mask for each; the gradient is of the mean over the batch.
@@ -36,14 +39,15 @@ def whole_step(parts: ModelParts, step: StepId, batch: Batch, num_micro_batches:
     loss_sum = 0.0
     for i, piece in enumerate(split_batch(batch, num_micro_batches)):
         mask_BT = piece["attention_mask"]
-        with step.dropout(EMBEDDING_UNIT, i):
-            x_BTD = parts.embedding(piece)
-        mask = parts.mask_form(mask_BT, x_BTD.dtype)
-        for index, block in enumerate(parts.blocks):
-            with step.dropout(index, i):
-                x_BTD = block(x_BTD, mask)
-        with step.dropout(len(parts.blocks), i):
-            loss = parts.head(x_BTD, mask_BT, targets(piece))
+        with autocast(precision, mask_BT.device):
+            with step.dropout(EMBEDDING_UNIT, i):
+                x_BTD = parts.embedding(piece).float()
+            mask = parts.mask_form(mask_BT, x_BTD.dtype)
+            for index, block in enumerate(parts.blocks):
+                with step.dropout(index, i):
+                    x_BTD = block(x_BTD, mask).float()
+            with step.dropout(len(parts.blocks), i):
+                loss = parts.head(x_BTD, mask_BT, targets(piece))
         (loss / weight).backward()
         outputs.append(x_BTD.detach())
         loss_sum += float(loss.detach())

@@ -86,6 +86,7 @@ def model_costs(
     sequence_length: int,
     batch_size: int,
     local_steps: int = 1,
+    gradient_accumulation: int = 1,
     optimizer: str = "adamw",
     compression: CompressionConfig | None = None,
     whole: bool = False,
@@ -106,6 +107,7 @@ def model_costs(
     sequence_length : T
     batch_size : b
     local_steps : of a round
+    gradient_accumulation : batches of each
     optimizer : one of :data:`OPTIMIZER_STATES`
     compression : of updates and activations; None: none
     whole : the decoder or head is trained in the cluster and goes up with the encoder, and no activations do
@@ -137,7 +139,8 @@ def model_costs(
     labels = 1 if spec.head == SEQUENCE_CLASSIFICATION else sequence_length
     target_bits = 8.0 * (sequence_length + torch.int64.itemsize * labels)
     shared = sum(embedding[name].numel() * embedding[name].element_size() for name in tied(spec).values())
-    stream_bits = local_steps * batch_size * (activation_bits + target_bits) + 8.0 * (local_steps - 1) * shared
+    samples = local_steps * gradient_accumulation * batch_size
+    stream_bits = samples * (activation_bits + target_bits) + 8.0 * (local_steps - 1) * shared
     trained_bytes = sum(teb.trained) * torch.float32.itemsize
     return Costs(
         o_f=float(teb.forward_flop),

@@ -127,6 +127,8 @@ class PlannerSettings:
     max_micro_batches: int
     """Largest m."""
     local_steps: int
+    gradient_accumulation: int = 1
+    """Batches of a local step: each goes through the pipeline."""
     v: float
     """V [1/s]."""
     gamma_max: float

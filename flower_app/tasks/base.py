@@ -173,6 +173,11 @@ class Prepared:
 class Task(Protocol):
     """One task. Configuration mistakes raise ``ValueError`` here, before any work starts."""
 
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Names of the metrics of its evaluation."""
+        ...
+
     def check(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> None:
         """Raise the mistakes that :meth:`prepare` would, without its long work."""
         ...

@@ -19,6 +19,7 @@ class ClassificationTask(LabelledTask[str]):
 
     name = "sequence-classification"
     head = SEQUENCE_CLASSIFICATION
+    scores = ("loss", "accuracy", "macro_f1")
 
     def read(self, data: DataConfig, split: str, cluster: int | None) -> Examples[str]:
         """Read the two columns; an empty text or label is an error."""
@@ -59,11 +60,9 @@ class ClassificationTask(LabelledTask[str]):
         self, inputs: Sequence[str], classes: Sequence[Sequence[int]], tokenizer: TextTokenizer, max_length: int
     ) -> LabelledData:
         """Encode texts as ``[CLS] text [SEP]``; a text that is longer is cut."""
-        found = tokenizer.encode(inputs)
-        room = max_length - 2
-        sequences = [[tokenizer.bos_id, *ids[:room], tokenizer.eos_id] for ids in found]
-        cut = sum(len(ids) > room for ids in found)
-        return LabelledData(EncodedText.of(sequences, cut), EncodedText.of(classes, 0), tokenizer.pad_id, False)
+        found = tokenizer.encode_each(inputs)
+        sequences = EncodedText.closed(found, [tokenizer.bos_id], [tokenizer.eos_id], max_length)
+        return LabelledData(sequences, EncodedText.of(classes), tokenizer.pad_id, False)
 
     def metrics(self, references: list[str], predictions: list[str]) -> tuple[dict[str, float], str]:
         """Accuracy, and the mean F1 of the labels that occur in either list."""

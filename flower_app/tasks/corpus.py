@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from flower_app.tasks import generator, tables
+from flower_app.tasks.texts import Indices, Texts, lines, subset
 
 SOURCES = ("generated", "files", "hub")
-PARTITIONS = ("iid", "dirichlet", "files")
+PARTITIONS = ("iid", "size", "linear", "square", "exponential", "dirichlet", "pathological", "natural-id", "files")
 LENGTH_CLASSES = 5
+
+Classes = Sequence[str] | npt.NDArray[np.int64]
+"""Class of each example."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +60,20 @@ class DataConfig:
     validation_split: str = "validation"
     test_split: str = "test"
     partition: str = "iid"
-    """How training text is shared out: ``iid``; ``dirichlet`` (each label falls unevenly on the clusters);
-    ``files`` (one training file per cluster)."""
+    """How training text is shared out. At random: ``iid`` (evenly), ``size`` (by ``partition-sizes``), or in proportion
+    to n + 1 (``linear``), its square (``square``) or e^n (``exponential``) for cluster n from 0. By class, see
+    ``label-column``: ``dirichlet`` (each class falls unevenly on the clusters), ``pathological`` (each cluster has few
+    classes), ``natural-id`` (each class is on one cluster). ``files``: one training file per cluster."""
+    partition_sizes: str = ""
+    """``size``: a number for each cluster, with commas between; the shares are in proportion to them."""
     dirichlet_alpha: float = 0.5
     """``dirichlet``: small is uneven, large is even."""
+    classes_per_cluster: int = 2
+    """``pathological``: classes of each cluster."""
     label_column: str = ""
-    """Column of a table or hub dataset with each example's label. Of translation: what ``dirichlet`` spreads (a domain,
-    say); empty: the length of the source sentence, in five classes of equal size. Of tasks with labels: what is
-    learned; empty: ``label``, or ``tags``."""
+    """Column of a table or hub dataset with each example's label. Of tasks with labels: what is learned; empty:
+    ``label``, or ``tags``. Of translation and plain text: the class that ``partition`` goes by (a domain, say); empty:
+    the length of the text, in five classes of equal size."""
     labels: str = ""
     """Labels that may stand in ``label-column``, with commas between (token-classification: the types of its spans);
     empty: those of the training data."""
@@ -85,7 +96,13 @@ class DataConfig:
             raise ValueError(f"data.source: expected one of {', '.join(SOURCES)}, found {self.source!r}")
         if self.partition not in PARTITIONS:
             raise ValueError(f"data.partition: expected one of {', '.join(PARTITIONS)}, found {self.partition!r}")
-        for name, least in (("num_examples", 1), ("evaluation_examples", 1), ("max_length", 2), ("vocab_size", 300)):
+        for name, least in (
+            ("num_examples", 1),
+            ("evaluation_examples", 1),
+            ("classes_per_cluster", 1),
+            ("max_length", 2),
+            ("vocab_size", 300),
+        ):
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f"data.{name.replace('_', '-')}: expected at least {least}, found {value}")
@@ -110,39 +127,52 @@ class DataConfig:
                         f"data.{name.replace('_', '-')}: expected a name with {{cluster}} in it with "
                         f"data.partition = files, found {value!r}"
                     )
+        if self.partition == "size" or self.partition_sizes:
+            self.sizes()
         if self.label_column and self.source == "generated":
             raise ValueError("data.label-column: generated text has no columns; leave it empty")
+
+    def sizes(self) -> list[float]:
+        """Return ``partition-sizes`` as numbers."""
+        try:
+            found = [float(number) for number in self.partition_sizes.split(",")]
+        except ValueError:
+            found = []
+        if not found or not all(math.isfinite(number) and number > 0 for number in found):
+            raise ValueError(
+                f"data.partition-sizes: expected numbers above 0 with commas between, such as 3, 1, found "
+                f"{self.partition_sizes!r}"
+            )
+        return found
 
 
 @dataclass(frozen=True)
 class Pairs:
     """Parallel text."""
 
-    sources: list[str]
-    targets: list[str]
-    labels: list[str] | None = None
+    sources: Sequence[str]
+    targets: Sequence[str]
+    labels: Sequence[str] | None = None
     """The label column, where one is configured."""
 
     def __len__(self) -> int:
         return len(self.sources)
 
-    def classes(self) -> list[Hashable]:
-        """Return what ``dirichlet`` spreads: the label column, or the source length in classes of like size."""
-        if self.labels is not None:
-            return list(self.labels)
-        return length_classes(self.sources)
+    def classes(self) -> Classes:
+        """Return each pair's class: the label column, or the source length in classes of like size."""
+        return length_classes(self.sources) if self.labels is None else self.labels
 
-    def subset(self, indices: Sequence[int]) -> Pairs:
+    def subset(self, indices: Indices) -> Pairs:
         """Return some of the pairs."""
-        labels = None if self.labels is None else [self.labels[i] for i in indices]
-        return Pairs([self.sources[i] for i in indices], [self.targets[i] for i in indices], labels)
+        labels = None if self.labels is None else subset(self.labels, indices)
+        return Pairs(subset(self.sources, indices), subset(self.targets, indices), labels)
 
 
-def length_classes(texts: Sequence[str]) -> list[Hashable]:
+def length_classes(texts: Sequence[str]) -> npt.NDArray[np.int64]:
     """Return the class of each text's length in words, of :data:`LENGTH_CLASSES` classes of like size."""
-    lengths = np.array([len(text.split()) for text in texts])
+    lengths = np.fromiter((len(text.split()) for text in texts), dtype=np.int64, count=len(texts))
     borders = np.quantile(lengths, np.linspace(0, 1, LENGTH_CLASSES + 1)[1:-1])
-    return list(np.searchsorted(borders, lengths).tolist())
+    return np.searchsorted(borders, lengths)
 
 
 GENERATED_EVALUATION_SEED = 0
@@ -230,8 +260,8 @@ def _from_files(config: DataConfig, split: str, cluster: int | None) -> Pairs:
     source, target, key = file_of(config, split, cluster)
     if target is None:
         return _pairs(tables.read_table(source, _columns(config, split), key).columns)
-    sources = tables.read_lines(source, key)
-    targets = tables.read_lines(target, key.replace("-source", "-target"))
+    sources = Texts(line.strip() for line in lines(source, key))
+    targets = Texts(line.strip() for line in lines(target, key.replace("-source", "-target")))
     if len(sources) != len(targets):
         raise ValueError(
             f"{key}: {source} has {len(sources)} lines, {target} has {len(targets)}; "
@@ -259,6 +289,6 @@ def _pairs(columns: Mapping[str, list[Any]]) -> Pairs:
     )
 
 
-def texts(values: Iterable[Any]) -> list[str]:
+def texts(values: Iterable[Any]) -> Sequence[str]:
     """Return the values of a column as stripped texts; a missing one is empty."""
-    return ["" if value is None else str(value).strip() for value in values]
+    return Texts("" if value is None else str(value).strip() for value in values)

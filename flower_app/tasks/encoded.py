@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from client_pipeline.partition.parts import ModelParts
+from flower_app.tasks.texts import stored_integers
 from flower_app.tasks.tokenizer import TextTokenizer
 
 
 @dataclass
 class EncodedText:
-    """Sequences of ids, one after the other in one array: small in memory and cheap to send."""
+    """Sequences of ids, one after the other in one array on disk that is mapped into memory."""
 
     ids: npt.NDArray[np.int32]
     starts: npt.NDArray[np.int64]
@@ -26,18 +27,31 @@ class EncodedText:
     """Sequences that were cut."""
 
     @classmethod
-    def of(cls, sequences: Sequence[Sequence[int]], truncated: int) -> EncodedText:
-        """Lay sequences out in one array."""
-        starts = np.cumsum([0, *map(len, sequences)], dtype=np.int64)
-        flat = np.fromiter((i for ids in sequences for i in ids), dtype=np.int32, count=int(starts[-1]))
-        return cls(flat, starts, truncated)
+    def of(cls, sequences: Iterable[Sequence[int]], truncated: int = 0) -> EncodedText:
+        """Lay sequences out in one array, one by one."""
+        return cls(*stored_integers(sequences), truncated)
 
     @classmethod
-    def encode(cls, texts: Sequence[str], tokenizer: TextTokenizer, max_length: int) -> EncodedText:
+    def encode(cls, texts: Iterable[str], tokenizer: TextTokenizer, max_length: int) -> EncodedText:
         """Encode texts, each closed by the end of sentence; the longest has ``max_length`` ids with it."""
-        found = tokenizer.encode(texts)
-        kept = [[*ids[: max_length - 1], tokenizer.eos_id] for ids in found]
-        return cls.of(kept, sum(len(ids) >= max_length for ids in found))
+        return cls.closed(tokenizer.encode_each(texts), [], [tokenizer.eos_id], max_length)
+
+    @classmethod
+    def closed(
+        cls, sequences: Iterable[Sequence[int]], begin: list[int], end: list[int], max_length: int
+    ) -> EncodedText:
+        """Cut sequences so that they have at most ``max_length`` ids with their marks of beginning and end."""
+        room, cut = max_length - len(begin) - len(end), 0
+
+        def kept() -> Iterator[list[int]]:
+            nonlocal cut
+            for ids in sequences:
+                cut += len(ids) > room
+                yield [*begin, *ids[:room], *end]
+
+        found = cls.of(kept())
+        found.truncated = cut
+        return found
 
     def __len__(self) -> int:
         return len(self.starts) - 1

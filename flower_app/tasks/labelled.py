@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch
-from flower_app.tasks.corpus import DataConfig, file_of, hub_table
+from flower_app.tasks.corpus import Classes, DataConfig, file_of, hub_table
 from flower_app.tasks.encoded import EncodedText
 from flower_app.tasks.tables import TABLES, Table, read_table
+from flower_app.tasks.texts import Indices
 
 X = TypeVar("X")
 """An input, and its label: a text and its name; or words and their tags."""
@@ -22,10 +23,10 @@ INPUTS, LABELS = "data.source-column", "data.label-column"
 class Examples(Generic[X]):
     """One split."""
 
-    inputs: list[X]
-    labels: list[X]
+    inputs: Sequence[X]
+    labels: Sequence[X]
     groups: list[str]
-    """What ``partition = dirichlet`` spreads unevenly."""
+    """Class of each example for ``data.partition``."""
     place: Callable[[int, int], str]
     """Where an example and one of its words stand, for messages."""
     declared: tuple[str, ...] = ()
@@ -34,11 +35,11 @@ class Examples(Generic[X]):
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def classes(self) -> list[Hashable]:
+    def classes(self) -> Classes:
         """Return each example's class."""
-        return list(self.groups)
+        return self.groups
 
-    def subset(self, indices: Sequence[int]) -> Examples[X]:
+    def subset(self, indices: Indices) -> Examples[X]:
         """Return some of the examples."""
         return Examples(
             [self.inputs[i] for i in indices],

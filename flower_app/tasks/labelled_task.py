@@ -46,6 +46,8 @@ class LabelledTask(ABC, Generic[X]):
     name: ClassVar[str]
     head: ClassVar[str]
     """Of the model: one of :data:`client_pipeline.partition.spec.HEADS`."""
+    scores: ClassVar[tuple[str, ...]]
+    """``loss``, and what :meth:`metrics` returns."""
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
@@ -276,7 +278,7 @@ class LabelledEvaluator(Generic[X]):
                 loss_sum, weight = loss_sum + loss, weight + count
                 for i, ids in zip(indices, best, strict=True):
                     names[i] = [labels[k] for k in ids]
-        inputs, references = examples.inputs[:number], examples.labels[:number]
+        inputs, references = list(examples.inputs[:number]), list(examples.labels[:number])
         predictions = [task.join(x, found) for x, found in zip(inputs, names, strict=True)]
         metrics, signature = task.metrics(references, predictions)
         return Score(

@@ -33,6 +33,7 @@ class SequenceData(ClusterData, Protocol):
 class LanguageModelTask(ABC):
     """A model that learns plain text; a task of this kind says how it is read and what is asked of it."""
 
+    scores = ("loss", "perplexity")
     name: ClassVar[str]
     head: ClassVar[str]
     """Of the model: one of :data:`client_pipeline.partition.spec.HEADS`."""
@@ -102,16 +103,16 @@ class LanguageModelTask(ABC):
     def encode(self, text: PlainText, tokenizer: TextTokenizer, longest: int) -> SequenceData:
         """Encode texts as ``[BOS] tokens [EOS]``; a text that is longer goes on in another sequence."""
         room = longest - 2
-        pieces = [
+        pieces = EncodedText.of(
             [tokenizer.bos_id, *ids[start : start + room], tokenizer.eos_id]
-            for ids in tokenizer.encode(text.texts)
+            for ids in tokenizer.encode_each(text.texts)
             for start in range(0, len(ids), room)
-        ]
-        if not pieces:
+        )
+        if not len(pieces):
             raise ValueError(
                 f"data.tokenizer: it leaves nothing of {len(text)} texts, {text.texts[0][:60]!r} among them"
             )
-        return self.sequence_data(EncodedText.of(pieces, truncated=0), tokenizer)
+        return self.sequence_data(pieces, tokenizer)
 
     def fits(self, parts: ModelParts, ids: Sequence[int], text: str) -> None:
         """Raise ``ValueError`` where a user's text has more tokens than the model has positions."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_app.tasks.corpus import DataConfig, check_files
+from flower_app.tasks.corpus import Classes, DataConfig, check_files
 
 Indices = npt.NDArray[np.int64]
 
@@ -20,11 +20,11 @@ class Shareable(Protocol):
         """Return the number of examples."""
         ...
 
-    def classes(self) -> list[Hashable]:
-        """Return each example's class: what ``dirichlet`` spreads unevenly."""
+    def classes(self) -> Classes:
+        """Return each example's class: what ``dirichlet``, ``pathological`` and ``natural-id`` go by."""
         ...
 
-    def subset(self, indices: Sequence[int]) -> Self:
+    def subset(self, indices: Indices) -> Self:
         """Return some of the examples."""
         ...
 
@@ -70,45 +70,122 @@ def training_share(
         mine = load(cluster)
         return mine, mine
     everything = load(None)
-    return everything.subset(partition(config, everything, num_clusters, seed)[cluster].tolist()), everything
+    return everything.subset(partition(config, everything, num_clusters, seed)[cluster]), everything
 
 
 def partition(config: DataConfig, examples: Shareable, num_clusters: int, seed: int) -> list[Indices]:
-    """Return the examples of each cluster, as indices into ``examples``; each example falls on one cluster.
+    """Return the examples of each cluster, as sorted indices into ``examples``; each example falls on one cluster.
+
+    The names and the meaning of the partitions are those of ``flwr-datasets``' partitioners.
 
     Raises
     ------
     ValueError
-        If a cluster would get no example.
+        If a cluster would get no example, or the partition does not fit the data; the message names the key.
     """
     rng = np.random.default_rng([seed, num_clusters])
-    if config.partition == "dirichlet":
-        parts = _dirichlet(_numbered(examples.classes()), num_clusters, config.dirichlet_alpha, rng)
-    else:
-        parts = list(np.array_split(rng.permutation(len(examples)), num_clusters))
+    parts = _PARTITIONERS[config.partition](config, examples, num_clusters, rng)
     for cluster, part in enumerate(parts):
         if not len(part):
-            remedy = "raise data.dirichlet-alpha, change the seed, " if config.partition == "dirichlet" else ""
             raise ValueError(
                 f"data.partition = {config.partition}: cluster {cluster} of {num_clusters} gets none of "
-                f"{len(examples)} examples; {remedy}use fewer clusters or more data"
+                f"{len(examples)} examples; {_REMEDIES.get(config.partition, '')}use fewer clusters or more data"
             )
-    return parts
+    return [np.sort(part) for part in parts]
 
 
-def _numbered(classes: list[Hashable]) -> Indices:
-    return np.unique(np.array(classes), return_inverse=True)[1].astype(np.int64)
+def _by_size(weights: npt.ArrayLike, examples: Shareable, rng: np.random.Generator) -> list[Indices]:
+    """Draw at random as many examples for each cluster as its share of the weights says."""
+    share = np.cumsum(np.asarray(weights, dtype=np.float64))
+    cuts = np.round(share[:-1] / share[-1] * len(examples)).astype(np.int64)
+    return list(np.split(rng.permutation(len(examples)), cuts))
 
 
-def _dirichlet(
-    labels: npt.NDArray[np.int64], num_clusters: int, alpha: float, rng: np.random.Generator
-) -> list[Indices]:
-    """Cut each label's examples by proportions drawn from Dirichlet(alpha, ..., alpha)."""
+def _iid(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+    return list(np.array_split(rng.permutation(len(examples)), num_clusters))
+
+
+def _linear(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+    return _by_size(np.arange(1, num_clusters + 1), examples, rng)
+
+
+def _square(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+    return _by_size(np.arange(1, num_clusters + 1) ** 2, examples, rng)
+
+
+def _exponential(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+    return _by_size(np.exp(np.arange(num_clusters)), examples, rng)
+
+
+def _size(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+    weights = config.sizes()
+    if len(weights) != num_clusters:
+        raise ValueError(
+            f"data.partition-sizes: expected a number for each of {num_clusters} clusters, found {len(weights)}: "
+            f"{config.partition_sizes!r}"
+        )
+    return _by_size(weights, examples, rng)
+
+
+def _dirichlet(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+    """Cut each class's examples by proportions drawn from Dirichlet(alpha, ..., alpha)."""
     parts: list[list[Indices]] = [[] for _ in range(num_clusters)]
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        shares = rng.dirichlet(np.full(num_clusters, alpha))
+    for members in _members(examples):
+        members = rng.permutation(members)
+        shares = rng.dirichlet(np.full(num_clusters, config.dirichlet_alpha))
         cuts = np.round(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
         for cluster, piece in enumerate(np.split(members, cuts)):
             parts[cluster].append(piece)
-    return [rng.permutation(np.concatenate(part)) for part in parts]
+    return [np.concatenate(part) for part in parts]
+
+
+def _pathological(
+    config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Deal the classes out, so many to each cluster; clusters with the same class share its examples evenly."""
+    classes, each = _members(examples), config.classes_per_cluster
+    least = -(-len(classes) // num_clusters)
+    if not least <= each <= len(classes):
+        raise ValueError(
+            f"data.classes-per-cluster: expected between {least} and {len(classes)}, so that {num_clusters} clusters "
+            f"hold all of {len(classes)} classes, found {each}"
+        )
+    dealt = rng.permutation(len(classes))
+    owners: list[list[int]] = [[] for _ in classes]
+    for slot in range(num_clusters * each):
+        owners[dealt[slot % len(classes)]].append(slot // each)
+    parts: list[list[Indices]] = [[] for _ in range(num_clusters)]
+    for members, mine in zip(classes, owners, strict=True):
+        for cluster, piece in zip(mine, np.array_split(rng.permutation(members), len(mine)), strict=True):
+            parts[cluster].append(piece)
+    return [np.concatenate(part) for part in parts]
+
+
+def _natural_id(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+    """Keep the examples of a class (a domain, a writer) together, on cluster i mod N."""
+    classes = _members(examples)
+    return [np.concatenate([*classes[cluster::num_clusters], np.zeros(0, np.int64)]) for cluster in range(num_clusters)]
+
+
+def _members(examples: Shareable) -> list[Indices]:
+    """Examples of each class, the classes sorted."""
+    found = examples.classes()
+    known = found if isinstance(found, np.ndarray) else np.array(list(found))
+    numbers, counts = np.unique(known, return_inverse=True, return_counts=True)[1:]
+    return list(np.split(np.argsort(numbers, kind="stable").astype(np.int64), np.cumsum(counts)[:-1]))
+
+
+_PARTITIONERS: dict[str, Callable[[DataConfig, Shareable, int, np.random.Generator], list[Indices]]] = {
+    "iid": _iid,
+    "size": _size,
+    "linear": _linear,
+    "square": _square,
+    "exponential": _exponential,
+    "dirichlet": _dirichlet,
+    "pathological": _pathological,
+    "natural-id": _natural_id,
+}
+_REMEDIES = {
+    "dirichlet": "raise data.dirichlet-alpha, change the seed, ",
+    "size": "raise its number in data.partition-sizes, ",
+}

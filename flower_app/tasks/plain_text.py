@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flower_app.tasks import generator, tables
 from flower_app.tasks.corpus import (
     GENERATED_EVALUATION_SEED,
+    Classes,
     DataConfig,
     file_of,
     hub_table,
     length_classes,
     texts,
 )
+from flower_app.tasks.texts import Indices, Texts, lines, subset
 
 
 @dataclass(frozen=True)
 class PlainText:
     """Texts, each apart from the others."""
 
-    texts: list[str]
-    labels: list[str] | None = None
-    """The label column, where one is configured: what ``partition = dirichlet`` spreads unevenly (a domain, say)."""
+    texts: Sequence[str]
+    labels: Sequence[str] | None = None
+    """The label column, where one is configured: the class that ``data.partition`` goes by (a domain, say)."""
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def classes(self) -> list[Hashable]:
-        """Return what ``dirichlet`` spreads: the label column, or the length in classes of like size."""
-        return length_classes(self.texts) if self.labels is None else list(self.labels)
+    def classes(self) -> Classes:
+        """Return each text's class: the label column, or the length in classes of like size."""
+        return length_classes(self.texts) if self.labels is None else self.labels
 
-    def subset(self, indices: Sequence[int]) -> PlainText:
+    def subset(self, indices: Indices) -> PlainText:
         """Return some of the texts."""
-        labels = None if self.labels is None else [self.labels[i] for i in indices]
-        return PlainText([self.texts[i] for i in indices], labels)
+        return PlainText(subset(self.texts, indices), None if self.labels is None else subset(self.labels, indices))
 
 
 def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = None) -> PlainText:
@@ -73,7 +74,7 @@ def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = Non
                     f"data.label-column: the text file {path} has no columns; use a table, or leave it empty"
                 )
             # Never empty: a file without text is refused.
-            return PlainText([line for line in tables.read_lines(path, key) if line])
+            return PlainText(Texts(text for line in lines(path, key) if (text := line.strip())))
         table, where = tables.read_table(path, columns, key), str(path)
     found = texts(table.columns["data.source-column"])
     kept = [i for i, text in enumerate(found) if text]

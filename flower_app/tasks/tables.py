@@ -1,4 +1,4 @@
-"""Reading lines, tables and hub datasets, with errors that name the configuration key and the file."""
+"""Reading tables and hub datasets, with errors that name the configuration key and the file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from flower_app.tasks.texts import lines
 
 TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
 
@@ -30,28 +32,6 @@ class Table:
     def place(self, row: int) -> str:
         """Say where a row stands."""
         return f"{self.name}, {self.unit} {self.numbers[row]}"
-
-
-def read_lines(path: Path, key: str) -> list[str]:
-    """Read a text file, one stripped sentence a line.
-
-    Only line feeds end a line: other separators of Unicode may stand inside a sentence, and would shift all that
-    follows.
-
-    Raises
-    ------
-    ValueError
-        If the file is missing, empty or not UTF-8.
-    """
-    if not path.is_file():
-        raise ValueError(f"{key}: no file {path}; check data.path and the name")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{key}: {path} is not UTF-8 ({error}); convert it") from error
-    if not text.strip():
-        raise ValueError(f"{key}: {path} is empty; expected one sentence a line")
-    return [line.strip() for line in text.removesuffix("\n").split("\n")]
 
 
 def read_table(path: Path, columns: Mapping[str, str], key: str) -> Table:
@@ -81,12 +61,12 @@ def read_table(path: Path, columns: Mapping[str, str], key: str) -> Table:
     if path.suffix == ".csv":
         rows = _rows(_csv(path, key), columns, where)
     else:
-        lines = [(i, line) for i, line in enumerate(raw_lines(path, key), 1) if line.strip()]
+        found_lines = [(i, line) for i, line in enumerate(lines(path, key), 1) if line.strip()]
         if path.suffix == ".jsonl":
-            rows = _jsonl(lines, where)
+            rows = _jsonl(found_lines, where)
         else:
             # No quoting.
-            rows = _rows([(number, line.rstrip("\r").split("\t")) for number, line in lines], columns, where)
+            rows = _rows([(number, line.rstrip("\r").split("\t")) for number, line in found_lines], columns, where)
     if not rows:
         raise ValueError(f"{where} has a header and no row; expected examples")
     found = {
@@ -155,12 +135,6 @@ def read_hub(hub_id: str, hub_config: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {"train": found}
 
 
-def raw_lines(path: Path, key: str) -> list[str]:
-    """Return the lines of a text file as they stand; raises as :func:`read_lines` does."""
-    read_lines(path, key)
-    return path.read_text(encoding="utf-8-sig").split("\n")
-
-
 def _jsonl(lines: list[tuple[int, str]], where: str) -> list[tuple[int, dict[str, Any]]]:
     rows = []
     for number, line in lines:
@@ -178,7 +152,9 @@ def _jsonl(lines: list[tuple[int, str]], where: str) -> list[tuple[int, dict[str
 
 def _csv(path: Path, key: str) -> list[tuple[int, list[str]]]:
     """Cells of each row, and the line on which the row ends."""
-    read_lines(path, key)
+    # For its errors: a cell may hold line feeds.
+    for _ in lines(path, key):
+        pass
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:

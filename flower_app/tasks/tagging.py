@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flower_app.tasks.encoded import EncodedText
 from flower_app.tasks.generated_labels import KINDS, tagged
 from flower_app.tasks.labelled import INPUTS, LABELS, Examples, LabelledData, class_name, load_table
 from flower_app.tasks.labelled_task import LabelledTask
-from flower_app.tasks.tables import raw_lines
+from flower_app.tasks.texts import lines
 from flower_app.tasks.tokenizer import TextTokenizer
 
 OUTSIDE = "O"
@@ -30,6 +31,7 @@ class TaggingTask(LabelledTask[list[str]]):
 
     name = "token-classification"
     head = TOKEN_CLASSIFICATION
+    scores = ("loss", "f1", "precision", "recall", "accuracy")
 
     def read(self, data: DataConfig, split: str, cluster: int | None) -> Examples[list[str]]:
         """Read sentences; a broken line, an empty sentence or a tag that is not BIO is an error."""
@@ -126,7 +128,7 @@ def span_scores(references: list[list[str]], predictions: list[list[str]]) -> tu
 def main_type(tags: Sequence[str]) -> str:
     """Return the type with the most spans in a sentence (of equals the first by name), ``O`` without any.
 
-    ``partition = dirichlet`` spreads sentences by it.
+    ``data.partition`` goes by it.
 
     >>> main_type(["B-PER", "O", "B-LOC", "I-LOC", "B-LOC"])
     'LOC'
@@ -160,7 +162,7 @@ def read_conll(path: Path, data: DataConfig, key: str) -> Examples[list[str]]:
     words: list[list[str]] = [[]]
     tags: list[list[str]] = [[]]
     firsts: list[int] = [1]
-    for number, line in enumerate([*raw_lines(path, key), ""], 1):
+    for number, line in enumerate(chain(lines(path, key), [""]), 1):
         line = line.rstrip("\r")
         if not line.strip() or line.startswith("-DOCSTART-"):
             if words[-1]:

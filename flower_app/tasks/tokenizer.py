@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from flower_app.tasks.texts import in_chunks
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL_TOKENS = (PAD, BOS, EOS, UNK)
@@ -68,6 +70,10 @@ class TextTokenizer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without begin or end."""
         return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_each(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """Yield what :meth:`encode` gives, of texts that may be too many to be in memory at once."""
+        return in_chunks(self.encode, texts)
 
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[tuple[list[int], list[int]]]:
         """Return the ids of each sentence, and for each id the index of its word.

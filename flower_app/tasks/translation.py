@@ -86,20 +86,23 @@ class TranslationEvaluator:
                 for i, ids in zip(indices, _search(self.config, parts, memory, batch), strict=True):
                     translations[i] = ids
         predictions = self.tokenizer.decode(translations)
-        bleu, signature = bleu_score(predictions, pairs.targets[:number], self.data.pretokenized)
+        sources, references = list(pairs.sources[:number]), list(pairs.targets[:number])
+        bleu, signature = bleu_score(predictions, references, self.data.pretokenized)
         return Score(
             metrics={"loss": loss_sum / weight, "bleu": bleu},
             examples=number,
             signature=signature,
             truncated=encoded.truncated,
-            sources=pairs.sources[:number],
+            sources=sources,
             predictions=predictions,
-            references=pairs.targets[:number],
+            references=references,
         )
 
 
 class TranslationTask:
     """Sequence-to-sequence training of a classic Transformer on parallel text."""
+
+    scores = ("loss", "bleu")
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config

@@ -1,0 +1,80 @@
+"""Which of the evaluated models is kept, and when training ends before its last round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LOWER_IS_BETTER = frozenset({"loss", "perplexity"})
+"""Metrics that are to fall; all others are to rise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionConfig:
+    """Table ``[selection]``: what the evaluations on the validation set decide."""
+
+    metric: str = "loss"
+    """By which models are compared: one of the task's metrics."""
+    load_best_at_end: bool = False
+    """Whether ``model/`` holds the best model so far, which is then scored on the test set; otherwise the last one."""
+    patience: int = 0
+    """Evaluations in a row without a better model after which training ends; 0: never."""
+    min_delta: float = 0.0
+    """By how much a model has to be better to count as better."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing."""
+        if self.patience < 0:
+            raise ValueError(f"selection.patience: expected at least 0, found {self.patience}")
+        if not (math.isfinite(self.min_delta) and self.min_delta >= 0):
+            raise ValueError(f"selection.min-delta: expected at least 0, found {self.min_delta}")
+
+    def check_metric(self, known: Sequence[str]) -> None:
+        """Raise ``ValueError`` where ``metric`` is none of the task's."""
+        if self.metric not in known:
+            raise ValueError(f"selection.metric: expected one of {', '.join(known)}, found {self.metric!r}")
+
+
+class Selection:
+    """Follows the evaluations of one run."""
+
+    def __init__(self, config: SelectionConfig) -> None:
+        self.config = config
+        self.best_round = 0
+        """Round of the best model; 0 before the first evaluation."""
+        self.best = math.nan
+        """Its metric."""
+        self.stale = 0
+        """Evaluations since then."""
+
+    @property
+    def stops(self) -> bool:
+        """Whether patience has come to its end."""
+        return 0 < self.config.patience <= self.stale
+
+    def update(self, round_: int, metrics: Mapping[str, float]) -> bool:
+        """Take an evaluation; returns whether its model is the best so far. The first one is, whatever it scores."""
+        value = metrics[self.config.metric]
+        gain = self.best - value if self.config.metric in LOWER_IS_BETTER else value - self.best
+        # Of a diverged model the metric is NaN: it is never better, and anything is better than it.
+        better = not self.best_round or gain > self.config.min_delta or (math.isnan(self.best) and value == value)
+        if better:
+            self.best_round, self.best, self.stale = round_, value, 0
+        else:
+            self.stale += 1
+        return better
+
+    def state(self) -> dict[str, Any]:
+        """What a continued run must know, as JSON values."""
+        return {
+            "best-round": self.best_round,
+            "best": None if math.isnan(self.best) else self.best,
+            "stale": self.stale,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state`."""
+        self.best_round, self.stale = int(state["best-round"]), int(state["stale"])
+        self.best = math.nan if state["best"] is None else float(state["best"])

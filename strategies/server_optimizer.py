@@ -1,0 +1,100 @@
+"""What the server makes of the clusters' average: Flower's adaptive strategies on the encoder, and their memory.
+
+The step from the round's weights to the average is taken for a gradient (Reddi et al., Adaptive Federated Optimization,
+arXiv:2003.00295); momentum and second moments are the strategies' own, of ``flwr.serverapp.strategy``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
+from flwr.serverapp.strategy.fedopt import FedOpt
+from torch import Tensor
+
+from strategies.records import WEIGHT_KEY
+
+_WITH_BETAS: dict[str, type[FedAdam | FedYogi]] = {"fedadam": FedAdam, "fedyogi": FedYogi}
+SERVER_OPTIMIZERS = ("none", "fedavgm", "fedadagrad", *_WITH_BETAS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptimizerConfig:
+    """Table ``[server-optimizer]``: how the encoders' average is taken on. The decoder has an optimizer of its own."""
+
+    name: str = "none"
+    """``none``: the average itself. ``fedavgm``, ``fedadagrad``, ``fedadam``, ``fedyogi``: as Flower's strategies."""
+    lr: float = 0.01
+    """Server's learning rate: with ``fedavgm`` 1 takes the average on as it is; with the others it is about the largest
+    change of a weight in a round."""
+    momentum: float = 0.9
+    """``fedavgm``."""
+    beta1: float = 0.9
+    """``fedadam``, ``fedyogi``."""
+    beta2: float = 0.99
+    """``fedadam``, ``fedyogi``."""
+    tau: float = 1e-3
+    """Added to the root of the second moment: large is less adaptive. Not of ``fedavgm``."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot train."""
+        if self.name not in SERVER_OPTIMIZERS:
+            raise ValueError(
+                f"server-optimizer.name: expected one of {', '.join(SERVER_OPTIMIZERS)}, found {self.name!r}"
+            )
+        for name in ("lr", "tau"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"server-optimizer.{name}: expected a number above 0, found {getattr(self, name)}")
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"server-optimizer.{name}: expected a number in [0, 1), found {getattr(self, name)}")
+
+
+def make_aggregator(config: ServerOptimizerConfig) -> Strategy:
+    """Build the strategy whose ``aggregate_train`` averages the encoders and takes the server's step."""
+    if config.name == "none":
+        return FedAvg(weighted_by_key=WEIGHT_KEY)
+    if config.name == "fedavgm":
+        return FedAvgM(weighted_by_key=WEIGHT_KEY, server_learning_rate=config.lr, server_momentum=config.momentum)
+    if config.name == "fedadagrad":
+        return FedAdagrad(weighted_by_key=WEIGHT_KEY, eta=config.lr, tau=config.tau)
+    return _WITH_BETAS[config.name](
+        weighted_by_key=WEIGHT_KEY, eta=config.lr, tau=config.tau, beta_1=config.beta1, beta_2=config.beta2
+    )
+
+
+def memory_of(strategy: Strategy) -> dict[str, Tensor]:
+    """What one of Flower's strategies remembers from round to round, for a checkpoint: ``m_t/NAME``, ...
+
+    Empty for those that remember nothing, and before the first round.
+    """
+    if isinstance(strategy, FedOpt):
+        return {
+            # Of a weight without dimensions numpy makes a scalar.
+            f"{kind}/{name}": torch.from_numpy(np.asarray(value))
+            for kind in ("m_t", "v_t")
+            for name, value in (getattr(strategy, kind) or {}).items()
+        }
+    if isinstance(strategy, FedAvgM):
+        # Flower keeps them in the order of the arrays.
+        return {
+            f"momentum/{i:06d}": torch.from_numpy(np.asarray(v)) for i, v in enumerate(strategy.momentum_vector or ())
+        }
+    return {}
+
+
+def remember(strategy: Strategy, memory: Mapping[str, Tensor]) -> None:
+    """Give a strategy back what :func:`memory_of` took from it."""
+    held: dict[str, dict[str, Tensor]] = {}
+    for key, value in memory.items():
+        kind, _, name = key.partition("/")
+        held.setdefault(kind, {})[name] = value
+    if isinstance(strategy, FedOpt):
+        for kind, values in held.items():
+            setattr(strategy, kind, {name: value.numpy() for name, value in values.items()})
+    elif isinstance(strategy, FedAvgM) and held:
+        strategy.momentum_vector = [value.numpy() for _, value in sorted(held["momentum"].items())]

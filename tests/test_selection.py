@@ -1,0 +1,73 @@
+"""The best of the evaluated models, and the end of patience."""
+
+import math
+
+import pytest
+
+from flower_app.config import RunConfig
+from flower_app.selection import Selection, SelectionConfig
+from flower_app.tasks.base import TASKS, TaskConfig, task
+
+
+def follow(values, **config):
+    selection = Selection(SelectionConfig(**config))
+    metric = selection.config.metric
+    better = [selection.update(i, {metric: value}) for i, value in enumerate(values, start=1)]
+    return selection, better
+
+
+def test_a_loss_is_to_fall_and_a_score_to_rise():
+    assert follow([3.0, 2.0, 2.5, 1.0])[1] == [True, True, False, True]
+    selection, better = follow([10.0, 30.0, 20.0], metric="bleu")
+    assert better == [True, True, False] and (selection.best_round, selection.best) == (2, 30.0)
+
+
+def test_patience_counts_evaluations_since_the_best():
+    assert not follow([1.0, 2.0, 0.5, 0.6], patience=2)[0].stops
+    assert follow([1.0, 2.0, 0.5, 0.6, 0.5], patience=2)[0].stops
+    assert not follow([1.0] * 50)[0].stops
+
+
+def test_a_gain_within_min_delta_is_none():
+    selection, better = follow([1.0, 0.95, 0.89], min_delta=0.1)
+    assert better == [True, False, True] and selection.best == 0.89
+
+
+def test_a_diverged_model_is_never_better_and_any_other_is_better_than_it():
+    assert follow([math.nan, math.nan, 5.0, math.nan])[1] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0, 0.1 + 0.2], [math.nan]])
+def test_a_continued_run_knows_what_was_best(values):
+    selection, _ = follow(values, patience=3)
+    resumed = Selection(selection.config)
+    resumed.restore(selection.state())
+    for value in (0.3, 0.2, math.nan, 9.0, 9.0):
+        assert selection.update(7, {"loss": value}) == resumed.update(7, {"loss": value})
+        assert selection.stops == resumed.stops
+    assert resumed.stops
+
+
+def test_every_task_names_the_metrics_that_models_are_compared_by():
+    for name in TASKS:
+        scores = task(TaskConfig(name=name)).scores
+        assert scores[0] == "loss" and len(scores) > 1
+    with pytest.raises(ValueError, match="selection.metric: expected one of loss, bleu, found 'accuracy'"):
+        SelectionConfig(metric="accuracy").check_metric(task(TaskConfig()).scores)
+
+
+@pytest.mark.parametrize(
+    ("flat", "message"),
+    [
+        ({"selection.patience": 2, "evaluate-every": 0}, "selection.patience: 2 evaluations, but evaluate-every = 0"),
+        ({"selection.patience": -1}, "selection.patience: expected at least 0, found -1"),
+        ({"selection.min-delta": -0.5}, "selection.min-delta: expected at least 0, found -0.5"),
+        (
+            {"selection.load-best-at-end": True, "strategy": "pipeline"},
+            "selection.load-best-at-end: with strategy = pipeline every cluster has a model of its own",
+        ),
+    ],
+)
+def test_what_cannot_be_selected_is_refused(flat, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig.from_flat(flat)

@@ -62,7 +62,6 @@ def test_a_strategy_gets_weights_where_updates_were_sent_and_a_broken_update_is_
     last, arrays = simulate(lambda grid: start(grid, rounds=1, codec=codec), client)
     np.testing.assert_array_equal(arrays, [0.0, 127.0, -1.0, 64.0])
     (failed,) = last["failed"]
-    assert failed["cluster"] == 1
     assert failed["reason"] == "update of embedding.w (int8): NaN or Inf: training diverged on the control unit"
     # What was sent is counted, not what it was decoded to: both updates, 4 and 4 bytes of tensors in each.
     assert 2 * 8 < last["bytes_up"] <= 2 * (8 + 2 * 160)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from logging import INFO, WARNING
+from logging import INFO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
@@ -23,10 +22,11 @@ from client_pipeline.link.update_codec import update_codec
 from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app import run_directory
+from flower_app.cluster_setup import set_up_clusters, wait_for_nodes
 from flower_app.config import RunConfig
+from flower_app.global_models import GlobalModels
 from flower_app.report.pictures import write_pictures
 from flower_app.report.timeline import timeline_of
-from flower_app.saved_model import load_model, save_model
 from flower_app.selection import Selection
 from flower_app.strategy_choice import (
     BASELINES,
@@ -39,25 +39,23 @@ from flower_app.strategy_choice import (
 from flower_app.tasks.base import task
 from flower_app.training_network import of_clusters, training_scenario
 from strategies import checkpoint
-from strategies.baselines.pipeline import PipeLine, cluster_arrays
+from strategies.baselines.pipeline import PipeLine
 from strategies.baselines.stock import make_stock
 from strategies.baselines.stock_accounting import stock_record
 from strategies.checkpoint import Checkpoint
-from strategies.clusters import ClusterState, check_clusters
+from strategies.clusters import ClusterState
 from strategies.collapipe import CollaPipe
 from strategies.continued import Continued
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderService
 from strategies.planned_strategy import PlannedStrategy
-from strategies.recording_grid import RecordingGrid, array_bytes
-from strategies.records import ARRAYS, CONFIG, SETUP, to_arrays, to_tensors
+from strategies.recording_grid import RecordingGrid
+from strategies.records import to_arrays, to_tensors
 from strategies.round_planner import RoundPlanner
 from strategies.server_optimizer import make_aggregator, memory_of, remember
 
 NODES_TIMEOUT_S = 60.0
 """How long the server waits for its nodes."""
-SETUP_TIMEOUT_S = 3600.0
-"""How long a control unit may take to load and encode its data."""
 MESSAGE_TIMEOUT_S = 24 * 3600.0
 """A round may be long; its own waits are bounded one by one."""
 
@@ -88,6 +86,7 @@ class TrainingRun:
             self.selection.restore(self.resumed.state["selection"])
         self.last_round = self.completed
         """Newest round that is done."""
+        self.setup_bytes = 0
 
     @property
     def completed(self) -> int:
@@ -109,12 +108,11 @@ class TrainingRun:
         planner = make_planner(config, self.scenario)
         if planner is not None:
             check_first_round(planner)
-        # Scoring has a model of its own: the decoder's service trains self.parts.head.
-        self.scored = self.prepared.build(config.seed)
         self._check_frozen()
-        self.models: list[Mapping[str, torch.Tensor]] = []
+        num_own = self.num_clusters if config.strategy == "pipeline" else 0
+        self.models = GlobalModels(self.prepared, config.seed, self.frozen, num_own)
         if self.resumed is not None:
-            self.models = self._models(to_arrays(self.resumed.weights))
+            self.models.take(to_arrays(self.resumed.weights))
         if self.completed < config.num_rounds and not self.selection.stops:
             # The service first: a port in use is found before any control unit starts.
             collapipe = config.strategy == COLLAPIPE
@@ -137,46 +135,17 @@ class TrainingRun:
             )
 
     def _set_up(self, nodes: Sequence[int]) -> list[ClusterState]:
-        """Tell every node about the run; learn the clusters. A mistake that any node finds ends the run here."""
-        told = ConfigRecord(
-            {
-                "spec": self.prepared.spec.to_json(),
-                "tokenizer": self.prepared.tokenizer_json,
-                "num-clusters": self.num_clusters,
-                "run-name": self.run_dir.name,
-                "resume-round": self.completed,
-            }
-        )
-        # Frozen weights go down here, once for each process of the run, and never with a round.
-        frozen = to_arrays(self.frozen)
-        messages = [
-            Message(RecordDict({CONFIG: told, ARRAYS: frozen}), dst_node_id=node, message_type=SETUP) for node in nodes
-        ]
-        self.setup_bytes = sum(map(array_bytes, messages))
-        replies = list(self.flower_grid.send_and_receive(messages, timeout=SETUP_TIMEOUT_S))
-        if silent := sorted(set(nodes) - {reply.metadata.src_node_id for reply in replies}):
-            raise RuntimeError(f"set-up: no answer from nodes {silent} within {SETUP_TIMEOUT_S:g} s")
-        clusters = []
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                raise RuntimeError(f"set-up: node {node}: {reply.error.reason}")
-            answer = json.loads(cast(str, reply.content.config_records[CONFIG]["json"]))
-            if "error" in answer:
-                raise ValueError(answer["error"])
-            if "state" in answer:
-                clusters.append(ClusterState.from_dict(answer["state"]))
-                if cut := answer["truncated"]:
-                    longest = self.config.data.max_length
-                    where = f"cluster {clusters[-1].cluster}"
-                    log(WARNING, "%s: %d training sequences were cut at data.max-length = %d", where, cut, longest)
-        check_clusters(clusters, self.num_clusters)
-        clusters.sort(key=lambda state: state.cluster)
-        total = sum(state.num_examples for state in clusters)
-        for state in clusters:
-            share = 100 * state.num_examples / total
-            log(INFO, "cluster %d trains on %d examples, %.1f%%", state.cluster, state.num_examples, share)
-        return clusters
+        told: dict[str, str | int] = {
+            "spec": self.prepared.spec.to_json(),
+            "tokenizer": self.prepared.tokenizer_json,
+            "num-clusters": self.num_clusters,
+            "run-name": self.run_dir.name,
+            "resume-round": self.completed,
+        }
+        max_length = self.config.data.max_length
+        clusters = set_up_clusters(self.flower_grid, nodes, told, self.frozen, self.num_clusters, max_length)
+        self.setup_bytes = clusters.bytes_down
+        return clusters.states
 
     def _decoder_service(self) -> DecoderService:
         config = self.config
@@ -278,10 +247,10 @@ class TrainingRun:
         metrics: dict[str, float] = {}
         last = server_round == config.num_rounds
         if last or (config.evaluate_every and server_round % config.evaluate_every == 0):
-            self.models = self._models(arrays)
-            metrics, _ = self._score("validation")
+            self.models.take(arrays)
+            metrics, _ = self.models.score("validation")
             if self.selection.update(server_round, metrics) or not config.selection.load_best_at_end:
-                self._save()
+                self.models.save(self.run_dir, self.task.saved(config.data))
         record = self.grid.take_round() | self._account(server_round)
         reports = [self._without_bulk(report) for report in record["clusters"]]
         self._write_timeline(server_round, record)
@@ -361,35 +330,11 @@ class TrainingRun:
     def _wall_before(self) -> float:
         return float(self.resumed.state["wall-s"]) if self.resumed else 0.0
 
-    # The model and its scores.
-
-    def _models(self, arrays: ArrayRecord) -> list[Mapping[str, torch.Tensor]]:
-        """The global model; or every cluster's own, where nothing is averaged."""
-        if self.config.strategy != "pipeline":
-            return [to_tensors(arrays)]
-        return [to_tensors(cluster_arrays(arrays, n)) for n in range(self.num_clusters)]
-
-    def _score(self, split: str) -> tuple[dict[str, float], str]:
-        """Metrics on a split, the mean over the models; and the metric's signature."""
-        scores = []
-        for weights in self.models:
-            self.scored.load(dict(weights))
-            scores.append(self.prepared.evaluator.evaluate(self.scored, split))
-        names = scores[0].metrics
-        return {name: sum(s.metrics[name] for s in scores) / len(scores) for name in names}, scores[0].signature
-
-    def _save(self) -> None:
-        # Where every cluster has a model of its own, cluster 0's stands for them.
-        weights = dict(self.models[0]) | self.frozen
-        save_model(
-            self.run_dir, self.prepared.spec, weights, self.prepared.tokenizer_json, self.task.saved(self.config.data)
-        )
-
     def _finish(self) -> None:
         # The last round has loaded and scored the final weights; the model that is kept may be an earlier one.
         if self.config.selection.load_best_at_end:
-            self.models = [load_model(self.run_dir).parts.weights()]
-        metrics, signature = self._score("test")
+            self.models.take_saved(self.run_dir)
+        metrics, signature = self.models.score("test")
         run_directory.write_summary(
             self.run_dir,
             run_directory.FINISHED,
@@ -421,26 +366,3 @@ def closing_service(service: DecoderService) -> Iterator[DecoderService]:
         yield service
     finally:
         service.stop()
-
-
-def wait_for_nodes(grid: Grid, needed: int, timeout_s: float) -> list[int]:
-    """Wait, with a bound, until ``needed`` nodes are connected; returns all that are.
-
-    Raises
-    ------
-    ValueError
-        If they do not come in time; the message says how many came.
-    """
-    deadline = time.monotonic() + timeout_s
-    nodes: list[int] = []
-    while True:
-        before, nodes = nodes, sorted(grid.get_node_ids())
-        # Nodes of a simulation register one after the other: take those that are there when no more come.
-        if len(nodes) >= needed and len(nodes) == len(before):
-            return nodes
-        if time.monotonic() > deadline:
-            raise ValueError(
-                f"num-clusters: {needed} nodes are needed, {len(nodes)} came within {timeout_s:g} s; start more nodes "
-                "or lower num-clusters"
-            )
-        time.sleep(0.5)

@@ -79,7 +79,7 @@ def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tenso
     state.num_examples = described["num_examples"]
     # Flower keeps a node's state between messages: a round's plan is checked with it.
     context.state[STATE] = ConfigRecord({"spec": told["spec"]})
-    return {"state": state.to_dict(), "truncated": described["truncated"]}
+    return {"state": state.to_dict(), "truncated": described["truncated"], "restored": described["restored"]}
 
 
 def checkpoint_folder(config: RunConfig, context: Context, run_name: str, cluster: int) -> Path | None:

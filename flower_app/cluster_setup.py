@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import NamedTuple, cast
 
@@ -37,6 +37,7 @@ def set_up_clusters(
     frozen: Mapping[str, Tensor],
     num_clusters: int,
     max_length: int,
+    trained: Collection[int] = (),
 ) -> Clusters:
     """Tell every node about the run; learn the clusters. A mistake that any node finds ends the run here.
 
@@ -48,6 +49,7 @@ def set_up_clusters(
     frozen : weights that are never trained, by global name
     num_clusters : N
     max_length : at which sequences are cut [tokens], for the log
+    trained : clusters that have trained in the run before it was continued
 
     Raises
     ------
@@ -73,9 +75,17 @@ def set_up_clusters(
         if "error" in answer:
             raise ValueError(answer["error"])
         if "state" in answer:
-            states.append(ClusterState.from_dict(answer["state"]))
+            state = ClusterState.from_dict(answer["state"])
+            states.append(state)
+            where = f"cluster {state.cluster}"
+            if state.cluster in trained and not answer["restored"]:
+                log(
+                    WARNING,
+                    "%s has no checkpoint of its own left: it goes on from the global model with a fresh optimizer, at "
+                    "the start of its data; the continued run is not the one without a break",
+                    where,
+                )
             if cut := answer["truncated"]:
-                where = f"cluster {states[-1].cluster}"
                 log(WARNING, "%s: %d training sequences were cut at data.max-length = %d", where, cut, max_length)
     check_clusters(states, num_clusters)
     states.sort(key=lambda state: state.cluster)

@@ -143,7 +143,9 @@ class TrainingRun:
             "resume-round": self.completed,
         }
         max_length = self.config.data.max_length
-        clusters = set_up_clusters(self.flower_grid, nodes, told, self.frozen, self.num_clusters, max_length)
+        lines, _ = run_directory.read_rounds(self.run_dir) if self.completed else ([], 0)
+        trained = {report["cluster"] for line in lines for report in line["clusters"]}
+        clusters = set_up_clusters(self.flower_grid, nodes, told, self.frozen, self.num_clusters, max_length, trained)
         self.setup_bytes = clusters.bytes_down
         return clusters.states
 

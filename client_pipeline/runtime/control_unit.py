@@ -157,6 +157,8 @@ class ControlUnit:
             codec=self.codec,
         )
         self._own_head: HeadTrainer | None = None
+        self.restored = False
+        """Whether a checkpoint of this control unit was found to go on from."""
 
     def prepare(self) -> dict[str, Any]:
         """Load the data, and say what the server must know before round 1.
@@ -175,6 +177,7 @@ class ControlUnit:
                 "num_examples": len(self.data),
                 "truncated": int(getattr(self.data, "truncated", 0)),
                 "num_blocks": self.num_blocks,
+                "restored": self.restored,
             }
             return {"cluster": self.setup.cluster, "pid": os.getpid(), **counts}
 
@@ -266,6 +269,7 @@ class ControlUnit:
         found = cluster_checkpoint.read(folder, committed)
         if found is None:
             return
+        self.restored = True
         assert self.order is not None
         self.order.drawn = found.drawn
         self.optimizer.load_state(part(found.tensors, "embedding/optimizer/"))

@@ -178,7 +178,7 @@ class TranslationTask:
 
     def saved(self, data: DataConfig) -> dict[str, Any]:
         """Name of the task, and how its text is written."""
-        return {"name": "translation", "pretokenized": data.pretokenized}
+        return {"name": self.config.name, "pretokenized": data.pretokenized}
 
 
 def translation_scores(

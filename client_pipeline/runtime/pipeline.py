@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import DecoderLink, LinkError
-from client_pipeline.partition.families import adapter, tied
+from client_pipeline.partition.families import adapter, carried_examples, tied
 from client_pipeline.partition.parts import Batch, block_weights, target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan, Segment
 from client_pipeline.partition.spec import ModelSpec
@@ -98,6 +98,7 @@ class Pipeline:
         self.runtime = runtime
         self.host = host
         self.width = adapter(spec.family).width(spec)
+        self.carried = carried_examples(spec)
         self.frozen = dict(frozen or {})
         """What adapters are added to, by global name: for TEBs that no device holds yet."""
         self.codec = codec
@@ -349,13 +350,16 @@ class Pipeline:
             sizes=[len(piece["input_ids"]) for piece in pieces],
             mask_BT=batch["attention_mask"],
             width=self.width,
+            carried=self.carried,
             pace=pace,
         )
         ring = [segment.device for segment in self.segments]
         reports = [self._devices[device].run.remote(order, apply_step) for device in ring]
         last = len(ring)
         embedded: list[Tensor] = []
-        shapes = [(size, order.mask_BT.shape[1], self.width) for size in order.sizes]
+        length = order.mask_BT.shape[1]
+        shapes = [(size, length, self.width) for size in order.sizes]
+        sent = [(size + self.carried, length, self.width) for size in order.sizes]
 
         # Receives are posted before anything moves, for the reason that run_actions gives.
         def forward() -> None:
@@ -387,7 +391,7 @@ class Pipeline:
             return loss_sum, norm_sq, tied_gradient
 
         def backward() -> None:
-            received = [transport.receive(shape, 1, BACKWARD, i) for i, shape in enumerate(shapes)]
+            received = [transport.receive(shape, 1, BACKWARD, i) for i, shape in enumerate(sent)]
             for i, receive in enumerate(received):
                 gradient = receive.wait()
                 # Only now is embedded[i] sure to be there: its gradient cannot arrive before it left.
@@ -411,7 +415,7 @@ class Pipeline:
             loss_sum=loss_sum,
             weight=weight,
             devices=answers,
-            link_bytes=2 * order.mask_BT.numel() * self.codec.row_bytes(self.width),
+            link_bytes=2 * sum(rows for rows, _, _ in sent) * length * self.codec.row_bytes(self.width),
             decoder_norm_sq=norm_sq,
         )
 

@@ -55,6 +55,8 @@ class StepOrder:
     """Padding mask of the whole batch, bool."""
     width: int
     """D."""
+    carried: int = 0
+    """Examples that each micro-batch has beside its own until the last TEB."""
     pace: Pace | None = None
     """None: as fast as it goes."""
 
@@ -189,8 +191,9 @@ def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> lis
     previous, following = rank - 1, (rank + 1) % transport.size
 
     def post(action: Action) -> Receive:
-        shape = (order.sizes[action.micro_batch], order.mask_BT.shape[1], order.width)
         peer, direction = (previous, FORWARD) if action.kind == "F" else (following, BACKWARD)
+        carried = 0 if direction == BACKWARD and rank == last else order.carried
+        shape = (order.sizes[action.micro_batch] + carried, order.mask_BT.shape[1], order.width)
         return transport.receive(shape, peer, direction, action.micro_batch)
 
     # With 1F1B the first stage alone could be flooded: the control unit's schedule is to send at once.

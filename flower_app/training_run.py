@@ -165,7 +165,8 @@ class TrainingRun:
         if self.resumed is not None:
             trainer.restore(self.resumed.decoder, str(self.resumed.state["decoder-sync"]))
         codec = ActivationCodec(config.compression.activations)
-        return DecoderService(config.decoder, trainer, self.num_clusters, codec)
+        most = config.batch_size * config.gradient_accumulation
+        return DecoderService(config.decoder, trainer, self.num_clusters, codec, max_examples=most)
 
     def _strategy(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> Strategy:
         config = self.config

@@ -7,6 +7,7 @@ import math
 import secrets
 import ssl
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,9 +23,11 @@ from client_pipeline.link.tied import pieces
 from client_pipeline.runtime.micro_batches import StepId
 from strategies.decoder import DecoderTrainer, RoundSummary
 from strategies.decoder_member import MicroBatch, Refusal
+from strategies.stream_limits import Allowance, HelloGuard, TooManyHellos, printable
 
 _HELLO_BYTES = 16 * 2**10
 _HELLO_TIMEOUT_S = 20.0
+_HANDSHAKE_TIMEOUT_S = 15.0
 _STOP_S = 5.0
 
 
@@ -42,6 +45,8 @@ class DecoderConfig:
     """How long a CU waits for the others to close a step [s]."""
     max_frame_bytes: int = DEFAULT_MAX_BYTES
     """Largest frame that is accepted [byte]."""
+    frames_per_second: float = 2000.0
+    """Frames that are read of one stream in the long run; what comes faster waits."""
     tls_certificate: str = ""
     """PEM file of the service's certificate, with its chain."""
     tls_key: str = ""
@@ -56,6 +61,8 @@ class DecoderConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"decoder.{name.replace('_', '-')}: expected seconds above 0, found {value}")
+        if not (math.isfinite(self.frames_per_second) and self.frames_per_second >= 1):
+            raise ValueError(f"decoder.frames-per-second: expected at least 1, found {self.frames_per_second}")
         if not 2**16 <= self.max_frame_bytes < 2**31:
             raise ValueError(f"decoder.max-frame-bytes: expected {2**16} to {2**31 - 1}, found {self.max_frame_bytes}")
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -96,6 +103,7 @@ class DecoderService:
     trainer : what the frames are handed to
     num_clusters : most clusters of a round; every stream takes a thread
     codec : how activations and gradients travel; a CU that declares another is refused
+    max_examples : most examples of a cluster's step, and so its most micro-batches
 
     Raises
     ------
@@ -109,11 +117,15 @@ class DecoderService:
         trainer: DecoderTrainer,
         num_clusters: int,
         codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
+        max_examples: int = 2**16,
     ) -> None:
         self.config = config
         self.trainer = trainer
         self.codec = codec
+        self.max_examples = max_examples
         self._num_streams = 2 * num_clusters + 2
+        # Those that have not said hello never take the threads of the round's clusters.
+        self.hellos = HelloGuard(num_clusters + 2)
         self._certificate = read_pem(config.tls_certificate, "decoder.tls-certificate")
         self._key = read_pem(config.tls_key, "decoder.tls-key")
         self._ca = read_pem(config.tls_ca, "decoder.tls-ca")
@@ -124,9 +136,11 @@ class DecoderService:
         self._address = ""
         self._lock = threading.Lock()
         self._tokens: dict[int, str] = {}
+        self._no_token = secrets.token_urlsafe(32)
         self._round = 0
         self._used: set[int] = set()
         self._streams: dict[grpc.ServicerContext, int] = {}
+        self._examples: dict[int, int] = {}
 
     def start(self) -> str:
         """Listen; returns the bound ``host:port``.
@@ -141,6 +155,11 @@ class DecoderService:
             # Without this two services on one port would both start, and share its streams.
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            # A few bytes that unpack to gigabytes are not unpacked: bit 0 is "as it is".
+            ("grpc.compression_enabled_algorithms_bitset", 1),
+            ("grpc.max_metadata_size", 8192),
+            ("grpc.max_concurrent_streams", self._num_streams),
+            ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_TIMEOUT_S * 1000)),
         ]
         threads = ThreadPoolExecutor(self._num_streams, thread_name_prefix="decoder")
         server = grpc.server(threads, options=options, maximum_concurrent_rpcs=self._num_streams)
@@ -229,36 +248,58 @@ class DecoderService:
     def _serve(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer one stream. An error of the CU ends the stream with a reason, never the service."""
         cluster: int | None = None
-        # A stream that says nothing must not hold a thread for ever.
-        silence = threading.Timer(_HELLO_TIMEOUT_S, context.cancel)
-        silence.daemon = True
-        silence.start()
         reason = "its stream broke off"
         try:
-            first = next(frames, None)
-            silence.cancel()
-            if first is None:
-                return
-            round_, cluster = self._admit(decode(first, _HELLO_BYTES), context)
+            round_, cluster = self._greeted(frames, context)
             mode = self.trainer.join(round_, cluster)
             yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, "decoder_sync": mode})
+            allowance = Allowance(self.config.frames_per_second, 2 * self.config.frames_per_second)
             for data in frames:
+                if wait_s := allowance.take():
+                    # What is not read yet holds the sender back.
+                    time.sleep(wait_s)
                 frame = decode(data, self.config.max_frame_bytes)
                 yield from self._answers(frame, round_, cluster)
                 if frame.kind == "bye":
                     return
         except FrameError as error:
-            reason = str(error)
+            reason = printable(str(error))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        except TooManyHellos as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except PermissionError as error:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, printable(str(error)))
         except Refusal as error:
-            reason = str(error)
+            reason = printable(str(error))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         finally:
-            silence.cancel()
             if cluster is not None:
                 self.trainer.leave(round_, cluster, reason)
+
+    def _greeted(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> tuple[int, int]:
+        """Wait for a stream's hello and check it; returns round and cluster. See :meth:`_admit`."""
+        peer = _peer(context)
+        self.hellos.enter(peer)
+        # A stream that says nothing must not hold a thread for ever.
+        silence = threading.Timer(_HELLO_TIMEOUT_S, context.cancel)
+        silence.daemon = True
+        silence.start()
+        wrong = "no hello came"
+        try:
+            first = next(frames, None)
+            if first is None:
+                raise FrameError("expected a hello frame, found the end of the stream")
+            wrong = "malformed"
+            hello = decode(first, _HELLO_BYTES)
+            wrong = "not admitted"
+            admitted = self._admit(hello, context)
+            wrong = ""
+            return admitted
+        finally:
+            silence.cancel()
+            self.hellos.leave()
+            if wrong:
+                self.hellos.wrong(peer, wrong)
 
     def _admit(self, hello: Frame, context: grpc.ServicerContext) -> tuple[int, int]:
         """Check the token of a hello; returns round and cluster.
@@ -282,11 +323,12 @@ class DecoderService:
             )
         cluster = int(header["cluster"])
         with self._lock:
-            token = self._tokens.get(cluster, "")
-            right = bool(token) and hmac.compare_digest(
-                token.encode(), str(header["token"]).encode(errors="surrogatepass")
+            # Without a token of its own a cluster is compared with one that nobody has: that takes as long.
+            right = hmac.compare_digest(
+                self._tokens.get(cluster, self._no_token).encode(),
+                str(header["token"]).encode(errors="surrogatepass"),
             )
-            if not right or header["round"] != self._round:
+            if not right or cluster not in self._tokens or header["round"] != self._round:
                 raise PermissionError(
                     f"the token is not one of cluster {cluster} in round {header['round']}, or the round has ended"
                 )
@@ -331,8 +373,15 @@ class DecoderService:
                     yield encode({"kind": "tied_gradient", **place, "name": name, "start": start}, {"rows": rows})
 
     def _micro_batch(self, frame: Frame, cluster: int) -> MicroBatch:
-        """Read a micro-batch; raises Refusal if its activations are not of the codec."""
+        """Read a micro-batch; raises Refusal if it is too many, or its activations are not of the codec."""
         header = frame.header
+        before = self._examples.get(cluster, 0) if header["micro_batch"] else 0
+        examples = self._examples[cluster] = before + frame.tensors["hidden"].shape[:1].numel()
+        if max(examples, header["num_micro_batches"]) > self.max_examples:
+            raise Refusal(
+                f"a step has at most {self.max_examples} examples, and no more micro-batches, found {examples} "
+                f"examples and {header['num_micro_batches']} micro-batches"
+            )
         try:
             hidden_BTD = self.codec.decode(frame.tensors["hidden"])
         except ValueError as error:
@@ -353,6 +402,14 @@ class DecoderService:
         if gradient.norm_sq is not None:
             header["norm_sq"] = gradient.norm_sq
         return encode(header, {"gradient": self.codec.encode(gradient.tensor)})
+
+
+def _peer(context: grpc.ServicerContext) -> str:
+    """Who is at the other end: the names in its certificate, or its address without the port."""
+    names = context.peer_identities()
+    if names:
+        return " ".join(sorted(name.decode(errors="replace") for name in names))
+    return str(context.peer()).rpartition(":")[0]
 
 
 def _check_pair(certificate: str, key: str) -> None:

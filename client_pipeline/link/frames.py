@@ -245,8 +245,9 @@ def _check_value(kind: str, name: str, value: Any, wanted: type, least: float | 
     allowed = (int, float) if wanted is float else wanted
     good = isinstance(value, allowed) and not isinstance(value, bool)
     if good and isinstance(value, int | float):
-        good = math.isfinite(value) and (least is None or value >= least)
-        good = good and (isinstance(value, float) or abs(value) <= _LARGEST_INT)
+        # A whole number may be too large to be made a float: its size comes first.
+        good = abs(value) <= _LARGEST_INT if isinstance(value, int) else math.isfinite(value)
+        good = good and (least is None or value >= least)
     if not good:
         bound = "" if least is None else f" of at least {least}"
         raise FrameError(f"{name} of a {kind} frame: expected a finite {wanted.__name__}{bound}, found {value!r:.40}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread
-from flower_app.experiments.training import history, train_all, trainings
+from flower_app.experiments.training import SCORES, history, train_all, trainings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,6 @@ _WHAT = {
     "rounding and the masks of dropout differ",
 }
 """By strategy: what it is here. The paper prints no more of its baselines than their names."""
-_SCORES = {"bleu": "BLEU", "f1": "span F1 [%]", "accuracy": "accuracy [%]"}
 
 
 def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> Iterator[Row]:
@@ -64,7 +63,7 @@ def draw(rows: Sequence[Row]) -> Figure:
                 rounds = [row["round"] for row in select(curve, seed=curve[0]["seed"])]
                 style.curve(axis, i, rounds, table.mean(axis=0).tolist(), curve[0]["label"], spread)
         style.label(loss, "round", "training loss [nat per target]", panel)
-        style.label(score, "round", f"{_SCORES.get(mine[0]['metric'], mine[0]['metric'])}, validation set")
+        style.label(score, "round", f"{SCORES.get(mine[0]['metric'], mine[0]['metric'])}, validation set")
     axes[0].legend(fontsize=8)
     return drawn
 
@@ -77,7 +76,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         names = distinct(tested, "curve")
         own = select(tested, curve=names[0])
         mean, spread = mean_spread([row["test_score"] for row in own])
-        score = _SCORES.get(own[0]["metric"], own[0]["metric"])
+        score = SCORES.get(own[0]["metric"], own[0]["metric"])
         found.append(
             Finding(
                 what=f"{panel}: {own[0]['label']}, {score}",

@@ -23,6 +23,8 @@ from flower_app.simulation_run import check_new_run
 from flower_app.strategy_choice import FREE_TO_CHANGE
 
 _FILLED_IN = ("num-clusters", "decoder-sync", "name")
+SCORES = {"bleu": "BLEU", "f1": "span F1 [%]", "accuracy": "accuracy [%]", "macro_f1": "macro-F1 [%]"}
+"""Metrics as figures name them."""
 _SHARES = ("f1", "accuracy", "macro_f1", "precision", "recall")
 """Metrics between 0 and 1; shown in per cent, as BLEU is."""
 
@@ -52,14 +54,15 @@ def trainings(curves: Sequence[Curve], folder: Path) -> list[Training]:
     folder : of the experiment; the run directories go into its ``runs``
     """
     return [
-        Training(curve=curve, seed=seed, config=_placed(seeded(curve.config, seed), folder, f"{curve.name}-seed{seed}"))
+        Training(curve=curve, seed=seed, config=placed(seeded(curve.config, seed), folder, f"{curve.name}-seed{seed}"))
         for seed in range(max(curve.seeds for curve in curves))
         for curve in curves
         if seed < curve.seeds
     ]
 
 
-def _placed(config: RunConfig, folder: Path, name: str) -> RunConfig:
+def placed(config: RunConfig, folder: Path, name: str) -> RunConfig:
+    """Give a run a directory in the experiment's folder."""
     return replace(config, run_dir=str((folder / "runs" / name).resolve()), checkpoint_every=0)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from flower_app.experiments import computation, drift, fig4, fig5, fig6, fig11, grid, table3
+from flower_app.experiments import computation, drift, fig4, fig5, fig6, fig11, grid, table3, theorem1
 from flower_app.experiments.curves import load_curves
 from flower_app.experiments.experiment import Curve, Experiment, Finding, Row
 from flower_app.experiments.results import PICTURE, ROWS, read_rows, write_findings, write_means, write_rows
@@ -24,6 +24,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         computation.FIG8,
         fig11.EXPERIMENT,
         table3.EXPERIMENT,
+        theorem1.EXPERIMENT,
         drift.EXPERIMENT,
     )
 }

@@ -212,6 +212,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Gets a folder of rows, picture and findings for each.")] = Path("results"),
     plot: Annotated[bool, typer.Option("--plot", help="Draw what is in --out; run nothing.")] = False,
     curves: Annotated[Path | None, typer.Option(help="Folder of curves instead of the packaged configs/paper.")] = None,
+    only: Annotated[str, typer.Option(help="Curves whose name contains this; results of the others stay.")] = "",
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -219,7 +220,7 @@ def reproduce(
     from flower_app.experiments.reproduce import Options, reproduce
     from flower_app.experiments.results import markdown
 
-    options = Options(out=out, smoke=smoke, plot_only=plot, curves=curves, sets=sets or ())
+    options = Options(out=out, smoke=smoke, plot_only=plot, curves=curves, sets=sets or (), only=only)
     found = reproduce(name, options, _say)
     if as_json:
         _print_json({key: [vars(finding) for finding in findings] for key, findings in found.items()})

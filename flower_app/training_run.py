@@ -349,6 +349,10 @@ class TrainingRun:
         )
         log(INFO, "Test: %s", metrics)
         # After the summary, for nothing of the training waits for it; a launcher that ends us here writes it itself.
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw the report."""
         write_pictures(self.run_dir)
 
 

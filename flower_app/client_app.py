@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from logging import ERROR
 from pathlib import Path
@@ -16,16 +17,16 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 from torch import Tensor
 
-from client_pipeline.link.stream import LinkCertificates
 from client_pipeline.partition.families import num_blocks_of
-from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
+from client_pipeline.partition.plan import ClusterPlan, uniform_plan
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, RoundOrder
+from client_pipeline.runtime.placement import Placement
 from flower_app.config import RunConfig
+from flower_app.node import NodeConfig
 from flower_app.run_directory import CLUSTERS
 from flower_app.tasks.base import task
-from flower_app.training_network import training_scenario
 from strategies.clusters import ClusterState
 from strategies.records import ARRAYS, CONFIG, read_train_config, reply_content, to_tensors
 
@@ -50,12 +51,14 @@ def setup(message: Message, context: Context) -> Message:
 
 
 def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tensor], node_id: int) -> dict[str, Any]:
-    config = RunConfig.from_flat(context.run_config)
-    cluster, num_clusters = cluster_index(context), int(told["num-clusters"])
+    config, node = RunConfig.from_flat(context.run_config), NodeConfig.read(context.node_config)
+    cluster, num_clusters = node.cluster, int(told["num-clusters"])
     if cluster >= num_clusters:
         return {"unused": cluster}
     spec = ModelSpec.from_json(told["spec"])
-    state = _state(config, cluster, node_id, spec)
+    declared = ClusterState.from_dict(json.loads(told["network"])[cluster])
+    state = replace(declared, node_id=node_id, devices=node.devices(declared.devices))
+    flat = node.run_config(context.run_config)
     described = start_control_unit(
         ClusterSetup(
             run=str(context.run_id),
@@ -67,22 +70,24 @@ def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tenso
             batch_size=config.batch_size,
             local_steps=config.local_steps,
             gradient_accumulation=config.gradient_accumulation,
-            load_data=partial(load_cluster_data, dict(context.run_config), told["tokenizer"], cluster, num_clusters),
+            load_data=partial(load_cluster_data, flat, told["tokenizer"], cluster, num_clusters),
             compression=config.compression,
             frozen=frozen,
-            certificates=_certificates(context),
-            checkpoints=checkpoint_folder(config, context, str(told["run-name"]), cluster),
+            certificates=node.certificates,
+            checkpoints=checkpoint_folder(config, node, str(told["run-name"])),
             checkpoint_every=max(config.checkpoint_every, 1),
             resume_round=int(told["resume-round"]),
+            placement=_placement(node, len(state.devices)),
         )
     )
     state.num_examples = described["num_examples"]
-    # Flower keeps a node's state between messages: a round's plan is checked with it.
-    context.state[STATE] = ConfigRecord({"spec": told["spec"]})
+    # Flower keeps a node's state between messages: a round's plan is made and checked with it.
+    kept = {"spec": told["spec"], "plans": told["plans"], "cluster": json.dumps(state.to_dict())}
+    context.state[STATE] = ConfigRecord(kept)
     return {"state": state.to_dict(), "truncated": described["truncated"], "restored": described["restored"]}
 
 
-def checkpoint_folder(config: RunConfig, context: Context, run_name: str, cluster: int) -> Path | None:
+def checkpoint_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path | None:
     """Where a control unit keeps its part of the checkpoints; None: it keeps none.
 
     In the run directory where server and node share a machine: the configuration names it, or Flower simulates. Else
@@ -97,12 +102,11 @@ def checkpoint_folder(config: RunConfig, context: Context, run_name: str, cluste
         return None
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", run_name):
         raise ValueError(f"set-up: expected a run's plain name, found {run_name!r}")
-    own = context.node_config.get("state-dir", "")
-    simulated = "num-partitions" in context.node_config
-    if not own and (config.run_dir or simulated):
+    own = f"cluster-{node.cluster}"
+    if not node.state_dir and (config.run_dir or node.simulated):
         run_dir = Path(config.run_dir) if config.run_dir else Path(config.runs_dir).expanduser() / run_name
-        return run_dir.resolve() / CLUSTERS / f"cluster-{cluster}"
-    return Path(str(own) or "~/.collapipe").expanduser() / run_name / f"cluster-{cluster}"
+        return run_dir.resolve() / CLUSTERS / own
+    return Path(node.state_dir or "~/.collapipe").expanduser() / run_name / own
 
 
 def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, num_clusters: int) -> ClusterData:
@@ -123,24 +127,24 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _train(message: Message, context: Context) -> Message:
-    config = RunConfig.from_flat(context.run_config)
-    cluster = cluster_index(context)
+    config, node = RunConfig.from_flat(context.run_config), NodeConfig.read(context.node_config)
     order = read_train_config(message.content.config_records[CONFIG])
-    spec = ModelSpec.from_json(cast(str, context.state.config_records[STATE]["spec"]))
-    state, num_blocks = _state(config, cluster, message.metadata.dst_node_id, spec), num_blocks_of(spec)
+    kept = context.state.config_records[STATE]
+    num_blocks = num_blocks_of(ModelSpec.from_json(cast(str, kept["spec"])))
+    state = ClusterState.from_dict(json.loads(cast(str, kept["cluster"])))
     # A stock strategy plans nothing: the control unit plans for itself.
-    plan = order.plan or own_plan(config, state, num_blocks)
+    plan = order.plan or own_plan(cast(str, kept["plans"]), state, config, num_blocks)
     plan.check(
         num_blocks=num_blocks,
         batch_size=config.batch_size,
         num_devices=len(state.devices),
         memory=None if "C7" in order.waived else state.memories,
         block_memory=state.block_memory,
-        where=f"round {order.round}: plan of cluster {cluster}",
+        where=f"round {order.round}: plan of cluster {node.cluster}",
     )
     result = train_round(
         str(context.run_id),
-        cluster,
+        node.cluster,
         RoundOrder(
             round=order.round,
             weights=to_tensors(message.content.array_records[ARRAYS]),
@@ -149,6 +153,7 @@ def _train(message: Message, context: Context) -> Message:
             pace=order.pace,
         ),
         config.runtime.timeout,
+        _placement(node, len(state.devices)),
     )
     # What the server must know to plan the next round comes with the answer to this one.
     state.num_examples = int(result.report["num_examples"])
@@ -163,9 +168,9 @@ def _train(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
-def own_plan(config: RunConfig, state: ClusterState, num_blocks: int) -> ClusterPlan:
-    """Plan for one cluster alone: ``uniform``, or the plan file."""
-    if not config.plan:
+def own_plan(plans: str, state: ClusterState, config: RunConfig, num_blocks: int) -> ClusterPlan:
+    """Plan for one cluster alone: as the server's plan file has it, given as JSON, or ``uniform``."""
+    if not plans:
         return uniform_plan(
             speed=state.speeds,
             memory=state.memories,
@@ -173,47 +178,15 @@ def own_plan(config: RunConfig, state: ClusterState, num_blocks: int) -> Cluster
             num_blocks=num_blocks,
             batch_size=config.batch_size,
         )
-    plans = read_plans(Path(config.plan))
-    if state.cluster >= len(plans):
+    given = json.loads(plans)
+    if state.cluster >= len(given):
         raise ValueError(
-            f"{config.plan}: has plans for {len(plans)} clusters, expected one for cluster {state.cluster}"
+            f"{config.plan}: has plans for {len(given)} clusters, expected one for cluster {state.cluster}"
         )
-    return plans[state.cluster]
+    return ClusterPlan.from_dict(given[state.cluster])
 
 
-def cluster_index(context: Context) -> int:
-    """Index of the cluster that this node is.
-
-    Raises
-    ------
-    ValueError
-        If the node has no ``partition-id``.
-    """
-    index = context.node_config.get("partition-id")
-    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        raise ValueError(
-            f"node config: partition-id: expected the cluster's index from 0, found {index!r}; start the SuperNode "
-            'with --node-config "partition-id=0"'
-        )
-    return index
-
-
-def _state(config: RunConfig, cluster: int, node_id: int, spec: ModelSpec) -> ClusterState:
-    scenario = training_scenario(config, spec)
-    if cluster >= scenario.num_clusters:
-        raise ValueError(
-            f"scenario {config.scenario}: has {scenario.num_clusters} clusters, none for the node with "
-            f"partition-id {cluster}; use a scenario with more clusters or fewer nodes"
-        )
-    return ClusterState(
-        cluster=cluster,
-        node_id=node_id,
-        devices=scenario.clusters[cluster],
-        block_memory=scenario.block_memory,
-        num_examples=0,
-    )
-
-
-def _certificates(context: Context) -> LinkCertificates:
-    given = {name: str(context.node_config.get(f"tls-{name}", "")) for name in ("certificate", "key", "ca")}
-    return LinkCertificates(certificate=given["certificate"], key=given["key"], root_certificate=given["ca"])
+def _placement(node: NodeConfig, num_devices: int) -> Placement:
+    if not node.ray_address:
+        return Placement()
+    return Placement(ray_address=node.ray_address, host=node.host, num_devices=num_devices)

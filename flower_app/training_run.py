@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,7 +20,7 @@ from flwr.supercore import log
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.update_codec import update_codec
-from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan
+from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan, read_plans
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app import run_directory
 from flower_app.cluster_setup import set_up_clusters, wait_for_nodes
@@ -134,13 +135,23 @@ class TrainingRun:
                 "start the run anew"
             )
 
+    def _declared(self, cluster: int) -> dict[str, Any]:
+        """What the scenario says of a cluster, before its own node has told more."""
+        devices, block_memory = self.scenario.clusters[cluster], self.scenario.block_memory
+        state = ClusterState(cluster=cluster, node_id=0, devices=devices, block_memory=block_memory, num_examples=0)
+        return state.to_dict()
+
     def _set_up(self, nodes: Sequence[int]) -> list[ClusterState]:
+        plans = self.config.plan
         told: dict[str, str | int] = {
             "spec": self.prepared.spec.to_json(),
             "tokenizer": self.prepared.tokenizer_json,
             "num-clusters": self.num_clusters,
             "run-name": self.run_dir.name,
             "resume-round": self.completed,
+            # Nodes need not have the server's files.
+            "network": json.dumps([self._declared(n) for n in range(self.num_clusters)]),
+            "plans": json.dumps([plan.to_dict() for plan in read_plans(Path(plans))]) if plans else "",
         }
         max_length = self.config.data.max_length
         lines, _ = run_directory.read_rounds(self.run_dir) if self.completed else ([], 0)

@@ -6,22 +6,43 @@ import contextlib
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from client_pipeline.runtime.control_unit import LIVENESS, ClusterSetup, ControlUnit, RoundOrder, RoundResult
 from client_pipeline.runtime.pipeline import NAMESPACE
+from client_pipeline.runtime.placement import Placement, check_answers, check_devices, wait_for_devices
 
 START_TIMEOUT_S = 600.0
 """A control unit loads its data before it can answer."""
+DEVICES_TIMEOUT_S = 60.0
+"""How long the devices of a cluster may take to join before a run gives up."""
 
 
 class ControlUnitError(RuntimeError):
     """The control unit failed, ended or never started; the message says which and why."""
 
 
-def join_ray() -> None:
-    """Use the Ray that runs here: the simulation's, or the one that ``ray start`` opened on an edge box."""
-    if not ray.is_initialized():
-        ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False)
+def join_ray(placement: Placement) -> None:
+    """Use the Ray that runs here: the simulation's, or the cluster's own, which ``ray start`` opened on an edge box.
+
+    Raises
+    ------
+    ValueError
+        If nobody answers at the cluster's address.
+    """
+    if ray.is_initialized():
+        return
+    address = placement.ray_address or "auto"
+    # Several Ray nodes may run on one machine: the address says which is this control unit's.
+    own = {"_node_ip_address": placement.host} if placement.spread else {}
+    try:
+        check_answers(placement.ray_address)
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **own)
+    except (OSError, RuntimeError, ray.exceptions.RayError) as error:
+        raise ValueError(
+            f"no Ray of this cluster answers at {address}: {error}; start it with collapipe up cu, and look for a "
+            "remedy with collapipe doctor cu"
+        ) from error
 
 
 def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
@@ -36,18 +57,36 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
     ControlUnitError, ValueError
         ValueError is the control unit's own: data that is missing or does not fit.
     """
-    join_ray()
+    placement = setup.placement
+    join_ray(placement)
     _end_older_runs(setup)
+    if placement.spread:
+        check_devices(wait_for_devices(placement.num_devices, DEVICES_TIMEOUT_S))
+    # The data is here, on the node that this process belongs to.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # A thread of its own answers whether the process still runs while another trains.
     actor = (
         ray.remote(concurrency_groups={LIVENESS: 1})(ControlUnit)
-        .options(name=setup.actor_name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0)
+        .options(
+            name=setup.actor_name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            scheduling_strategy=here,
+        )
         .remote(setup)
     )
     return dict(_answer(actor, actor.prepare.remote(), setup.actor_name, START_TIMEOUT_S))
 
 
-def train_round(run: str, cluster: int, order: RoundOrder, timeout_s: float) -> RoundResult:
+def train_round(
+    run: str,
+    cluster: int,
+    order: RoundOrder,
+    timeout_s: float,
+    placement: Placement = Placement(),  # noqa: B008 (it is frozen)
+) -> RoundResult:
     """Have the control unit train one round.
 
     Parameters
@@ -55,13 +94,14 @@ def train_round(run: str, cluster: int, order: RoundOrder, timeout_s: float) -> 
     run, cluster : as in the set-up
     order : the round
     timeout_s : a control unit that does not say within this time that it lives is given up; its own waits are bounded
+    placement : as in the set-up
 
     Raises
     ------
     ControlUnitError, ValueError
         ValueError is the control unit's own: a plan or weights that do not fit.
     """
-    join_ray()
+    join_ray(placement)
     name = f"collapipe/{run}/cluster-{cluster}"
     try:
         actor = ray.get_actor(name, namespace=NAMESPACE)

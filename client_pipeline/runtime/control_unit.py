@@ -46,6 +46,7 @@ from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
+from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.stage import MovedBlock
 
 LIVENESS = "liveness"
@@ -91,6 +92,8 @@ class ClusterSetup:
     """Rounds between the server's commits."""
     resume_round: int = 0
     """Committed round to go on from; 0: from the start."""
+    placement: Placement = field(default_factory=Placement)
+    """Where the devices are."""
 
     @property
     def actor_name(self) -> str:
@@ -155,6 +158,7 @@ class ControlUnit:
             runtime=setup.runtime,
             frozen=setup.frozen,
             codec=self.codec,
+            placement=setup.placement,
         )
         self._own_head: HeadTrainer | None = None
         self.restored = False

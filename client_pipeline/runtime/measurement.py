@@ -12,7 +12,6 @@ Devices compute one after the other: those that share a machine would share its 
 from __future__ import annotations
 
 import contextlib
-import socket
 import statistics
 import time
 from collections import Counter
@@ -32,6 +31,7 @@ from client_pipeline.runtime.memory import keep_freed_memory
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pipeline import NAMESPACE
+from client_pipeline.runtime.placement import check_answers, device_nodes
 from client_pipeline.runtime.stage import Stage
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, open_store
 
@@ -43,7 +43,6 @@ _FIRST_FLOATS, _MOST_FLOATS = 2**14, 2**23
 """Of a large message: it grows fourfold from 64 KiB to 32 MiB, until its round trip takes long enough."""
 _LONG_TRIP_S = 0.05
 _ROUND_TRIPS = 9
-_CONNECT_S = 10.0
 
 
 class MeasurementError(RuntimeError):
@@ -227,8 +226,10 @@ def measure(
     """
     threads = RuntimeConfig().threads
     with _ray(address):
+        # Nodes that say which device they are stand for that one, and the others for none.
+        named = device_nodes()
         nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: str(n["NodeManagerAddress"]))
-        places = [node for node in nodes for _ in range(devices_per_node)]
+        places = [named[k] for k in sorted(named)] or [node for node in nodes for _ in range(devices_per_node)]
         hosts = [str(node["NodeManagerAddress"]) for node in places]
         actors: list[Any] = []
         try:
@@ -324,12 +325,9 @@ def _ray(address: str) -> Iterator[None]:
     options = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if address:
         try:
-            if address != "auto":
-                # Ray would try for a minute, and say less.
-                host, _, port = address.rpartition(":")
-                socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+            check_answers(address)
             ray.init(address=address, **options)
-        except (OSError, RuntimeError, ValueError, OverflowError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ValueError(
                 f"--address: no Ray cluster answers at {address!r}; expected HOST:PORT as ray start --head printed it, "
                 f"or auto on one of its nodes: {error}"

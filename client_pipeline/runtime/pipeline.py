@@ -34,6 +34,7 @@ from client_pipeline.runtime.head import check_tied
 from client_pipeline.runtime.micro_batches import EMBEDDING_UNIT, StepId, split_batch
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
+from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.precision import autocast
 from client_pipeline.runtime.stage import MovedBlock, StepOrder
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, open_store
@@ -88,7 +89,7 @@ class Pipeline:
         spec: ModelSpec,
         optimizer: OptimizerConfig,
         runtime: RuntimeConfig,
-        host: str = "127.0.0.1",
+        placement: Placement = Placement(),  # noqa: B008 (it is frozen)
         frozen: Mapping[str, Tensor] | None = None,
         codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
     ) -> None:
@@ -96,7 +97,7 @@ class Pipeline:
         self.spec = spec
         self.optimizer = optimizer
         self.runtime = runtime
-        self.host = host
+        self.placement = placement
         self.width = adapter(spec.family).width(spec)
         self.carried = carried_examples(spec)
         self.frozen = dict(frozen or {})
@@ -118,7 +119,7 @@ class Pipeline:
         self._transport: GlooTransport | None = None
         self._ring: tuple[int, ...] = ()
         self._generation = 0
-        self._store = open_store(host, runtime.timeout)
+        self._store = open_store(placement.host, runtime.timeout)
         self._threads = _three_threads()
 
     # The plan.
@@ -189,6 +190,7 @@ class Pipeline:
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
+            **self.placement.device_options(device),
         )
         return actor.remote(self.spec, self.optimizer, self.runtime)
 
@@ -196,7 +198,7 @@ class Pipeline:
         self.disconnect()
         self._generation += 1
         address = GroupAddress(
-            host=self.host,
+            host=self.placement.host,
             port=self._store.port,
             generation=self._generation,
             size=len(ring) + 1,

@@ -144,13 +144,23 @@ class GlooTransport:
 def _options(address: GroupAddress) -> Any:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=address.timeout_s)
-    # Neighbours speak in plain bytes: within one machine nobody outside it may listen. Between machines gloo takes
-    # the address that the host's name stands for.
-    local = is_loopback(address.host)
-    options._devices = [
-        ProcessGroupGloo.create_device(hostname=address.host) if local else ProcessGroupGloo.create_default_device()
-    ]
+    options._devices = [ProcessGroupGloo.create_device(hostname=_own_address(address))]
     return options
+
+
+def _own_address(address: GroupAddress) -> str:
+    """Where this member listens to its neighbours.
+
+    They speak in plain bytes: within one machine nobody outside it may listen, and between machines only who can
+    reach the cluster's own network. Gloo would take what the machine's name stands for, which is often a loopback.
+    """
+    if is_loopback(address.host):
+        return address.host
+    family, kind, protocol, _, peer = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # Sends nothing; the system chooses the address that it would reach the control unit from.
+        probe.connect(peer)
+        return str(probe.getsockname()[0])
 
 
 def open_store(host: str, timeout_s: float) -> TCPStore:

@@ -7,8 +7,9 @@ from typing import Any
 
 import ray
 
-from client_pipeline.runtime.control_unit import LIVENESS, ClusterSetup, ControlUnit, RoundOrder, RoundResult
-from client_pipeline.runtime.pipeline import NAMESPACE
+from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder, RoundResult
+from client_pipeline.runtime.device import LIVENESS
+from client_pipeline.runtime.device_pool import NAMESPACE
 
 START_TIMEOUT_S = 600.0
 """A control unit loads its data before it can answer."""

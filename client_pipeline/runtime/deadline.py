@@ -21,8 +21,8 @@ class ProgressDeadline:
     of what they differ from it, scaled to a standard deviation): a rhythm that is even is held to, one that is not is
     given more. As long as nothing has been seen it is ``most_s``.
 
-    A wait that is *overdue* gives a reason to ask; after :meth:`extend` it is so again after twice the time. One that has
-    *expired* has had no progress for ``most_s``, and nobody waits any longer.
+    A wait that is *overdue* gives a reason to ask; after :meth:`extend` it is so again after twice the time. One that
+    has *expired* has had no progress for ``most_s``, and nobody waits any longer.
 
     Parameters
     ----------

@@ -1,9 +1,8 @@
 """A device that is lost in the middle of a step costs seconds, and not one bit of the result."""
 
-from dataclasses import replace
 
 import pytest
-from recovery_cases import ADAMW, THREE, assert_equal, control_unit, faults, initial, kill, once, train, within
+from recovery_cases import assert_equal, control_unit, faults, initial, kill, once, train, within
 
 HANG_S = 120.0
 

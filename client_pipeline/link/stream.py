@@ -243,6 +243,10 @@ class DecoderStream:
             micro_batch=expected, tensor=tensor, loss_sum=float(header["loss_sum"]), norm_sq=header.get("norm_sq")
         )
 
+    def drop_step(self) -> None:
+        """Break off."""
+        self.abort()
+
     def end_step(self, scale: float) -> None:
         """Close the step; that it counted is confirmed at the latest by :meth:`close`."""
         if self._step is None:

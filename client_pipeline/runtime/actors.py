@@ -8,8 +8,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from client_pipeline.runtime.control_unit import LIVENESS, ClusterSetup, ControlUnit, RoundOrder, RoundResult
-from client_pipeline.runtime.pipeline import NAMESPACE
+from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder, RoundResult
+from client_pipeline.runtime.device import LIVENESS
+from client_pipeline.runtime.device_pool import NAMESPACE
 from client_pipeline.runtime.placement import Placement, check_answers, check_devices, wait_for_devices
 
 START_TIMEOUT_S = 600.0

@@ -69,6 +69,7 @@ def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tenso
             gradient_accumulation=config.gradient_accumulation,
             load_data=partial(load_cluster_data, dict(context.run_config), told["tokenizer"], cluster, num_clusters),
             compression=config.compression,
+            privacy=config.privacy,
             frozen=frozen,
             certificates=_certificates(context),
             checkpoints=checkpoint_folder(config, context, str(told["run-name"]), cluster),

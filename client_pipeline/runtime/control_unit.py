@@ -21,6 +21,8 @@ from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import DecoderLink
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.local import LocalDecoder
+from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, private_update
+from client_pipeline.link.private_link import PrivateLink
 from client_pipeline.link.stream import DecoderAddress, DecoderStream, LinkCertificates
 from client_pipeline.link.update_codec import ErrorFeedback, update_codec
 from client_pipeline.partition.families import adapter, build_embedding, build_head
@@ -80,6 +82,7 @@ class ClusterSetup:
     load_data: Callable[[], ClusterData]
     """Called once, in the control unit's process."""
     compression: CompressionConfig = field(default_factory=CompressionConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     frozen: Mapping[str, Tensor] = field(default_factory=dict)
     """What adapters are added to, by global name; empty without adapters."""
     gradient_accumulation: int = 1
@@ -156,6 +159,7 @@ class ControlUnit:
             frozen=setup.frozen,
             codec=self.codec,
         )
+        self.noise = NoiseSource(setup.privacy.seed)
         self._own_head: HeadTrainer | None = None
 
     def prepare(self) -> dict[str, Any]:
@@ -193,6 +197,8 @@ class ControlUnit:
             else:
                 # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
                 link = DecoderStream.open(order.decoder, self.setup.certificates, self.codec)
+                if self.setup.privacy.on_activations:
+                    link = PrivateLink(link, self.setup.privacy, self.noise)
             try:
                 self.pipeline.apply_plan(order.plan, order.decoder.step_timeout_s if order.decoder else 0.0)
                 load_parameters(self.parameters, part_weights(order.weights, "embedding"), "embedding")
@@ -207,6 +213,9 @@ class ControlUnit:
                 self.optimizer.discard()
                 raise
             weights = self._weights()
+            if self.setup.privacy.on_updates:
+                place = ("update", order.round, self.setup.cluster)
+                weights = private_update(order.weights, weights, self.setup.privacy, self.noise, *place)
             if self.feedback is not None:
                 weights = self.feedback.compress(order.weights, weights)
             memory = self.pipeline.memory()

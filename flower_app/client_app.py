@@ -72,6 +72,7 @@ def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tenso
             gradient_accumulation=config.gradient_accumulation,
             load_data=partial(load_cluster_data, flat, told["tokenizer"], cluster, num_clusters),
             compression=config.compression,
+            privacy=config.privacy,
             frozen=frozen,
             certificates=node.certificates,
             checkpoints=checkpoint_folder(config, node, str(told["run-name"])),

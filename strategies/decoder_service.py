@@ -23,6 +23,7 @@ from client_pipeline.link.tied import pieces
 from client_pipeline.runtime.micro_batches import StepId
 from strategies.decoder import DecoderTrainer, RoundSummary
 from strategies.decoder_member import MicroBatch, Refusal
+from strategies.privacy_accountant import Sent
 from strategies.stream_limits import Allowance, HelloGuard, TooManyHellos, printable
 
 _HELLO_BYTES = 16 * 2**10
@@ -140,7 +141,8 @@ class DecoderService:
         self._round = 0
         self._used: set[int] = set()
         self._streams: dict[grpc.ServicerContext, int] = {}
-        self._examples: dict[int, int] = {}
+        self.sent: dict[int, Sent] = {}
+        """What has come of each cluster's activations in the run."""
 
     def start(self) -> str:
         """Listen; returns the bound ``host:port``.
@@ -375,8 +377,9 @@ class DecoderService:
     def _micro_batch(self, frame: Frame, cluster: int) -> MicroBatch:
         """Read a micro-batch; raises Refusal if it is too many, or its activations are not of the codec."""
         header = frame.header
-        before = self._examples.get(cluster, 0) if header["micro_batch"] else 0
-        examples = self._examples[cluster] = before + frame.tensors["hidden"].shape[:1].numel()
+        sent = self.sent.setdefault(cluster, Sent())
+        sent.add((header["round"], header["step"]), header["micro_batch"], frame.tensors["mask"])
+        examples = sent.step_examples
         if max(examples, header["num_micro_batches"]) > self.max_examples:
             raise Refusal(
                 f"a step has at most {self.max_examples} examples, and no more micro-batches, found {examples} "

@@ -40,14 +40,25 @@ class DecoderLink(Protocol):
     :class:`LinkError` at the link's timeout.
     """
 
-    bytes_up: int
-    """Bytes that have gone to the decoder over a network."""
-    bytes_down: int
-    """Bytes that have come from it."""
-    payload_up: int
-    """Of ``bytes_up``, the tensors' own, without headers."""
-    payload_down: int
-    """Of ``bytes_down``, likewise."""
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that have gone to the decoder over a network."""
+        ...
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that have come from it."""
+        ...
+
+    @property
+    def payload_up(self) -> int:
+        """Of ``bytes_up``, the tensors' own, without headers."""
+        ...
+
+    @property
+    def payload_down(self) -> int:
+        """Of ``bytes_down``, likewise."""
+        ...
 
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
         """Announce a step with the batch's total weight W_n."""

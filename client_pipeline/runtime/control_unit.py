@@ -22,6 +22,8 @@ from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import DecoderLink, LinkError, NotFiniteLink
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.local import LocalDecoder
+from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, private_update
+from client_pipeline.link.private_link import PrivateLink
 from client_pipeline.link.stream import DecoderAddress, DecoderStream, LinkCertificates
 from client_pipeline.link.update_codec import ErrorFeedback, update_codec
 from client_pipeline.partition.families import adapter, build_embedding, build_head
@@ -82,6 +84,7 @@ class ClusterSetup:
     load_data: Callable[[], ClusterData]
     """Called once, in the control unit's process."""
     compression: CompressionConfig = field(default_factory=CompressionConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     frozen: Mapping[str, Tensor] = field(default_factory=dict)
     """What adapters are added to, by global name; empty without adapters."""
     gradient_accumulation: int = 1
@@ -165,6 +168,7 @@ class ControlUnit:
         )
         self.recovery = Recovery(self.pipeline, setup.cluster)
         self.pipeline.on_progress = self._arrived
+        self.noise = NoiseSource(setup.privacy.seed)
         self._own_head: HeadTrainer | None = None
         self.restored = False
         """Whether a checkpoint of this control unit was found to go on from."""
@@ -229,7 +233,9 @@ class ControlUnit:
 
     def _open_link(self, order: RoundOrder) -> DecoderLink:
         if order.decoder is not None:
-            return DecoderStream.open(order.decoder, self.setup.certificates, self.codec)
+            stream = DecoderStream.open(order.decoder, self.setup.certificates, self.codec)
+            privacy = self.setup.privacy
+            return PrivateLink(stream, privacy, self.noise) if privacy.on_activations else stream
         head = self._head()
         load_parameters(head.parameters, part_weights(order.weights, "head"), "head")
         return LocalDecoder(head, self.setup.local_steps, self.setup.runtime.timeout)
@@ -246,6 +252,9 @@ class ControlUnit:
         trained = time.perf_counter()
         link.close()
         weights = recovery.run(self._weights)
+        if self.setup.privacy.on_updates:
+            place = ("update", order.round, self.setup.cluster)
+            weights = private_update(order.weights, weights, self.setup.privacy, self.noise, *place)
         if self.feedback is not None:
             weights = self.feedback.compress(order.weights, weights)
         memory = recovery.run(pipeline.memory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import queue
 import threading
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from client_pipeline.link.frames import (
     decode,
     encode,
 )
+from client_pipeline.link.hosts import is_loopback as is_loopback
 from client_pipeline.link.tied import TiedRows, pieces
 from client_pipeline.partition.parts import target_weight
 from client_pipeline.runtime.micro_batches import StepId
@@ -102,14 +102,6 @@ def channel_options(max_frame_bytes: int) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class DecoderStream:

@@ -23,7 +23,8 @@ from typing import Any
 
 import ray
 
-_PREFIX = "collapipe-device-"
+from client_pipeline.system.devices import DEVICE_PREFIX, device_resource
+
 _RESERVED = 0.001
 """Share of the resource that an actor takes: it names the place, and nobody is kept out who comes after a crash."""
 _CONNECT_S = 5.0
@@ -53,11 +54,6 @@ class Placement:
         return {"resources": {device_resource(device): _RESERVED}} if self.spread else {}
 
 
-def device_resource(device: int) -> str:
-    """Name of the custom resource that a device's node offers."""
-    return f"{_PREFIX}{device}"
-
-
 def check_answers(address: str) -> None:
     """Raise ``OSError`` or ``ValueError`` if nobody listens at ``host:port``: Ray would try for a minute, and say less.
 
@@ -82,7 +78,7 @@ def device_nodes() -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for node in ray.nodes():
         for name in node["Resources"] if node["Alive"] else ():
-            if match := re.fullmatch(rf"{_PREFIX}(\d+)", name):
+            if match := re.fullmatch(rf"{DEVICE_PREFIX}(\d+)", name):
                 device = int(match[1])
                 if device in found:
                     both = f"{found[device]['NodeManagerAddress']} and {node['NodeManagerAddress']}"

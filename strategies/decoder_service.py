@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from torch import Tensor
@@ -21,7 +22,7 @@ from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel
 from client_pipeline.link.tied import pieces
 from client_pipeline.runtime.micro_batches import StepId
 from strategies.decoder import DecoderTrainer, RoundSummary
-from strategies.decoder_member import MicroBatch, Refusal
+from strategies.decoder_member import MicroBatch, NotFiniteRefusal, Refusal, Superseded
 
 _HELLO_BYTES = 16 * 2**10
 _HELLO_TIMEOUT_S = 20.0
@@ -87,6 +88,17 @@ def split_address(key: str, address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+@dataclass
+class _Stream:
+    """Whose a stream is; nobody's before its hello, and without a seat before its welcome."""
+
+    round: int = 0
+    cluster: int = -1
+    seat: int | None = None
+    again: bool = False
+    """Whether it follows one that was cut."""
+
+
 class DecoderService:
     """Serves one decoder over gRPC for as long as the run lasts.
 
@@ -124,6 +136,8 @@ class DecoderService:
         self._address = ""
         self._lock = threading.Lock()
         self._tokens: dict[int, str] = {}
+        self._resume: dict[int, str] = {}
+        """Of each cluster: opens its next stream, once."""
         self._round = 0
         self._used: set[int] = set()
         self._streams: dict[grpc.ServicerContext, int] = {}
@@ -181,7 +195,7 @@ class DecoderService:
         self.trainer.open_round(round_, clusters, local_steps, tied)
         with self._lock:
             self._round = round_
-            self._used = set()
+            self._used, self._resume = set(), {}
             self._tokens = {cluster: secrets.token_urlsafe(32) for cluster in clusters}
             tokens = dict(self._tokens)
             old = list(self._streams)
@@ -206,7 +220,7 @@ class DecoderService:
     def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
         """Close the round; its tokens are worth nothing from now on. See :meth:`DecoderTrainer.finish_round`."""
         with self._lock:
-            self._tokens = {}
+            self._tokens, self._resume = {}, {}
         return self.trainer.finish_round(weights)
 
     def stop(self) -> None:
@@ -228,40 +242,50 @@ class DecoderService:
 
     def _serve(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer one stream. An error of the CU ends the stream with a reason, never the service."""
-        cluster: int | None = None
+        stream = _Stream()
         # A stream that says nothing must not hold a thread for ever.
         silence = threading.Timer(_HELLO_TIMEOUT_S, context.cancel)
         silence.daemon = True
         silence.start()
-        reason = "its stream broke off"
         try:
             first = next(frames, None)
             silence.cancel()
             if first is None:
                 return
-            round_, cluster = self._admit(decode(first, _HELLO_BYTES), context)
-            mode = self.trainer.join(round_, cluster)
-            yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, "decoder_sync": mode})
+            frame = decode(first, _HELLO_BYTES)
+            if frame.kind == "leave":
+                self._leave_by_token(frame.header)
+                return
+            self._admit(frame, stream, context)
+            yield from self._welcome(stream)
             for data in frames:
                 frame = decode(data, self.config.max_frame_bytes)
-                yield from self._answers(frame, round_, cluster)
-                if frame.kind == "bye":
+                yield from self._answers(frame, stream)
+                if frame.kind in ("bye", "leave"):
                     return
+            if context.is_active():
+                self.trainer.leave(stream.round, stream.cluster, "its stream ended without a goodbye", stream.seat)
+        except Superseded:
+            pass  # the cluster goes on with another stream
         except FrameError as error:
-            reason = str(error)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+            self._refuse(stream, context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except PermissionError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except NotFiniteRefusal as error:
+            self._refuse(stream, context, grpc.StatusCode.OUT_OF_RANGE, str(error))
         except Refusal as error:
-            reason = str(error)
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+            self._refuse(stream, context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         finally:
             silence.cancel()
-            if cluster is not None:
-                self.trainer.leave(round_, cluster, reason)
 
-    def _admit(self, hello: Frame, context: grpc.ServicerContext) -> tuple[int, int]:
-        """Check the token of a hello; returns round and cluster.
+    def _refuse(self, stream: _Stream, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str) -> None:
+        """End a stream with a reason; its cluster has left the round."""
+        if stream.cluster >= 0:
+            self.trainer.leave(stream.round, stream.cluster, reason, stream.seat)
+        context.abort(code, reason)
+
+    def _admit(self, hello: Frame, stream: _Stream, context: grpc.ServicerContext) -> None:
+        """Check the token of a hello: that of the round, or the one that opens a stream again.
 
         Raises
         ------
@@ -282,51 +306,87 @@ class DecoderService:
             )
         cluster = int(header["cluster"])
         with self._lock:
-            token = self._tokens.get(cluster, "")
-            right = bool(token) and hmac.compare_digest(
-                token.encode(), str(header["token"]).encode(errors="surrogatepass")
-            )
-            if not right or header["round"] != self._round:
-                raise PermissionError(
-                    f"the token is not one of cluster {cluster} in round {header['round']}, or the round has ended"
-                )
-            if cluster in self._used:
-                raise PermissionError(f"the token of cluster {cluster} has been used in round {self._round}")
+            stream.again = header["round"] == self._round and _same(self._resume.get(cluster, ""), header["token"])
+            if not stream.again:
+                self._check_token(header)
+                if cluster in self._used:
+                    raise PermissionError(f"the token of cluster {cluster} has been used in round {self._round}")
             self._used.add(cluster)
+            self._resume.pop(cluster, None)
+            old = [other for other, owner in self._streams.items() if owner == cluster]
             self._streams[context] = cluster
-            round_ = self._round
-        if not context.add_callback(lambda: self._gone(context, round_, cluster)):
-            self._gone(context, round_, cluster)
-        return round_, cluster
+            stream.round, stream.cluster = self._round, cluster
+        # A stream that only looks open, its cable cut, gives way to the new one.
+        for other in old if stream.again else ():
+            other.cancel()
+        if not context.add_callback(lambda: self._gone(context, stream)):
+            self._gone(context, stream)
 
-    def _gone(self, context: grpc.ServicerContext, round_: int, cluster: int) -> None:
-        """Free those who wait for this CU as soon as its stream ends, even while its thread waits itself."""
+    def _check_token(self, header: Mapping[str, Any]) -> None:
+        cluster = int(header["cluster"])
+        if header["round"] != self._round or not _same(self._tokens.get(cluster, ""), header["token"]):
+            raise PermissionError(
+                f"the token is not one of cluster {cluster} in round {header['round']}, or the round has ended"
+            )
+
+    def _leave_by_token(self, header: Mapping[str, Any]) -> None:
+        """Take a cluster out of the round for whoever holds the round's token: its control unit is gone."""
+        if not {"token", "round", "cluster"} <= header.keys():
+            raise FrameError("header of a leave frame that comes first: expected token, round and cluster")
+        with self._lock:
+            self._check_token(header)
+        self.trainer.leave(int(header["round"]), int(header["cluster"]), str(header["reason"])[:500])
+
+    def _welcome(self, stream: _Stream) -> Iterator[bytes]:
+        """Join, or come back; a step that was closed before the cut is confirmed when it is taken."""
+        enter = self.trainer.rejoin if stream.again else self.trainer.join
+        seat = enter(stream.round, stream.cluster)
+        stream.seat = seat.number
+        resume = secrets.token_urlsafe(32)
+        with self._lock:
+            if stream.round == self._round:
+                self._resume[stream.cluster] = resume
+        told = {"decoder_sync": seat.sync, "resume": resume, "step": seat.step, "closed": int(seat.closed)}
+        yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, **told})
+        if seat.closed:
+            self.trainer.await_step(stream.round, stream.cluster, seat.step, seat.number)
+            yield encode({"kind": "step_applied", "round": stream.round, "step": seat.step})
+
+    def _gone(self, context: grpc.ServicerContext, stream: _Stream) -> None:
+        """Note that a stream has ended, even while its thread waits itself."""
         with self._lock:
             self._streams.pop(context, None)
-        self.trainer.leave(round_, cluster, "its stream broke off")
+        if stream.seat is None:
+            self.trainer.leave(stream.round, stream.cluster, "its stream broke off")
+        else:
+            self.trainer.away(stream.round, stream.cluster, stream.seat)
 
-    def _answers(self, frame: Frame, round_: int, cluster: int) -> Iterator[bytes]:
-        header = frame.header
+    def _answers(self, frame: Frame, stream: _Stream) -> Iterator[bytes]:
+        header, round_, cluster, seat = frame.header, stream.round, stream.cluster, stream.seat
         if frame.kind == "bye":
-            self.trainer.finish(round_, cluster)
+            self.trainer.finish(round_, cluster, seat)
             yield encode({"kind": "goodbye"})
+            return
+        if frame.kind == "leave":
+            self.trainer.leave(round_, cluster, str(header["reason"])[:500], seat)
             return
         if frame.kind not in ("tied", "micro_batch", "step_end"):
             raise FrameError(f"expected a micro_batch, step_end or bye frame, found {frame.kind}")
         if header["round"] != round_:
             raise Refusal(f"this stream is of round {round_}, found a frame of round {header['round']}")
         place = {"round": round_, "step": header["step"]}
+        attempt = int(header.get("attempt", 0))
         if frame.kind == "tied":
-            self.trainer.take_tied(
-                round_, cluster, header["step"], header["name"], header["start"], frame.tensors["rows"]
-            )
+            name, start, rows = header["name"], header["start"], frame.tensors["rows"]
+            self.trainer.take_tied(round_, cluster, header["step"], name, start, rows, attempt=attempt, seat=seat)
         elif frame.kind == "step_end":
-            self.trainer.close_step(round_, cluster, header["step"], header["scale"])
+            self.trainer.close_step(round_, cluster, header["step"], header["scale"], seat)
             yield encode({"kind": "step_applied", **place})
         else:
-            yield self._gradient(self.trainer.micro_batch(cluster, self._micro_batch(frame, cluster)), place)
+            place["attempt"] = attempt
+            yield self._gradient(self.trainer.micro_batch(cluster, self._micro_batch(frame, cluster), seat), place)
             if header["micro_batch"] == header["num_micro_batches"] - 1:
-                tied = self.trainer.tied_gradient(round_, cluster)
+                tied = self.trainer.tied_gradient(round_, cluster, seat)
                 for name, start, rows in pieces(tied, self.config.max_frame_bytes):
                     yield encode({"kind": "tied_gradient", **place, "name": name, "start": start}, {"rows": rows})
 
@@ -346,6 +406,7 @@ class DecoderService:
             hidden_BTD=hidden_BTD,
             mask_BT=frame.tensors["mask"],
             targets=frame.targets,
+            attempt=header.get("attempt", 0),
         )
 
     def _gradient(self, gradient: Gradient, place: dict[str, int]) -> bytes:
@@ -353,6 +414,11 @@ class DecoderService:
         if gradient.norm_sq is not None:
             header["norm_sq"] = gradient.norm_sq
         return encode(header, {"gradient": self.codec.encode(gradient.tensor)})
+
+
+def _same(expected: str, found: str) -> bool:
+    """Compare tokens in constant time; an empty one is none."""
+    return bool(expected) and hmac.compare_digest(expected.encode(), found.encode(errors="surrogatepass"))
 
 
 def _check_pair(certificate: str, key: str) -> None:

@@ -1,6 +1,5 @@
 """A device that is lost in the middle of a step costs seconds, and not one bit of the result."""
 
-
 import pytest
 from recovery_cases import assert_equal, control_unit, faults, initial, kill, once, train, within
 

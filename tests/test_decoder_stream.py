@@ -287,7 +287,10 @@ def test_a_bad_frame_is_refused_with_its_reason_and_the_service_still_serves(cas
             encode({"kind": "hello", "version": 99, "token": "", "round": 1, "cluster": 0}),
             "protocol version: expected 2",
         ),
-        (encode({"kind": "hello", "version": PROTOCOL_VERSION, "token": "x" * 20_000, "round": 1, "cluster": 0}), "at most 16384"),
+        (
+            encode({"kind": "hello", "version": PROTOCOL_VERSION, "token": "x" * 20_000, "round": 1, "cluster": 0}),
+            "at most 16384",
+        ),
     ],
     ids=["bye", "nothing", "version", "oversized"],
 )

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.link.stream import is_loopback
+from client_pipeline.link.hosts import is_loopback
 
 FORWARD, BACKWARD = 0, 1
 

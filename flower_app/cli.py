@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from flower_app.console import print_json, say
-from flower_app.deployment import commands as deployment
+from flower_app.deployment import commands
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -65,6 +65,10 @@ def run(
     config: Config = None,
     sets: Sets = None,
     resume: Annotated[str, typer.Option(metavar="RUN", help="Go on with a run from its last checkpoint.")] = "",
+    superlink: Annotated[str, typer.Option(help="HOST or HOST:PORT: run on real machines, not in simulation.")] = "",
+    certs: Annotated[Path, typer.Option(help="With --superlink: the edge server's folder of certificates.")] = Path(
+        "certs/server"
+    ),
     as_json: Json = False,
 ) -> None:
     """Train: the Flower app in simulation, with all clusters at once. Without options: the default run."""
@@ -72,9 +76,15 @@ def run(
 
     if resume and (config or sets):
         raise ValueError("--resume: a run goes on as it began; leave out --config and --set")
-    run_dir, resolved = continued_run(resume) if resume else new_run(config, sets or ())
+    start, own = None, list(sets or ())
+    if superlink:
+        from flower_app.deployment.deployed_run import Deployment
+
+        deployment = Deployment.of(superlink, certs)
+        start, own = deployment.run, [*own, *deployment.settings(config, own)]
+    run_dir, resolved = continued_run(resume) if resume else new_run(config, own)
     say(f"run: {run_dir}")
-    outcome = simulate(run_dir, resolved, say)
+    outcome = simulate(run_dir, resolved, say, start=start)
     if as_json:
         print_json({"run_dir": str(run_dir), "status": outcome.status, "error": outcome.error} | outcome.summary)
     raise typer.Exit(outcome.exit_code)
@@ -384,7 +394,7 @@ def profile(
         print_json(found.to_dict())
 
 
-deployment.register(app)
+commands.register(app)
 
 
 def main() -> None:

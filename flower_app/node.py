@@ -78,7 +78,18 @@ class NodeConfig:
         return LinkCertificates(certificate=self.tls_certificate, key=self.tls_key, root_certificate=self.tls_ca)
 
     def run_config(self, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """The run's configuration with what this node has otherwise."""
+        """The run's configuration with what this node has otherwise.
+
+        Raises
+        ------
+        ValueError
+            If the node has no text of its own and needs some.
+        """
+        if flat.get("data.partition") == "nodes" and not (self.data_path or self.simulated):
+            raise ValueError(
+                f"node config of cluster {self.cluster}: data-path: expected the folder of its text with "
+                "data.partition = nodes, found none; start the node with collapipe up cu --data FOLDER"
+            )
         return {**flat, "data.path": self.data_path} if self.data_path else dict(flat)
 
     def devices(self, declared: tuple[DeviceProfile, ...]) -> tuple[DeviceProfile, ...]:

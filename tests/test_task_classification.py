@@ -191,6 +191,8 @@ def test_clusters_with_files_of_their_own_need_the_list_of_labels(tmp_path):
     config = {"name": "train-{cluster}.tsv", "test_source": "test.tsv", "partition": "files"}
     with pytest.raises(ValueError, match=r"data\.labels: expected the list of labels with data\.partition = files"):
         prepare(files(tmp_path, **config), num_clusters=2)
+    with pytest.raises(ValueError, match=r"data\.labels: expected the list of labels with data\.partition = nodes"):
+        prepare(files(tmp_path, **config | {"partition": "nodes"}), num_clusters=2)
     listed = files(tmp_path, **config, labels="animal,person")
     found = prepare(listed, num_clusters=2)
     chosen = task(TaskConfig(name=NAME))

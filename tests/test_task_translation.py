@@ -171,6 +171,35 @@ def test_one_file_per_cluster_needs_a_file_for_each(tmp_path):
         chosen.prepare(data, options(), seed=0, num_clusters=3)
 
 
+def test_text_that_only_the_nodes_have_stays_there(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "part1.en").write_text("a b\nc d\n", encoding="utf-8")
+    (tmp_path / "mine" / "part1.de").write_text("e f\ng h\n", encoding="utf-8")
+    for name in ("test.en", "test.de"):
+        (tmp_path / name).write_text("a b c d e f g h\n", encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(train_tokenizer(["a b c d e f g h"], 300, False).to_json())
+    data = DataConfig(
+        source="files",
+        partition="nodes",
+        path=str(tmp_path),
+        train_source="part{cluster}.en",
+        train_target="part{cluster}.de",
+        test_source="test.en",
+        test_target="test.de",
+        tokenizer=str(tmp_path),
+    )
+    chosen = task(TaskConfig())
+    # The server sees no training file, and prepares the run nevertheless.
+    prepared = chosen.prepare(data, options(), seed=0, num_clusters=2)
+    assert prepared.cluster_sizes == ()
+    at_the_node = replace(data, path=str(tmp_path / "mine"))
+    assert len(chosen.cluster_data(at_the_node, prepared.tokenizer_json, 1, 2, 0)) == 2
+    with pytest.raises(ValueError, match=r"data\.train-source: .*part0\.en"):
+        chosen.cluster_data(at_the_node, prepared.tokenizer_json, 0, 2, 0)
+    with pytest.raises(ValueError, match=r"data\.tokenizer: expected a tokenizer's folder .* data\.partition = nodes"):
+        chosen.prepare(replace(data, tokenizer=""), options(), seed=0, num_clusters=2)
+
+
 def test_the_evaluation_gives_the_plain_cross_entropy_per_token(prepared, parts):
     score = prepared.evaluator.evaluate(parts)
     encoded = prepared.evaluator._encoded["validation"]

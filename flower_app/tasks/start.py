@@ -89,6 +89,11 @@ def ready_tokenizer(data: DataConfig, model: ModelOptions) -> TextTokenizer | No
         tokenizer = load_tokenizer(model.pretrained, "model.pretrained")
     elif model.from_:
         return TextTokenizer.from_json(run_to_start_from(model).tokenizer_json)
+    elif data.partition == "nodes":
+        raise ValueError(
+            "data.tokenizer: expected a tokenizer's folder or hub id with data.partition = nodes, found none; the "
+            "server sees no training text to train one on"
+        )
     else:
         return None
     if model.pretrained:

@@ -50,6 +50,7 @@ def curves(experiment="fig6", only="classes-1"):
     return load_curves(experiment, smoke=True, only=only)
 
 
+@pytest.mark.timeout(600)
 def test_fig6_trains_all_four_frameworks_once_and_draws_without_training(tmp_path, monkeypatch):
     options = Options(out=tmp_path, smoke=True, only="classes", sets=["num-rounds=4"])
     said = []
@@ -171,13 +172,14 @@ def convex():
 def test_the_bound_holds_on_a_convex_problem_in_every_round(tmp_path):
     reproduce("theorem1", Options(out=tmp_path, smoke=True, only="distorted"), quiet)
     rows = read_rows(tmp_path / "theorem1")
-    assert len(rows) == 2 * 100
+    assert {(row["seed"], row["round"]) for row in rows} >= {(s, t) for s in (0, 1) for t in (1, 2, 3, 100)}
+    assert rows[0]["broken_rounds"] == rows[0]["gap_broken_rounds"] == 0
     for row in rows:
         assert 0 <= row["gap"] <= row["gap_bound"]
         assert row["mean_gradient_sq"] <= row["bound"] <= row["bound_printed"]
-    assert rows[0]["eta_beta"] == pytest.approx(1.0)
+    assert rows[0]["eta_beta"] == pytest.approx(0.1)
     # It does learn: with distorted uploads the gap still halves.
-    assert rows[99]["gap"] < 0.5 * rows[0]["gap"]
+    assert rows[-1]["gap"] < 0.5 * rows[0]["gap"]
 
 
 def test_the_constants_of_the_convex_problem_are_those_of_its_gradients(convex):

@@ -54,7 +54,7 @@ def write_means(rows: Sequence[Row], folder: Path) -> None:
         for column in group[0]:
             values = [row[column] for row in counted if isinstance(row[column], float)]
             if values:
-                mean[column] = sum(values) / len(values)
+                mean[column] = float(f"{sum(values) / len(values):.6g}")
         means.append(mean)
     _write_table(means, folder / MEANS)
 

@@ -373,6 +373,31 @@ def report(
 
 
 @app.command()
+def leakage(
+    run: Run = "latest",
+    noise: Annotated[str, typer.Option(help="Noise multipliers, with commas.")] = "0,0.1,0.3,1",
+    clip: Annotated[float, typer.Option(help="Largest norm of an activation; 0: the run's, or the median.")] = 0.0,
+    tokens: Annotated[int, typer.Option(help="Most tokens to learn the attack from, and to read.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Of noise and attacks.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Attack your own run: how many tokens are read from its activations by depth and noise, and what noise costs."""
+    from rich.console import Console
+
+    from flower_app.leakage import LeakageRequest, leakage_table, measure_leakage
+
+    try:
+        levels = tuple(float(part) for part in noise.split(","))
+    except ValueError:
+        raise ValueError(f"--noise: expected numbers with commas, such as 0,0.1; found {noise!r}") from None
+    found = measure_leakage(run, LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed), _say)
+    if as_json:
+        _print_json(found)
+    else:
+        Console(width=160).print(leakage_table(found))
+
+
+@app.command()
 def profile(
     model: Annotated[str, typer.Option(help="Folder or hub id; empty: the default run's Transformer.")] = "",
     length: Annotated[int, typer.Option(help="Tokens of a sample.")] = 32,

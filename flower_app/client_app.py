@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import partial
-from logging import ERROR
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,18 +16,27 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 from torch import Tensor
 
-from client_pipeline.link.stream import LinkCertificates
+from client_pipeline.link.address import LinkCertificates
+from client_pipeline.link.connection import give_up
 from client_pipeline.partition.families import num_blocks_of
 from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.actors import start_control_unit, train_round
+from client_pipeline.runtime.actors import (
+    ControlUnitAbsent,
+    ControlUnitError,
+    ControlUnitLost,
+    restart_control_unit,
+    start_control_unit,
+    train_round,
+)
 from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, RoundOrder
+from flower_app import kept_setup
 from flower_app.config import RunConfig
 from flower_app.run_directory import CLUSTERS
 from flower_app.tasks.base import task
 from flower_app.training_network import training_scenario
 from strategies.clusters import ClusterState
-from strategies.records import ARRAYS, CONFIG, read_train_config, reply_content, to_tensors
+from strategies.records import ARRAYS, CONFIG, failure_reason, read_train_config, reply_content, to_tensors
 
 STATE = "collapipe"
 """Record of this app in a node's state."""
@@ -56,34 +65,42 @@ def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tenso
         return {"unused": cluster}
     spec = ModelSpec.from_json(told["spec"])
     state = _state(config, cluster, node_id, spec)
-    described = start_control_unit(
-        ClusterSetup(
-            run=str(context.run_id),
-            cluster=cluster,
-            spec=spec,
-            optimizer=config.optimizer,
-            runtime=config.runtime,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            local_steps=config.local_steps,
-            gradient_accumulation=config.gradient_accumulation,
-            load_data=partial(load_cluster_data, dict(context.run_config), told["tokenizer"], cluster, num_clusters),
-            compression=config.compression,
-            frozen=frozen,
-            certificates=_certificates(context),
-            checkpoints=checkpoint_folder(config, context, str(told["run-name"]), cluster),
-            checkpoint_every=max(config.checkpoint_every, 1),
-            resume_round=int(told["resume-round"]),
-        )
-    )
+    folder = node_folder(config, context, str(told["run-name"]), cluster)
+    kept_setup.write(folder, told, frozen)
+    described = start_control_unit(_cluster_setup(config, context, told, frozen, folder))
     state.num_examples = described["num_examples"]
-    # Flower keeps a node's state between messages: a round's plan is checked with it.
-    context.state[STATE] = ConfigRecord({"spec": told["spec"]})
+    # Flower keeps a node's state between messages: a round's plan is checked with it, and a control unit that is lost
+    # starts again from what its folder holds.
+    context.state[STATE] = ConfigRecord({"spec": told["spec"], "folder": str(folder)})
     return {"state": state.to_dict(), "truncated": described["truncated"]}
 
 
-def checkpoint_folder(config: RunConfig, context: Context, run_name: str, cluster: int) -> Path | None:
-    """Where a control unit keeps its part of the checkpoints; None: it keeps none.
+def _cluster_setup(
+    config: RunConfig, context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tensor], folder: Path
+) -> ClusterSetup:
+    cluster, num_clusters = cluster_index(context), int(told["num-clusters"])
+    return ClusterSetup(
+        run=str(context.run_id),
+        cluster=cluster,
+        spec=ModelSpec.from_json(told["spec"]),
+        optimizer=config.optimizer,
+        runtime=config.runtime,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        local_steps=config.local_steps,
+        gradient_accumulation=config.gradient_accumulation,
+        load_data=partial(load_cluster_data, dict(context.run_config), told["tokenizer"], cluster, num_clusters),
+        compression=config.compression,
+        frozen=frozen,
+        certificates=_certificates(context),
+        checkpoints=folder if config.checkpoint_every else None,
+        checkpoint_every=max(config.checkpoint_every, 1),
+        resume_round=int(told["resume-round"]),
+    )
+
+
+def node_folder(config: RunConfig, context: Context, run_name: str, cluster: int) -> Path:
+    """Where a node keeps its control unit's set-up and its part of the checkpoints.
 
     In the run directory where server and node share a machine: the configuration names it, or Flower simulates. Else
     below the node's ``state-dir`` (``~/.collapipe`` by default): on an edge box the server's folders are not there.
@@ -93,8 +110,6 @@ def checkpoint_folder(config: RunConfig, context: Context, run_name: str, cluste
     ValueError
         If the server names a run by something that is no plain name: it becomes part of a path here.
     """
-    if not config.checkpoint_every:
-        return None
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", run_name):
         raise ValueError(f"set-up: expected a run's plain name, found {run_name!r}")
     own = context.node_config.get("state-dir", "")
@@ -119,7 +134,8 @@ def train(message: Message, context: Context) -> Message:
     except Exception as error:
         # Left to itself Flower answers with a traceback, or in deployment with no reason at all.
         log(ERROR, "round failed", exc_info=error)
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{error}"), reply_to=message)
+        reason = failure_reason(f"{error}", error.faults if isinstance(error, ControlUnitError) else ())
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _train(message: Message, context: Context) -> Message:
@@ -138,18 +154,26 @@ def _train(message: Message, context: Context) -> Message:
         block_memory=state.block_memory,
         where=f"round {order.round}: plan of cluster {cluster}",
     )
-    result = train_round(
-        str(context.run_id),
-        cluster,
-        RoundOrder(
-            round=order.round,
-            weights=to_tensors(message.content.array_records[ARRAYS]),
-            plan=plan,
-            decoder=order.decoder,
-            pace=order.pace,
-        ),
-        config.runtime.timeout,
+    told = RoundOrder(
+        round=order.round,
+        weights=to_tensors(message.content.array_records[ARRAYS]),
+        plan=plan,
+        decoder=order.decoder,
+        pace=order.pace,
     )
+    run = str(context.run_id)
+    try:
+        try:
+            result = train_round(run, cluster, told, config.runtime.timeout)
+        except ControlUnitAbsent:
+            _start_again(config, context, order.round - 1)
+            result = train_round(run, cluster, told, config.runtime.timeout)
+    except ControlUnitLost as lost:
+        if order.decoder is not None:
+            # Its own process cannot say so any more, and the others wait for it.
+            give_up(order.decoder, _certificates(context), str(lost))
+        _start_again(config, context, order.round)
+        raise
     # What the server must know to plan the next round comes with the answer to this one.
     state.num_examples = int(result.report["num_examples"])
     content = reply_content(
@@ -161,6 +185,17 @@ def _train(message: Message, context: Context) -> Message:
         report={**result.report, "state": state.to_dict()},
     )
     return Message(content, reply_to=message)
+
+
+def _start_again(config: RunConfig, context: Context, round_: int) -> None:
+    """Have a control unit that was lost go on from the newest file that it wrote, up to that of ``round_``."""
+    folder = Path(str(context.state.config_records[STATE]["folder"]))
+    told, frozen = kept_setup.read(folder)
+    every = max(config.checkpoint_every, 1)
+    # Its files have the number of the round that the server commits next.
+    told |= {"resume-round": -(-round_ // every) * every}
+    log(WARNING, "cluster %d: its control unit is started again", cluster_index(context))
+    restart_control_unit(_cluster_setup(config, context, told, frozen, folder))
 
 
 def own_plan(config: RunConfig, state: ClusterState, num_blocks: int) -> ClusterPlan:

@@ -390,9 +390,9 @@ def leakage(
         levels = tuple(float(part) for part in noise.split(","))
     except ValueError:
         raise ValueError(f"--noise: expected numbers with commas, such as 0,0.1; found {noise!r}") from None
-    found = measure_leakage(run, LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed), _say)
+    found = measure_leakage(run, LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed), say)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         Console(width=160).print(leakage_table(found))
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from client_pipeline.link.base import Gradient, LinkError
+from client_pipeline.link.base import Gradient, LinkError, NotFiniteLink
 from client_pipeline.runtime.head import Contribution, HeadTrainer
 from client_pipeline.runtime.micro_batches import StepId
 
@@ -88,6 +90,11 @@ class LocalDecoder:
             tensor, loss_sum = self.trainer.gradient(
                 item.step, item.micro_batch, item.hidden_BTD, item.mask_BT, item.targets, self._total_weight, self._tied
             )
+            if not (math.isfinite(loss_sum) and bool(torch.isfinite(torch.stack(tensor.aminmax())).all())):
+                raise NotFiniteLink(
+                    f"local decoder: loss or gradient of micro-batch {item.micro_batch} holds NaN or Inf: training "
+                    "diverged; lower optimizer.lr or set optimizer.clip-norm"
+                )
             self._done += 1
             last = self._done == self._num_micro_batches
             norm_sq = self.trainer.gradient_norm_sq(item.step.cluster) if last else None

@@ -6,6 +6,7 @@ process may serve any node.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -54,6 +55,8 @@ from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.recovery import Recovery
 from client_pipeline.runtime.replanning import Replan, equal_devices
 from client_pipeline.runtime.stage import MovedBlock
+
+logger = logging.getLogger("collapipe.control_unit")
 
 
 class ClusterData(Protocol):
@@ -185,6 +188,10 @@ class ControlUnit:
                 self.order = DataOrder(len(data), setup.batch_size, setup.seed, setup.cluster)
                 if setup.checkpoints is not None and setup.resume_round:
                     self._restore(setup.checkpoints, setup.resume_round)
+                elif setup.resume_round:
+                    logger.warning("%s: no checkpoints are written: optimizer states begin anew", setup.actor_name)
+                    steps = setup.resume_round * setup.local_steps * setup.gradient_accumulation
+                    self.order.drawn = steps * setup.batch_size
                 self.data = data
             counts = {
                 "num_examples": len(self.data),
@@ -195,8 +202,9 @@ class ControlUnit:
             return {"cluster": self.setup.cluster, "pid": os.getpid(), **counts}
 
     @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
-    def alive(self) -> None:
-        """Answer at once, also while a round is trained."""
+    def alive(self) -> tuple[int, str]:
+        """Answer at once, also while a round is trained: process id and Ray node."""
+        return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def train_round(self, order: RoundOrder) -> RoundResult:
         """Train ``local-steps`` steps and return the trained weights.

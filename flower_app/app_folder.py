@@ -27,7 +27,7 @@ def assemble_app(folder: Path) -> Path:
     """
     root = Path(__file__).resolve().parents[1]
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(_project_file(root), folder / "pyproject.toml")
+    shutil.copyfile(project_file(root), folder / "pyproject.toml")
     for package in PACKAGES:
         for source in sorted((root / package).rglob("*")):
             place = source.relative_to(root)
@@ -37,8 +37,9 @@ def assemble_app(folder: Path) -> Path:
     return folder
 
 
-def _project_file(root: Path) -> Path:
-    """A wheel carries ``pyproject.toml`` inside ``configs``; a checkout has it beside the packages."""
+def project_file(root: Path | None = None) -> Path:
+    """Find the app's ``pyproject.toml``: a wheel has it inside ``configs``, a checkout beside the packages."""
+    root = Path(__file__).resolve().parents[1] if root is None else root
     for candidate in (root / "configs" / "app" / "pyproject.toml", root / "pyproject.toml"):
         if candidate.is_file():
             return candidate

@@ -30,7 +30,7 @@ def assemble_app(folder: Path, *, server: str = SERVER, client: str = CLIENT) ->
     """
     root = Path(__file__).resolve().parents[1]
     folder.mkdir(parents=True, exist_ok=True)
-    project = _project_file(root).read_text(encoding="utf-8")
+    project = project_file(root).read_text(encoding="utf-8")
     for own, wanted in ((SERVER, server), (CLIENT, client)):
         project = project.replace(f'"{own}"', f'"{wanted}"')
     (folder / "pyproject.toml").write_text(project, encoding="utf-8")
@@ -43,8 +43,9 @@ def assemble_app(folder: Path, *, server: str = SERVER, client: str = CLIENT) ->
     return folder
 
 
-def _project_file(root: Path) -> Path:
-    """A wheel carries ``pyproject.toml`` inside ``configs``; a checkout has it beside the packages."""
+def project_file(root: Path | None = None) -> Path:
+    """Find the app's ``pyproject.toml``: a wheel has it inside ``configs``, a checkout beside the packages."""
+    root = Path(__file__).resolve().parents[1] if root is None else root
     for candidate in (root / "configs" / "app" / "pyproject.toml", root / "pyproject.toml"):
         if candidate.is_file():
             return candidate

@@ -24,6 +24,8 @@ from flower_app.superlink import flower_environment, program_path
 if TYPE_CHECKING:
     from flower_app.node import NodeConfig
 
+UNKNOWN_S = 180.0
+"""How long a SuperNode may be refused until its control unit gives up [s]."""
 RUNTIME_PORT = 9094
 """On which a SuperNode and its own processes speak, within the machine."""
 
@@ -50,14 +52,16 @@ class ControlUnitBox:
     object_store_mb: int = 512
 
     def __post_init__(self) -> None:
-        self.certs.check()
         if self.cluster < 0:
             raise ValueError(f"--cluster: expected a number from 0, found {self.cluster}")
+        server_address(self.server)
+
+    def check_paths(self) -> None:
+        """Raise ``FileNotFoundError`` for a folder or file that is not there."""
         if self.data and not Path(self.data).is_dir():
-            raise FileNotFoundError(f"--data: no folder {self.data}; it holds the cluster's training text")
+            raise FileNotFoundError(f"--data: no folder {self.data}; name the one that holds the cluster's text")
         if self.device_profile and not Path(self.device_profile).is_file():
             raise FileNotFoundError(f"--device-profile: no file {self.device_profile}; collapipe profile writes one")
-        server_address(self.server)
 
     def node_config(self) -> NodeConfig:
         """What the SuperNode is told about itself."""
@@ -99,6 +103,8 @@ class ControlUnitBox:
 
     def up(self, say: Callable[[str], None]) -> int:
         """Run until told to end; returns the exit code."""
+        self.certs.check()
+        self.check_paths()
         with_ray = ray_environment(flower_environment(self.state.resolve() / "flower"), self.certs.ray_token)
         environment = past_proxies(with_ray, self.host, server_address(self.server).rpartition(":")[0])
         temp = ray_folder()
@@ -107,7 +113,12 @@ class ControlUnitBox:
             command=self.ray_node(temp).command(),
             answers=lambda: listens(self.host, self.ray_port),
         )
-        supernode = Program(name=f"SuperNode of cluster {self.cluster}", command=self.supernode_command())
+        supernode = Program(
+            name=f"SuperNode of cluster {self.cluster}",
+            command=self.supernode_command(),
+            # It gives up if the server does not know its key yet.
+            again_s=UNKNOWN_S,
+        )
         return run_node([ray, supernode], environment, self.state.resolve() / "work", temp, say)
 
 

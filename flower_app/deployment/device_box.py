@@ -38,7 +38,6 @@ class DeviceBox:
     object_store_mb: int = 512
 
     def __post_init__(self) -> None:
-        self.certs.check()
         if not self.devices:
             raise ValueError("--device: expected the number of the device within its cluster, found none")
         cu_address(self.cu)
@@ -62,6 +61,7 @@ class DeviceBox:
 
     def up(self, say: Callable[[str], None]) -> int:
         """Run until told to end; returns the exit code."""
+        self.certs.check()
         host, _, port = cu_address(self.cu).rpartition(":")
         temp = ray_folder()
         node = self.ray_node(temp)

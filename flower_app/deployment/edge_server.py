@@ -33,7 +33,6 @@ class EdgeServer:
     port: int = SUPERLINK_PORT
 
     def __post_init__(self) -> None:
-        self.certs.check()
         if not 1 <= self.port <= 65535:
             raise ValueError(f"--port: expected 1 to 65535, found {self.port}")
 
@@ -56,6 +55,7 @@ class EdgeServer:
 
     def up(self, say: Callable[[str], None]) -> int:
         """Run until told to end; returns the exit code."""
+        self.certs.check()
         home = self.state.resolve() / "flower"
         write_connection(home, self.address, self.certs.ca)
         environment = flower_environment(home)

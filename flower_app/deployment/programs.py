@@ -13,6 +13,7 @@ from pathlib import Path
 from flower_app.processes import MARK, RunProcesses, interruptible
 
 _POLL_S = 0.5
+_AGAIN_S = 3.0
 _LAST_S = 5.0
 """For the system to clear away a process that was killed."""
 READY_S = 120.0
@@ -29,6 +30,41 @@ class Program:
     """Whether it does its work by now; the next program starts then."""
     then: Callable[[], None] = lambda: None
     """Called once, when it answers."""
+    again_s: float = 0.0
+    """If it ends within this time it is started again: what it needs may come later [s]."""
+
+
+class _Running:
+    """A program that was started, and when."""
+
+    def __init__(
+        self, program: Program, environment: Mapping[str, str], work: Path, say: Callable[[str], None]
+    ) -> None:
+        self.program, self._environment, self._work, self._say = program, dict(environment), work, say
+        self._first = time.monotonic()
+        self.child = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            list(self.program.command),
+            cwd=self._work,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            # Ctrl-C at the terminal is ours to handle.
+            start_new_session=True,
+        )
+
+    def ended(self) -> str:
+        """How it has ended for good; empty while it runs."""
+        code = self.child.poll()
+        if code is None:
+            return ""
+        if time.monotonic() - self._first > self.program.again_s:
+            return f"{self.program.name} ended with exit code {code}"
+        self._say(f"{self.program.name} ended with exit code {code}; it is started again")
+        time.sleep(_AGAIN_S)
+        self.child = self._start()
+        return ""
 
 
 def run_programs(
@@ -48,20 +84,11 @@ def run_programs(
     Exit code: 0 after SIGTERM, SIGHUP or Ctrl-C, 1 if a program ended or did not answer. None is left behind.
     """
     work.mkdir(parents=True, exist_ok=True)
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    processes = RunProcesses(environment[MARK])
+    running: list[_Running] = []
     try:
         with interruptible():
             for program in programs:
-                running[program.name] = subprocess.Popen(
-                    list(program.command),
-                    cwd=work,
-                    env=dict(environment),
-                    stdin=subprocess.DEVNULL,
-                    # Ctrl-C at the terminal is ours to handle.
-                    start_new_session=True,
-                )
-                processes.add(running[program.name].pid)
+                running.append(_Running(program, environment, work, say))
                 if not _until_answers(program, running, say):
                     return 1
                 program.then()
@@ -74,15 +101,16 @@ def run_programs(
         say("ending")
         return 0
     finally:
+        processes = RunProcesses(environment[MARK])
+        for one in running:
+            processes.add(one.child.pid)
         processes.end()
-        for child in running.values():
+        for one in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_LAST_S)
+                one.child.wait(_LAST_S)
 
 
-def _until_answers(
-    program: Program, running: Mapping[str, subprocess.Popen[bytes]], say: Callable[[str], None]
-) -> bool:
+def _until_answers(program: Program, running: Sequence[_Running], say: Callable[[str], None]) -> bool:
     deadline = time.monotonic() + READY_S
     while not program.answers():
         if ended := _ended(running):
@@ -95,11 +123,8 @@ def _until_answers(
     return True
 
 
-def _ended(running: Mapping[str, subprocess.Popen[bytes]]) -> str:
-    for name, child in running.items():
-        if child.poll() is not None:
-            return f"{name} ended with exit code {child.returncode}"
-    return ""
+def _ended(running: Sequence[_Running]) -> str:
+    return next(filter(None, (one.ended() for one in running)), "")
 
 
 def listens(host: str, port: int, timeout_s: float = 1.0) -> bool:

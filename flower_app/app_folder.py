@@ -12,14 +12,17 @@ from pathlib import Path
 PACKAGES = ("client_pipeline", "strategies", "flower_app", "configs")
 SUFFIXES = (".py", ".toml")
 """What the app is made of. Other kinds of files may not ship in a bundle."""
+SERVER, CLIENT = "flower_app.server_app:app", "flower_app.client_app:app"
+"""The components of ``pyproject.toml``."""
 
 
-def assemble_app(folder: Path) -> Path:
+def assemble_app(folder: Path, *, server: str = SERVER, client: str = CLIENT) -> Path:
     """Copy the app's packages and its ``pyproject.toml`` into ``folder``.
 
     Parameters
     ----------
     folder : made, with its parents; must not hold an app yet
+    server, client : the app's components, ``module:name``
 
     Returns
     -------
@@ -27,7 +30,10 @@ def assemble_app(folder: Path) -> Path:
     """
     root = Path(__file__).resolve().parents[1]
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(project_file(root), folder / "pyproject.toml")
+    project = project_file(root).read_text(encoding="utf-8")
+    for own, wanted in ((SERVER, server), (CLIENT, client)):
+        project = project.replace(f'"{own}"', f'"{wanted}"')
+    (folder / "pyproject.toml").write_text(project, encoding="utf-8")
     for package in PACKAGES:
         for source in sorted((root / package).rglob("*")):
             place = source.relative_to(root)

@@ -224,6 +224,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Gets a folder of rows, picture and findings for each.")] = Path("results"),
     plot: Annotated[bool, typer.Option("--plot", help="Draw what is in --out; run nothing.")] = False,
     curves: Annotated[Path | None, typer.Option(help="Folder of curves instead of the packaged configs/paper.")] = None,
+    only: Annotated[str, typer.Option(help="Curves whose name contains this; results of the others stay.")] = "",
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -231,7 +232,7 @@ def reproduce(
     from flower_app.experiments.reproduce import Options, reproduce
     from flower_app.experiments.results import markdown
 
-    options = Options(out=out, smoke=smoke, plot_only=plot, curves=curves, sets=sets or ())
+    options = Options(out=out, smoke=smoke, plot_only=plot, curves=curves, sets=sets or (), only=only)
     found = reproduce(name, options, say)
     if as_json:
         print_json({key: [vars(finding) for finding in findings] for key, findings in found.items()})
@@ -369,6 +370,31 @@ def report(
     from flower_app.run_directory import find_run
 
     typer.echo(write_report([find_run(run) for run in runs], out))
+
+
+@app.command()
+def leakage(
+    run: Run = "latest",
+    noise: Annotated[str, typer.Option(help="Noise multipliers, with commas.")] = "0,0.1,0.3,1",
+    clip: Annotated[float, typer.Option(help="Largest norm of an activation; 0: the run's, or the median.")] = 0.0,
+    tokens: Annotated[int, typer.Option(help="Most tokens to learn the attack from, and to read.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Of noise and attacks.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Attack your own run: how many tokens are read from its activations by depth and noise, and what noise costs."""
+    from rich.console import Console
+
+    from flower_app.leakage import LeakageRequest, leakage_table, measure_leakage
+
+    try:
+        levels = tuple(float(part) for part in noise.split(","))
+    except ValueError:
+        raise ValueError(f"--noise: expected numbers with commas, such as 0,0.1; found {noise!r}") from None
+    found = measure_leakage(run, LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed), say)
+    if as_json:
+        print_json(found)
+    else:
+        Console(width=160).print(leakage_table(found))
 
 
 @app.command()

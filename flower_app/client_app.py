@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from logging import ERROR
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,18 +17,27 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 from torch import Tensor
 
+from client_pipeline.link.connection import give_up
 from client_pipeline.partition.families import num_blocks_of
 from client_pipeline.partition.plan import ClusterPlan, uniform_plan
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.actors import start_control_unit, train_round
+from client_pipeline.runtime.actors import (
+    ControlUnitAbsent,
+    ControlUnitError,
+    ControlUnitLost,
+    restart_control_unit,
+    start_control_unit,
+    train_round,
+)
 from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, RoundOrder
 from client_pipeline.runtime.placement import Placement
+from flower_app import kept_setup
 from flower_app.config import RunConfig
 from flower_app.node import NodeConfig
 from flower_app.run_directory import CLUSTERS
 from flower_app.tasks.base import task
 from strategies.clusters import ClusterState
-from strategies.records import ARRAYS, CONFIG, read_train_config, reply_content, to_tensors
+from strategies.records import ARRAYS, CONFIG, failure_reason, read_train_config, reply_content, to_tensors
 
 STATE = "collapipe"
 """Record of this app in a node's state."""
@@ -55,40 +64,53 @@ def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tenso
     cluster, num_clusters = node.cluster, int(told["num-clusters"])
     if cluster >= num_clusters:
         return {"unused": cluster}
-    spec = ModelSpec.from_json(told["spec"])
     declared = ClusterState.from_dict(json.loads(told["network"])[cluster])
     state = replace(declared, node_id=node_id, devices=node.devices(declared.devices))
-    flat = node.run_config(context.run_config)
-    described = start_control_unit(
-        ClusterSetup(
-            run=str(context.run_id),
-            cluster=cluster,
-            spec=spec,
-            optimizer=config.optimizer,
-            runtime=config.runtime,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            local_steps=config.local_steps,
-            gradient_accumulation=config.gradient_accumulation,
-            load_data=partial(load_cluster_data, flat, told["tokenizer"], cluster, num_clusters),
-            compression=config.compression,
-            frozen=frozen,
-            certificates=node.certificates,
-            checkpoints=checkpoint_folder(config, node, str(told["run-name"])),
-            checkpoint_every=max(config.checkpoint_every, 1),
-            resume_round=int(told["resume-round"]),
-            placement=_placement(node, len(state.devices)),
-        )
-    )
+    folder = node_folder(config, node, str(told["run-name"]))
+    kept_setup.write(folder, told, frozen)
+    described = start_control_unit(_cluster_setup(context, node, told, frozen, folder, len(state.devices)))
     state.num_examples = described["num_examples"]
-    # Flower keeps a node's state between messages: a round's plan is made and checked with it.
-    kept = {"spec": told["spec"], "plans": told["plans"], "cluster": json.dumps(state.to_dict())}
+    # Flower keeps a node's state between messages: a round's plan is made and checked with it, and a control unit that
+    # is lost starts again from what its folder holds.
+    kept = {"spec": told["spec"], "plans": told["plans"], "cluster": json.dumps(state.to_dict()), "folder": str(folder)}
     context.state[STATE] = ConfigRecord(kept)
     return {"state": state.to_dict(), "truncated": described["truncated"], "restored": described["restored"]}
 
 
-def checkpoint_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path | None:
-    """Where a control unit keeps its part of the checkpoints; None: it keeps none.
+def _cluster_setup(
+    context: Context,
+    node: NodeConfig,
+    told: Mapping[str, Any],
+    frozen: Mapping[str, Tensor],
+    folder: Path,
+    num_devices: int,
+) -> ClusterSetup:
+    config, num_clusters = RunConfig.from_flat(context.run_config), int(told["num-clusters"])
+    flat = node.run_config(context.run_config)
+    return ClusterSetup(
+        run=str(context.run_id),
+        cluster=node.cluster,
+        spec=ModelSpec.from_json(told["spec"]),
+        optimizer=config.optimizer,
+        runtime=config.runtime,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        local_steps=config.local_steps,
+        gradient_accumulation=config.gradient_accumulation,
+        load_data=partial(load_cluster_data, flat, told["tokenizer"], node.cluster, num_clusters),
+        compression=config.compression,
+        privacy=config.privacy,
+        frozen=frozen,
+        certificates=node.certificates,
+        checkpoints=folder if config.checkpoint_every else None,
+        checkpoint_every=max(config.checkpoint_every, 1),
+        resume_round=int(told["resume-round"]),
+        placement=_placement(node, num_devices),
+    )
+
+
+def node_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path:
+    """Where a node keeps its control unit's set-up and its part of the checkpoints.
 
     In the run directory where server and node share a machine: the configuration names it, or Flower simulates. Else
     below the node's ``state-dir`` (``~/.collapipe`` by default): on an edge box the server's folders are not there.
@@ -98,8 +120,6 @@ def checkpoint_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Pat
     ValueError
         If the server names a run by something that is no plain name: it becomes part of a path here.
     """
-    if not config.checkpoint_every:
-        return None
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", run_name):
         raise ValueError(f"set-up: expected a run's plain name, found {run_name!r}")
     own = f"cluster-{node.cluster}"
@@ -123,7 +143,8 @@ def train(message: Message, context: Context) -> Message:
     except Exception as error:
         # Left to itself Flower answers with a traceback, or in deployment with no reason at all.
         log(ERROR, "round failed", exc_info=error)
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{error}"), reply_to=message)
+        reason = failure_reason(f"{error}", error.faults if isinstance(error, ControlUnitError) else ())
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _train(message: Message, context: Context) -> Message:
@@ -142,19 +163,28 @@ def _train(message: Message, context: Context) -> Message:
         block_memory=state.block_memory,
         where=f"round {order.round}: plan of cluster {node.cluster}",
     )
-    result = train_round(
-        str(context.run_id),
-        node.cluster,
-        RoundOrder(
-            round=order.round,
-            weights=to_tensors(message.content.array_records[ARRAYS]),
-            plan=plan,
-            decoder=order.decoder,
-            pace=order.pace,
-        ),
-        config.runtime.timeout,
-        _placement(node, len(state.devices)),
+    told = RoundOrder(
+        round=order.round,
+        weights=to_tensors(message.content.array_records[ARRAYS]),
+        plan=plan,
+        decoder=order.decoder,
+        pace=order.pace,
     )
+    place = _placement(node, len(state.devices))
+    train_it = partial(train_round, str(context.run_id), node.cluster, told, config.runtime.timeout, place)
+    start_again = partial(_start_again, context, node, len(state.devices), max(config.checkpoint_every, 1))
+    try:
+        try:
+            result = train_it()
+        except ControlUnitAbsent:
+            start_again(order.round - 1)
+            result = train_it()
+    except ControlUnitLost as lost:
+        if order.decoder is not None:
+            # Its own process cannot say so any more, and the others wait for it.
+            give_up(order.decoder, node.certificates, str(lost))
+        start_again(order.round)
+        raise
     # What the server must know to plan the next round comes with the answer to this one.
     state.num_examples = int(result.report["num_examples"])
     content = reply_content(
@@ -166,6 +196,16 @@ def _train(message: Message, context: Context) -> Message:
         report={**result.report, "state": state.to_dict()},
     )
     return Message(content, reply_to=message)
+
+
+def _start_again(context: Context, node: NodeConfig, num_devices: int, every: int, round_: int) -> None:
+    """Have a control unit that was lost go on from the newest file that it wrote, up to that of ``round_``."""
+    folder = Path(str(context.state.config_records[STATE]["folder"]))
+    told, frozen = kept_setup.read(folder)
+    # Its files have the number of the round that the server commits next.
+    told |= {"resume-round": -(-round_ // every) * every}
+    log(WARNING, "cluster %d: its control unit is started again", node.cluster)
+    restart_control_unit(_cluster_setup(context, node, told, frozen, folder, num_devices))
 
 
 def own_plan(plans: str, state: ClusterState, config: RunConfig, num_blocks: int) -> ClusterPlan:

@@ -16,9 +16,11 @@ from functools import cache
 from typing import Any, cast, get_type_hints
 
 from client_pipeline.link.compression import CompressionConfig
+from client_pipeline.link.privacy import PrivacyConfig
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.optimizer import OptimizerConfig
+from flower_app.privacy_checks import check_privacy
 from flower_app.selection import SelectionConfig
 from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.corpus import DataConfig
@@ -184,6 +186,7 @@ class RunConfig:
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
@@ -237,6 +240,7 @@ class RunConfig:
                 "selection.load-best-at-end: with strategy = pipeline every cluster has a model of its own, so none is "
                 "the best; leave it out"
             )
+        check_privacy(self)
         total = self.num_rounds * self.local_steps
         object.__setattr__(self, "optimizer", replace(self.optimizer, total_steps=total))
 

@@ -26,6 +26,7 @@ from flower_app import run_directory
 from flower_app.cluster_setup import set_up_clusters, wait_for_nodes
 from flower_app.config import RunConfig
 from flower_app.global_models import GlobalModels
+from flower_app.privacy_checks import check_shared_matrices
 from flower_app.report.pictures import write_pictures
 from flower_app.report.timeline import timeline_of
 from flower_app.selection import Selection
@@ -50,6 +51,7 @@ from strategies.continued import Continued
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderService
 from strategies.planned_strategy import PlannedStrategy
+from strategies.privacy_accountant import PrivacyAccountant
 from strategies.recording_grid import RecordingGrid
 from strategies.records import to_arrays, to_tensors
 from strategies.round_planner import RoundPlanner
@@ -88,6 +90,10 @@ class TrainingRun:
         self.last_round = self.completed
         """Newest round that is done."""
         self.setup_bytes = 0
+        self.privacy: dict[str, Any] | None = None
+        """What the newest round's line says of it."""
+        if self.resumed is not None:
+            self.privacy = self.resumed.state.get("privacy", {}).get("record")
 
     @property
     def completed(self) -> int:
@@ -106,6 +112,8 @@ class TrainingRun:
         self.prepared = replace(prepared, spec=config.adapted(prepared.spec))
         self.parts = self.prepared.build(config.seed)
         self.scenario = of_clusters(training_scenario(config, self.prepared.spec), self.num_clusters)
+        check_shared_matrices(config, self.parts)
+        PrivacyAccountant(config.privacy, {})  # says at once if there is no library to account with
         planner = make_planner(config, self.scenario)
         if planner is not None:
             check_first_round(planner)
@@ -176,7 +184,8 @@ class TrainingRun:
         if self.resumed is not None:
             trainer.restore(self.resumed.decoder, str(self.resumed.state["decoder-sync"]))
         codec = ActivationCodec(config.compression.activations)
-        return DecoderService(config.decoder, trainer, self.num_clusters, codec)
+        most = config.batch_size * config.gradient_accumulation
+        return DecoderService(config.decoder, trainer, self.num_clusters, codec, max_examples=most)
 
     def _strategy(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> Strategy:
         config = self.config
@@ -197,6 +206,7 @@ class TrainingRun:
 
     def _train(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> None:
         self.strategy = self._strategy(planner, clusters)
+        self.accountant = PrivacyAccountant(self.config.privacy, {s.cluster: s.num_examples for s in clusters})
         planned = isinstance(self.strategy, PlannedStrategy)
         self.grid = RecordingGrid(
             self.flower_grid,
@@ -212,6 +222,10 @@ class TrainingRun:
             if isinstance(self.strategy, PlannedStrategy):
                 self.strategy.restore(self.resumed.state["strategy"])
             remember(self._averaging(), self.resumed.server)
+            if self.accountant.on:
+                sent = self.accountant.restore(self.resumed.state["privacy"])
+                if self.service is not None:
+                    self.service.sent = sent
         self.board = self._board()
         self.round_started = time.perf_counter()
         # A strategy may bring a start of its own; only a run that goes on needs ours.
@@ -266,6 +280,10 @@ class TrainingRun:
                 self.models.save(self.run_dir, self.task.saved(config.data))
         record = self.grid.take_round() | self._account(server_round)
         reports = [self._without_bulk(report) for report in record["clusters"]]
+        if self.accountant.on:
+            trained, failed = ([int(entry["cluster"]) for entry in record[key]] for key in ("clusters", "failed"))
+            self.accountant.count_round(trained, failed, self.service.sent if self.service else {})
+            self.privacy = record["privacy"] = self.accountant.record()
         self._write_timeline(server_round, record)
         now = time.perf_counter()
         record |= {
@@ -321,6 +339,7 @@ class TrainingRun:
             "frozen": self.frozen_digest,
             "selection": self.selection.state(),
             "config": self.config.to_flat(),
+            "privacy": self.accountant.state() | {"record": self.privacy},
         }
         if isinstance(self.strategy, PlannedStrategy):
             state["strategy"] = self.strategy.state()
@@ -356,9 +375,14 @@ class TrainingRun:
             wall_s=time.perf_counter() - self.started + self._wall_before(),
             metrics=metrics,
             signature=signature,
+            **({"privacy": self.privacy} if self.privacy else {}),
         )
         log(INFO, "Test: %s", metrics)
         # After the summary, for nothing of the training waits for it; a launcher that ends us here writes it itself.
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw the report."""
         write_pictures(self.run_dir)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from logging import INFO, WARNING
 
 import torch
@@ -86,6 +86,16 @@ class CollaPipe(PlannedStrategy):
     def decoder_for(self, state: ClusterState) -> DecoderAddress:
         """Address and token of the round."""
         return self._addresses[state.cluster]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """As every planned strategy; the record also says who knocked at the decoder's door in vain."""
+        joined = super().aggregate_train(server_round, replies)
+        self.record["refused_hellos"] = refused = self.decoder.hellos.take_refused()
+        if refused:
+            log(WARNING, "aggregate_train: round %d: hellos refused by the decoder: %s", server_round, refused)
+        return joined
 
     def join(
         self, server_round: int, replies: list[Message]

@@ -7,9 +7,11 @@ import math
 import secrets
 import ssl
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from torch import Tensor
@@ -17,14 +19,18 @@ from torch import Tensor
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import Gradient
 from client_pipeline.link.frames import DEFAULT_MAX_BYTES, PROTOCOL_VERSION, Frame, FrameError, decode, encode
-from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, is_loopback, read_pem
+from client_pipeline.link.hosts import is_loopback
+from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, read_pem
 from client_pipeline.link.tied import pieces
 from client_pipeline.runtime.micro_batches import StepId
 from strategies.decoder import DecoderTrainer, RoundSummary
-from strategies.decoder_member import MicroBatch, Refusal
+from strategies.decoder_member import MicroBatch, NotFiniteRefusal, Refusal, Superseded
+from strategies.privacy_accountant import Sent
+from strategies.stream_limits import Allowance, HelloGuard, TooManyHellos, printable
 
 _HELLO_BYTES = 16 * 2**10
 _HELLO_TIMEOUT_S = 20.0
+_HANDSHAKE_TIMEOUT_S = 15.0
 _STOP_S = 5.0
 
 
@@ -42,6 +48,8 @@ class DecoderConfig:
     """How long a CU waits for the others to close a step [s]."""
     max_frame_bytes: int = DEFAULT_MAX_BYTES
     """Largest frame that is accepted [byte]."""
+    frames_per_second: float = 2000.0
+    """Frames that are read of one stream in the long run; what comes faster waits."""
     tls_certificate: str = ""
     """PEM file of the service's certificate, with its chain."""
     tls_key: str = ""
@@ -56,6 +64,8 @@ class DecoderConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"decoder.{name.replace('_', '-')}: expected seconds above 0, found {value}")
+        if not (math.isfinite(self.frames_per_second) and self.frames_per_second >= 1):
+            raise ValueError(f"decoder.frames-per-second: expected at least 1, found {self.frames_per_second}")
         if not 2**16 <= self.max_frame_bytes < 2**31:
             raise ValueError(f"decoder.max-frame-bytes: expected {2**16} to {2**31 - 1}, found {self.max_frame_bytes}")
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -87,6 +97,17 @@ def split_address(key: str, address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+@dataclass
+class _Stream:
+    """Whose a stream is; nobody's before its hello, and without a seat before its welcome."""
+
+    round: int = 0
+    cluster: int = -1
+    seat: int | None = None
+    again: bool = False
+    """Whether it follows one that was cut."""
+
+
 class DecoderService:
     """Serves one decoder over gRPC for as long as the run lasts.
 
@@ -96,6 +117,7 @@ class DecoderService:
     trainer : what the frames are handed to
     num_clusters : most clusters of a round; every stream takes a thread
     codec : how activations and gradients travel; a CU that declares another is refused
+    max_examples : most examples of a cluster's step, and so its most micro-batches
 
     Raises
     ------
@@ -109,11 +131,15 @@ class DecoderService:
         trainer: DecoderTrainer,
         num_clusters: int,
         codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
+        max_examples: int = 2**16,
     ) -> None:
         self.config = config
         self.trainer = trainer
         self.codec = codec
+        self.max_examples = max_examples
         self._num_streams = 2 * num_clusters + 2
+        # Those that have not said hello never take the threads of the round's clusters.
+        self.hellos = HelloGuard(num_clusters + 2)
         self._certificate = read_pem(config.tls_certificate, "decoder.tls-certificate")
         self._key = read_pem(config.tls_key, "decoder.tls-key")
         self._ca = read_pem(config.tls_ca, "decoder.tls-ca")
@@ -124,9 +150,14 @@ class DecoderService:
         self._address = ""
         self._lock = threading.Lock()
         self._tokens: dict[int, str] = {}
+        self._no_token = secrets.token_urlsafe(32)
+        self._resume: dict[int, str] = {}
+        """Of each cluster: opens its next stream, once."""
         self._round = 0
         self._used: set[int] = set()
         self._streams: dict[grpc.ServicerContext, int] = {}
+        self.sent: dict[int, Sent] = {}
+        """What has come of each cluster's activations in the run."""
 
     def start(self) -> str:
         """Listen; returns the bound ``host:port``.
@@ -141,6 +172,11 @@ class DecoderService:
             # Without this two services on one port would both start, and share its streams.
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            # A few bytes that unpack to gigabytes are not unpacked: bit 0 is "as it is".
+            ("grpc.compression_enabled_algorithms_bitset", 1),
+            ("grpc.max_metadata_size", 8192),
+            ("grpc.max_concurrent_streams", self._num_streams),
+            ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_TIMEOUT_S * 1000)),
         ]
         threads = ThreadPoolExecutor(self._num_streams, thread_name_prefix="decoder")
         server = grpc.server(threads, options=options, maximum_concurrent_rpcs=self._num_streams)
@@ -181,7 +217,7 @@ class DecoderService:
         self.trainer.open_round(round_, clusters, local_steps, tied)
         with self._lock:
             self._round = round_
-            self._used = set()
+            self._used, self._resume = set(), {}
             self._tokens = {cluster: secrets.token_urlsafe(32) for cluster in clusters}
             tokens = dict(self._tokens)
             old = list(self._streams)
@@ -206,7 +242,7 @@ class DecoderService:
     def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
         """Close the round; its tokens are worth nothing from now on. See :meth:`DecoderTrainer.finish_round`."""
         with self._lock:
-            self._tokens = {}
+            self._tokens, self._resume = {}, {}
         return self.trainer.finish_round(weights)
 
     def stop(self) -> None:
@@ -228,40 +264,71 @@ class DecoderService:
 
     def _serve(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer one stream. An error of the CU ends the stream with a reason, never the service."""
-        cluster: int | None = None
+        stream = _Stream()
+        try:
+            if not self._greeted(frames, stream, context):
+                return
+            yield from self._welcome(stream)
+            allowance = Allowance(self.config.frames_per_second, 2 * self.config.frames_per_second)
+            for data in frames:
+                if wait_s := allowance.take():
+                    # What is not read yet holds the sender back.
+                    time.sleep(wait_s)
+                frame = decode(data, self.config.max_frame_bytes)
+                yield from self._answers(frame, stream)
+                if frame.kind in ("bye", "leave"):
+                    return
+            # Without a goodbye: a cut looks like that, too.
+        except Superseded:
+            pass  # the cluster goes on with another stream
+        except FrameError as error:
+            self._refuse(stream, context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TooManyHellos as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except PermissionError as error:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, printable(str(error)))
+        except NotFiniteRefusal as error:
+            self._refuse(stream, context, grpc.StatusCode.OUT_OF_RANGE, str(error))
+        except Refusal as error:
+            self._refuse(stream, context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    def _greeted(self, frames: Iterator[bytes], stream: _Stream, context: grpc.ServicerContext) -> bool:
+        """Wait for a stream's first frame and check it; False: it wanted to leave. See :meth:`_admit`."""
+        peer = _peer(context)
+        self.hellos.enter(peer)
         # A stream that says nothing must not hold a thread for ever.
         silence = threading.Timer(_HELLO_TIMEOUT_S, context.cancel)
         silence.daemon = True
         silence.start()
-        reason = "its stream broke off"
+        wrong = "no hello came"
         try:
             first = next(frames, None)
-            silence.cancel()
             if first is None:
-                return
-            round_, cluster = self._admit(decode(first, _HELLO_BYTES), context)
-            mode = self.trainer.join(round_, cluster)
-            yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, "decoder_sync": mode})
-            for data in frames:
-                frame = decode(data, self.config.max_frame_bytes)
-                yield from self._answers(frame, round_, cluster)
-                if frame.kind == "bye":
-                    return
-        except FrameError as error:
-            reason = str(error)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
-        except PermissionError as error:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        except Refusal as error:
-            reason = str(error)
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+                raise FrameError("expected a hello frame, found the end of the stream")
+            wrong = "malformed"
+            hello = decode(first, _HELLO_BYTES)
+            wrong = "not admitted"
+            if hello.kind == "leave":
+                self._leave_by_token(hello.header)
+            else:
+                self._admit(hello, stream, context)
+            wrong = ""
+            return hello.kind != "leave"
         finally:
             silence.cancel()
-            if cluster is not None:
-                self.trainer.leave(round_, cluster, reason)
+            self.hellos.leave()
+            if wrong:
+                self.hellos.wrong(peer, wrong)
 
-    def _admit(self, hello: Frame, context: grpc.ServicerContext) -> tuple[int, int]:
-        """Check the token of a hello; returns round and cluster.
+    def _refuse(self, stream: _Stream, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str) -> None:
+        """End a stream with a reason; its cluster has left the round."""
+        reason = printable(reason)
+        if stream.cluster >= 0:
+            self.trainer.leave(stream.round, stream.cluster, reason, stream.seat)
+        context.abort(code, reason)
+
+    def _admit(self, hello: Frame, stream: _Stream, context: grpc.ServicerContext) -> None:
+        """Check the token of a hello: that of the round, or the one that opens a stream again.
 
         Raises
         ------
@@ -282,57 +349,104 @@ class DecoderService:
             )
         cluster = int(header["cluster"])
         with self._lock:
-            token = self._tokens.get(cluster, "")
-            right = bool(token) and hmac.compare_digest(
-                token.encode(), str(header["token"]).encode(errors="surrogatepass")
-            )
-            if not right or header["round"] != self._round:
-                raise PermissionError(
-                    f"the token is not one of cluster {cluster} in round {header['round']}, or the round has ended"
-                )
-            if cluster in self._used:
-                raise PermissionError(f"the token of cluster {cluster} has been used in round {self._round}")
+            # Without a token of its own a cluster is compared with one that nobody has: that takes as long.
+            resume = self._resume.get(cluster, self._no_token)
+            stream.again = _same(resume, header["token"]) and header["round"] == self._round
+            if not stream.again:
+                self._check_token(header)
+                if cluster in self._used:
+                    raise PermissionError(f"the token of cluster {cluster} has been used in round {self._round}")
             self._used.add(cluster)
+            self._resume.pop(cluster, None)
+            old = [other for other, owner in self._streams.items() if owner == cluster]
             self._streams[context] = cluster
-            round_ = self._round
-        if not context.add_callback(lambda: self._gone(context, round_, cluster)):
-            self._gone(context, round_, cluster)
-        return round_, cluster
+            stream.round, stream.cluster = self._round, cluster
+        # A stream that only looks open, its cable cut, gives way to the new one.
+        for other in old if stream.again else ():
+            other.cancel()
+        if not context.add_callback(lambda: self._gone(context, stream)):
+            self._gone(context, stream)
 
-    def _gone(self, context: grpc.ServicerContext, round_: int, cluster: int) -> None:
-        """Free those who wait for this CU as soon as its stream ends, even while its thread waits itself."""
+    def _check_token(self, header: Mapping[str, Any]) -> None:
+        cluster = int(header["cluster"])
+        right = _same(self._tokens.get(cluster, self._no_token), header["token"])
+        if not right or cluster not in self._tokens or header["round"] != self._round:
+            raise PermissionError(
+                f"the token is not one of cluster {cluster} in round {header['round']}, or the round has ended"
+            )
+
+    def _leave_by_token(self, header: Mapping[str, Any]) -> None:
+        """Take a cluster out of the round for whoever holds the round's token: its control unit is gone."""
+        if not {"token", "round", "cluster"} <= header.keys():
+            raise FrameError("header of a leave frame that comes first: expected token, round and cluster")
+        with self._lock:
+            self._check_token(header)
+        self.trainer.leave(int(header["round"]), int(header["cluster"]), str(header["reason"])[:500])
+
+    def _welcome(self, stream: _Stream) -> Iterator[bytes]:
+        """Join, or come back; a step that was closed before the cut is confirmed when it is taken."""
+        enter = self.trainer.rejoin if stream.again else self.trainer.join
+        seat = enter(stream.round, stream.cluster)
+        stream.seat = seat.number
+        resume = secrets.token_urlsafe(32)
+        with self._lock:
+            if stream.round == self._round:
+                self._resume[stream.cluster] = resume
+        told = {"decoder_sync": seat.sync, "resume": resume, "step": seat.step, "closed": int(seat.closed)}
+        yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, **told})
+        if seat.closed:
+            self.trainer.await_step(stream.round, stream.cluster, seat.step, seat.number)
+            yield encode({"kind": "step_applied", "round": stream.round, "step": seat.step})
+
+    def _gone(self, context: grpc.ServicerContext, stream: _Stream) -> None:
+        """Note that a stream has ended, even while its thread waits itself."""
         with self._lock:
             self._streams.pop(context, None)
-        self.trainer.leave(round_, cluster, "its stream broke off")
+        if stream.seat is None:
+            self.trainer.leave(stream.round, stream.cluster, "its stream broke off")
+        else:
+            self.trainer.away(stream.round, stream.cluster, stream.seat)
 
-    def _answers(self, frame: Frame, round_: int, cluster: int) -> Iterator[bytes]:
-        header = frame.header
+    def _answers(self, frame: Frame, stream: _Stream) -> Iterator[bytes]:
+        header, round_, cluster, seat = frame.header, stream.round, stream.cluster, stream.seat
         if frame.kind == "bye":
-            self.trainer.finish(round_, cluster)
+            self.trainer.finish(round_, cluster, seat)
             yield encode({"kind": "goodbye"})
+            return
+        if frame.kind == "leave":
+            self.trainer.leave(round_, cluster, str(header["reason"])[:500], seat)
             return
         if frame.kind not in ("tied", "micro_batch", "step_end"):
             raise FrameError(f"expected a micro_batch, step_end or bye frame, found {frame.kind}")
         if header["round"] != round_:
             raise Refusal(f"this stream is of round {round_}, found a frame of round {header['round']}")
         place = {"round": round_, "step": header["step"]}
+        attempt = int(header.get("attempt", 0))
         if frame.kind == "tied":
-            self.trainer.take_tied(
-                round_, cluster, header["step"], header["name"], header["start"], frame.tensors["rows"]
-            )
+            name, start, rows = header["name"], header["start"], frame.tensors["rows"]
+            self.trainer.take_tied(round_, cluster, header["step"], name, start, rows, attempt=attempt, seat=seat)
         elif frame.kind == "step_end":
-            self.trainer.close_step(round_, cluster, header["step"], header["scale"])
+            self.trainer.close_step(round_, cluster, header["step"], header["scale"], seat)
             yield encode({"kind": "step_applied", **place})
         else:
-            yield self._gradient(self.trainer.micro_batch(cluster, self._micro_batch(frame, cluster)), place)
+            place["attempt"] = attempt
+            yield self._gradient(self.trainer.micro_batch(cluster, self._micro_batch(frame, cluster), seat), place)
             if header["micro_batch"] == header["num_micro_batches"] - 1:
-                tied = self.trainer.tied_gradient(round_, cluster)
+                tied = self.trainer.tied_gradient(round_, cluster, seat)
                 for name, start, rows in pieces(tied, self.config.max_frame_bytes):
                     yield encode({"kind": "tied_gradient", **place, "name": name, "start": start}, {"rows": rows})
 
     def _micro_batch(self, frame: Frame, cluster: int) -> MicroBatch:
-        """Read a micro-batch; raises Refusal if its activations are not of the codec."""
+        """Read a micro-batch; raises Refusal if it is too many, or its activations are not of the codec."""
         header = frame.header
+        sent = self.sent.setdefault(cluster, Sent())
+        sent.add((header["round"], header["step"]), header["micro_batch"], frame.tensors["mask"])
+        examples = sent.step_examples
+        if max(examples, header["num_micro_batches"]) > self.max_examples:
+            raise Refusal(
+                f"a step has at most {self.max_examples} examples, and no more micro-batches, found {examples} "
+                f"examples and {header['num_micro_batches']} micro-batches"
+            )
         try:
             hidden_BTD = self.codec.decode(frame.tensors["hidden"])
         except ValueError as error:
@@ -346,6 +460,7 @@ class DecoderService:
             hidden_BTD=hidden_BTD,
             mask_BT=frame.tensors["mask"],
             targets=frame.targets,
+            attempt=header.get("attempt", 0),
         )
 
     def _gradient(self, gradient: Gradient, place: dict[str, int]) -> bytes:
@@ -353,6 +468,19 @@ class DecoderService:
         if gradient.norm_sq is not None:
             header["norm_sq"] = gradient.norm_sq
         return encode(header, {"gradient": self.codec.encode(gradient.tensor)})
+
+
+def _peer(context: grpc.ServicerContext) -> str:
+    """Who is at the other end: the names in its certificate, or its address without the port."""
+    names = context.peer_identities()
+    if names:
+        return " ".join(sorted(name.decode(errors="replace") for name in names))
+    return str(context.peer()).rpartition(":")[0]
+
+
+def _same(expected: str, found: object) -> bool:
+    """Compare tokens in constant time."""
+    return hmac.compare_digest(expected.encode(), str(found).encode(errors="surrogatepass"))
 
 
 def _check_pair(certificate: str, key: str) -> None:

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from client_pipeline.link.stream import is_loopback
+from client_pipeline.link.hosts import is_loopback
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.ray_node import FIRST_PORT
 

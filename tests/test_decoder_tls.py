@@ -18,8 +18,8 @@ from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderConfig, DecoderService
 
 
-def certificate(folder, name, issuer=None):
-    """Write ``<name>.pem`` and ``<name>.key``; signed by itself, as a CA, without an issuer."""
+def certificate(folder, name, issuer=None, hours=(-1, 1)):
+    """Write ``<name>.pem`` and ``<name>.key``, valid between two times from now; without an issuer as its own CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -30,8 +30,8 @@ def certificate(folder, name, issuer=None):
         .issuer_name(subject if issuer is None else issuer[0].subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
+        .not_valid_before(now + datetime.timedelta(hours=hours[0]))
+        .not_valid_after(now + datetime.timedelta(hours=hours[1]))
         .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
         .sign(key if issuer is None else issuer[1], hashes.SHA256())

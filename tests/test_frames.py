@@ -133,6 +133,8 @@ def test_a_header_that_is_no_json_object_is_refused(header):
         ({"step": 0}, "step of a step_end frame: expected a finite int of at least 1, found 0"),
         ({"step": 1.5}, "found 1.5"),
         ({"step": 2**70}, "step of a step_end frame"),
+        ({"step": 10**400}, "step of a step_end frame"),
+        ({"scale": 10**400}, "scale of a step_end frame"),
         ({"round": "1"}, "round of a step_end frame"),
         ({"more": 1}, r"missing \[\], unknown \['more'\]"),
     ],

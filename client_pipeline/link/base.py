@@ -15,6 +15,10 @@ class LinkError(RuntimeError):
     """The decoder refused, closed or was too late; the message says who and why."""
 
 
+class NotFiniteLink(LinkError):
+    """The decoder refused activations or a loss that hold NaN or Inf."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gradient:
     """The decoder's answer to one micro-batch."""
@@ -36,14 +40,25 @@ class DecoderLink(Protocol):
     :class:`LinkError` at the link's timeout.
     """
 
-    bytes_up: int
-    """Bytes that have gone to the decoder over a network."""
-    bytes_down: int
-    """Bytes that have come from it."""
-    payload_up: int
-    """Of ``bytes_up``, the tensors' own, without headers."""
-    payload_down: int
-    """Of ``bytes_down``, likewise."""
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that have gone to the decoder over a network."""
+        ...
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that have come from it."""
+        ...
+
+    @property
+    def payload_up(self) -> int:
+        """Of ``bytes_up``, the tensors' own, without headers."""
+        ...
+
+    @property
+    def payload_down(self) -> int:
+        """Of ``bytes_down``, likewise."""
+        ...
 
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
         """Announce a step with the batch's total weight W_n."""
@@ -63,6 +78,13 @@ class DecoderLink(Protocol):
 
     def receive(self) -> Gradient:
         """Wait for the gradient of the next micro-batch."""
+        ...
+
+    def drop_step(self) -> None:
+        """Break off the step in progress, which may be begun again: its sums are forgotten, here and at the decoder.
+
+        Whoever waits on the link gets a :class:`LinkError`. Never raises.
+        """
         ...
 
     def end_step(self, scale: float) -> None:

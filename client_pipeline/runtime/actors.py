@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from client_pipeline.runtime.control_unit import LIVENESS, ClusterSetup, ControlUnit, RoundOrder, RoundResult
-from client_pipeline.runtime.pipeline import NAMESPACE
+from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder, RoundResult
+from client_pipeline.runtime.device import LIVENESS
+from client_pipeline.runtime.device_pool import NAMESPACE
+from client_pipeline.runtime.faults import FailedRound
 from client_pipeline.runtime.placement import Placement, check_answers, check_devices, wait_for_devices
 
 START_TIMEOUT_S = 600.0
 """A control unit loads its data before it can answer."""
 DEVICES_TIMEOUT_S = 60.0
 """How long the devices of a cluster may take to join before a run gives up."""
+SILENT_S = 60.0
+"""How long a control unit may not say that it lives, at most; it says so in a thread of its own [s]."""
+_ASK_S = 5.0
 
 
 class ControlUnitError(RuntimeError):
-    """The control unit failed, ended or never started; the message says which and why."""
+    """The control unit failed, ended or never started; the message says which and why.
+
+    Parameters
+    ----------
+    message : names the control unit
+    faults : what went wrong in the round, as JSON values, where it could say so itself
+    """
+
+    def __init__(self, message: str, faults: list[dict[str, Any]] | None = None) -> None:
+        super().__init__(message)
+        self.faults = faults or []
+
+
+class ControlUnitLost(ControlUnitError):
+    """The control unit's process ended, or does not answer: it must be started again."""
+
+
+class ControlUnitAbsent(ControlUnitLost):
+    """There is no such process: it was lost before, or had nothing to do for long."""
 
 
 def join_ray(placement: Placement) -> None:
@@ -57,6 +82,16 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
     ControlUnitError, ValueError
         ValueError is the control unit's own: data that is missing or does not fit.
     """
+    actor = _make(setup)
+    return dict(_answer(actor, actor.prepare.remote(), setup.actor_name, START_TIMEOUT_S))
+
+
+def restart_control_unit(setup: ClusterSetup) -> None:
+    """Have a control unit that was lost start again; it loads its data and goes on from its own checkpoint."""
+    _make(setup).prepare.remote()
+
+
+def _make(setup: ClusterSetup) -> Any:
     placement = setup.placement
     join_ray(placement)
     _end_older_runs(setup)
@@ -65,7 +100,7 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
     # The data is here, on the node that this process belongs to.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # A thread of its own answers whether the process still runs while another trains.
-    actor = (
+    return (
         ray.remote(concurrency_groups={LIVENESS: 1})(ControlUnit)
         .options(
             name=setup.actor_name,
@@ -77,7 +112,6 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
         )
         .remote(setup)
     )
-    return dict(_answer(actor, actor.prepare.remote(), setup.actor_name, START_TIMEOUT_S))
 
 
 def train_round(
@@ -98,6 +132,8 @@ def train_round(
 
     Raises
     ------
+    ControlUnitAbsent, ControlUnitLost
+        If there is no such process; or if it ended, or does not answer: then it is ended.
     ControlUnitError, ValueError
         ValueError is the control unit's own: a plan or weights that do not fit.
     """
@@ -106,8 +142,8 @@ def train_round(
     try:
         actor = ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
-        raise ControlUnitError(
-            f"{name}: no control unit is running; it ends itself when idle (runtime.actor-idle): start the run again"
+        raise ControlUnitAbsent(
+            f"{name}: no control unit is running; it ends itself when idle (runtime.actor-idle)"
         ) from None
     result: RoundResult = _answer(actor, actor.train_round.remote(order), name, timeout_s)
     return result
@@ -115,18 +151,31 @@ def train_round(
 
 def _answer(actor: Any, reference: Any, name: str, timeout_s: float) -> Any:
     """Wait for an answer for as long as the process that owes it lives."""
+    allowed_s = min(timeout_s, SILENT_S)
+    first = actor.alive.remote()
     try:
-        while not ray.wait([reference], timeout=timeout_s)[0]:
-            ray.get(actor.alive.remote(), timeout=timeout_s)
+        while not ray.wait([reference], timeout=min(_ASK_S, allowed_s))[0]:
+            ray.get(actor.alive.remote(), timeout=allowed_s)
         return ray.get(reference)
     except ray.exceptions.GetTimeoutError as error:
-        raise ControlUnitError(f"{name}: the control unit has not said for {timeout_s:g} s that it lives") from error
+        _end(actor, ray.get(first) if ray.wait([first], timeout=0)[0] else None)
+        raise ControlUnitLost(f"{name}: the control unit has not said for {allowed_s:g} s that it lives") from error
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ValueError | FileNotFoundError):
             raise error.cause from None
+        if isinstance(error.cause, FailedRound):
+            raise ControlUnitError(f"{name}: {error.cause}", error.cause.faults) from error
         raise ControlUnitError(f"{name}: {type(error.cause).__name__}: {error.cause}") from error
     except ray.exceptions.RayActorError as error:
-        raise ControlUnitError(f"{name}: the control unit's process ended: {error}") from error
+        raise ControlUnitLost(f"{name}: the control unit's process ended") from error
+
+
+def _end(actor: Any, process: tuple[int, str] | None) -> None:
+    """End a control unit that hears nobody: a stopped process does not hear Ray, either."""
+    ray.kill(actor)
+    if process is not None and process[1] == ray.get_runtime_context().get_node_id():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process[0], signal.SIGKILL)
 
 
 def _end_older_runs(setup: ClusterSetup) -> None:

@@ -6,6 +6,8 @@ process may serve any node.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +20,11 @@ import torch
 from torch import Tensor
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.link.base import DecoderLink
+from client_pipeline.link.base import DecoderLink, LinkError, NotFiniteLink
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.local import LocalDecoder
+from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, private_update
+from client_pipeline.link.private_link import PrivateLink
 from client_pipeline.link.stream import DecoderAddress, DecoderStream, LinkCertificates
 from client_pipeline.link.update_codec import ErrorFeedback, update_codec
 from client_pipeline.partition.families import adapter, build_embedding, build_head
@@ -39,7 +43,8 @@ from client_pipeline.runtime import cluster_checkpoint
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.data_order import DataOrder
-from client_pipeline.runtime.device import Watch
+from client_pipeline.runtime.device import LIVENESS, Watch
+from client_pipeline.runtime.faults import FailedRound, FaultRecord, NotFinite, PipelineError
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.memory import peak_bytes
 from client_pipeline.runtime.micro_batches import StepId
@@ -47,10 +52,11 @@ from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, cl
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
 from client_pipeline.runtime.placement import Placement
+from client_pipeline.runtime.recovery import Recovery
+from client_pipeline.runtime.replanning import Replan, equal_devices
 from client_pipeline.runtime.stage import MovedBlock
 
-LIVENESS = "liveness"
-"""Ray concurrency group of :meth:`ControlUnit.alive`."""
+logger = logging.getLogger("collapipe.control_unit")
 
 
 class ClusterData(Protocol):
@@ -81,6 +87,7 @@ class ClusterSetup:
     load_data: Callable[[], ClusterData]
     """Called once, in the control unit's process."""
     compression: CompressionConfig = field(default_factory=CompressionConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     frozen: Mapping[str, Tensor] = field(default_factory=dict)
     """What adapters are added to, by global name; empty without adapters."""
     gradient_accumulation: int = 1
@@ -113,6 +120,8 @@ class RoundOrder:
     """None: the control unit trains the decoder itself."""
     pace: Pace | None = None
     """What devices and uplink take; None: as fast as they go."""
+    replan: Replan | None = None
+    """Plans for the devices that are left when one is lost; None: they are taken to be alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +169,9 @@ class ControlUnit:
             codec=self.codec,
             placement=setup.placement,
         )
+        self.recovery = Recovery(self.pipeline, setup.cluster)
+        self.pipeline.on_progress = self._arrived
+        self.noise = NoiseSource(setup.privacy.seed)
         self._own_head: HeadTrainer | None = None
         self.restored = False
         """Whether a checkpoint of this control unit was found to go on from."""
@@ -176,6 +188,10 @@ class ControlUnit:
                 self.order = DataOrder(len(data), setup.batch_size, setup.seed, setup.cluster)
                 if setup.checkpoints is not None and setup.resume_round:
                     self._restore(setup.checkpoints, setup.resume_round)
+                elif setup.resume_round:
+                    logger.warning("%s: no checkpoints are written: optimizer states begin anew", setup.actor_name)
+                    steps = setup.resume_round * setup.local_steps * setup.gradient_accumulation
+                    self.order.drawn = steps * setup.batch_size
                 self.data = data
             counts = {
                 "num_examples": len(self.data),
@@ -186,55 +202,116 @@ class ControlUnit:
             return {"cluster": self.setup.cluster, "pid": os.getpid(), **counts}
 
     @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
-    def alive(self) -> None:
-        """Answer at once, also while a round is trained."""
+    def alive(self) -> tuple[int, str]:
+        """Answer at once, also while a round is trained: process id and Ray node."""
+        return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def train_round(self, order: RoundOrder) -> RoundResult:
-        """Train ``local-steps`` steps and return the trained weights."""
+        """Train ``local-steps`` steps and return the trained weights.
+
+        Raises
+        ------
+        FailedRound
+            If devices or decoder do not allow it; the next round can be trained all the same.
+        """
         with self.watch:
             self.prepare()
             start = time.perf_counter()
-            link: DecoderLink
-            if order.decoder is None:
-                link = self._own_decoder(order)
-            else:
-                # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
-                link = DecoderStream.open(order.decoder, self.setup.certificates, self.codec)
+            optimizer = self._optimizer_state()
+            link: DecoderLink | None = None
             try:
-                self.pipeline.apply_plan(order.plan, order.decoder.step_timeout_s if order.decoder else 0.0)
-                load_parameters(self.parameters, part_weights(order.weights, "embedding"), "embedding")
-                self.pipeline.load({i: block_weights(order.weights, i) for i in range(self.num_blocks)})
-                ready = time.perf_counter()
-                outcomes = [self._local_step(order, step, link) for step in range(1, self.setup.local_steps + 1)]
-                trained = time.perf_counter()
-                link.close()
-            except BaseException:
-                # The pipeline's threads may wait on the link: break it off.
-                link.abort()
-                self.optimizer.discard()
+                # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
+                link = self._open_link(order)
+                result = self._train(order, link, start)
+            except BaseException as error:
+                if link is not None:
+                    # The pipeline's threads may wait on the link: break it off.
+                    link.abort()
+                self._go_back(optimizer)
+                if isinstance(error, PipelineError | LinkError):
+                    raise self._failed(order, error) from error
                 raise
-            weights = self._weights()
-            if self.feedback is not None:
-                weights = self.feedback.compress(order.weights, weights)
-            memory = self.pipeline.memory()
-            self._checkpoint(order.round)
-            if order.pace is not None:
-                # Collecting and writing are no part of the model: the upload begins when the steps have ended.
-                time.sleep(max(trained + order.pace.uplink_s - time.perf_counter(), 0.0))
-            clock = (start, ready, trained, time.perf_counter())
-            result = self._result(order, outcomes, weights, memory, clock)
             result.report["stream_bytes"] = {"up": link.bytes_up, "down": link.bytes_down}
             result.report["payload_bytes"] = {
                 "up": link.payload_up,
                 "down": link.payload_down,
-                "update": sum(tensor.nbytes for tensor in weights.values()),
+                "update": sum(tensor.nbytes for tensor in result.weights.values()),
             }
             return result
 
-    def _own_decoder(self, order: RoundOrder) -> DecoderLink:
+    def _open_link(self, order: RoundOrder) -> DecoderLink:
+        if order.decoder is not None:
+            stream = DecoderStream.open(order.decoder, self.setup.certificates, self.codec)
+            privacy = self.setup.privacy
+            return PrivateLink(stream, privacy, self.noise) if privacy.on_activations else stream
         head = self._head()
         load_parameters(head.parameters, part_weights(order.weights, "head"), "head")
         return LocalDecoder(head, self.setup.local_steps, self.setup.runtime.timeout)
+
+    def _train(self, order: RoundOrder, link: DecoderLink, start: float) -> RoundResult:
+        recovery, pipeline = self.recovery, self.pipeline
+        wait_s = order.decoder.step_timeout_s if order.decoder else 0.0
+        replan = order.replan or equal_devices(len(order.plan.delta), self.num_blocks)
+        recovery.begin_round(order.round, order.plan, replan, wait_s)
+        load_parameters(self.parameters, part_weights(order.weights, "embedding"), "embedding")
+        recovery.run(lambda: self._load(order))
+        ready = time.perf_counter()
+        outcomes = [self._local_step(order, step, link) for step in range(1, self.setup.local_steps + 1)]
+        trained = time.perf_counter()
+        link.close()
+        weights = recovery.run(self._weights)
+        if self.setup.privacy.on_updates:
+            place = ("update", order.round, self.setup.cluster)
+            weights = private_update(order.weights, weights, self.setup.privacy, self.noise, *place)
+        if self.feedback is not None:
+            weights = self.feedback.compress(order.weights, weights)
+        memory = recovery.run(pipeline.memory)
+        self._checkpoint(order.round)
+        if order.pace is not None:
+            # Collecting and writing are no part of the model: the upload begins when the steps have ended.
+            time.sleep(max(trained + order.pace.uplink_s - time.perf_counter(), 0.0))
+        clock = (start, ready, trained, time.perf_counter())
+        return self._result(order, outcomes, weights, memory, clock)
+
+    def _load(self, order: RoundOrder) -> None:
+        """Give the devices the round's weights."""
+        self.pipeline.load({i: block_weights(order.weights, i) for i in range(self.num_blocks)})
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        """The embedding's optimizer state before the round, where the TEBs can only be put back to that."""
+        if self.setup.runtime.snapshots == "step":
+            return {}
+        return {name: value.clone() for name, value in self.optimizer.state().items()}
+
+    def _go_back(self, optimizer: dict[str, Tensor]) -> None:
+        """Forget the step in progress; with one copy a round, the whole round."""
+        self.optimizer.discard()
+        if self.setup.runtime.snapshots != "step":
+            self.optimizer = PartOptimizer(self.parameters, self.setup.optimizer)
+            self.optimizer.load_state(optimizer)
+            self.pipeline.placement.sure = False
+
+    def _failed(self, order: RoundOrder, error: PipelineError | LinkError) -> FailedRound:
+        faults = self.recovery.end_round(recovered=False)
+        if all(fault.recovered for fault in faults):
+            kind = "nan" if isinstance(error, NotFinite | NotFiniteLink) else "cluster"
+            faults.append(
+                FaultRecord(
+                    kind=kind,
+                    cluster=self.setup.cluster,
+                    device=None,
+                    round=order.round,
+                    step=self.recovery.step,
+                    recovered=False,
+                    seconds=None,
+                    reason=str(error).splitlines()[0][:300],
+                )
+            )
+        return FailedRound(str(error), [fault.to_dict() for fault in faults])
+
+    def _arrived(self, kind: str, micro_batch: int) -> None:
+        if kind == "B":
+            self.recovery.finished_micro_batch()
 
     def _head(self) -> HeadTrainer:
         if self._own_head is None:
@@ -257,7 +334,7 @@ class ControlUnit:
         assert self.order is not None
         own = {n: p.detach() for n, p in self.parameters.items()}
         tensors = _named("embedding", MovedBlock(own, self.optimizer.state()))
-        for index, state in self.pipeline.states().items():
+        for index, state in self.recovery.run(self.pipeline.states).items():
             tensors |= _named(f"block.{index}", state)
         if self._own_head is not None:
             head = self._own_head
@@ -295,20 +372,43 @@ class ControlUnit:
         batches = [
             self.data.collate(self.order.next_batch(), step.data_seed) for _ in range(setup.gradient_accumulation)
         ]
+        committed = self.pipeline.snapshots.version
         global_step = (order.round - 1) * setup.local_steps + number
-        clip = setup.optimizer.clip_norm
-        outcome = self.pipeline.run_step(
-            step, batches, self.embedding, link, None if clip > 0 else global_step, order.pace
+        # Before a round's first step the TEBs have its weights, and the optimizer states of the last commit.
+        first = committed <= global_step - number
+        self.recovery.begin_step(number, replayable=number == 1 or committed == global_step - 1)
+        outcome, scale = self.recovery.run(
+            lambda: self._attempt(order, step, batches, global_step, link),
+            (lambda: self._load(order)) if first else (lambda: None),
         )
-        scale = 1.0
-        if clip > 0:
-            norm_sq = self.optimizer.gradient_norm_sq() + (outcome.decoder_norm_sq or 0.0)
-            scale = clip_scale(clip, norm_sq + sum(report.norm_sq for report in outcome.devices.values()))
+        # The step is committed: nothing of it will be run again.
         link.end_step(scale)
-        if clip > 0:
-            self.pipeline.apply(global_step, scale)
         self.optimizer.apply(global_step, scale)
         return outcome
+
+    def _attempt(
+        self, order: RoundOrder, step: StepId, batches: Sequence[Batch], global_step: int, link: DecoderLink
+    ) -> tuple[StepOutcome, float]:
+        """One local step up to its commit: what happened, and the clipping factor. Leaves nothing if it fails."""
+        setup, clip = self.setup, self.setup.optimizer.clip_norm
+        try:
+            outcome = self.pipeline.run_step(
+                step, batches, self.embedding, link, None if clip > 0 else global_step, order.pace
+            )
+            norm_sq = self.optimizer.gradient_norm_sq() + (outcome.decoder_norm_sq or 0.0)
+            norm_sq += sum(report.norm_sq for report in outcome.devices.values())
+            if not math.isfinite(norm_sq):
+                raise NotFinite("the embedding's gradient holds NaN or Inf: training diverged; lower optimizer.lr")
+            scale = clip_scale(clip, norm_sq)
+            if clip > 0:
+                self.pipeline.apply(global_step, scale)
+            if setup.runtime.snapshots == "step" or step.step == setup.local_steps:
+                self.pipeline.commit()
+        except BaseException:
+            link.drop_step()
+            self.optimizer.discard()
+            raise
+        return outcome, scale
 
     def _weights(self) -> dict[str, Tensor]:
         embedding = {name: p.detach().clone() for name, p in self.parameters.items()}
@@ -328,24 +428,28 @@ class ControlUnit:
         weight = sum(outcome.weight for outcome in outcomes)
         loss = sum(outcome.loss_sum for outcome in outcomes) / max(weight, 1)
         start, ready, trained, end = clock
+        blocks = {segment.device: len(segment.blocks) for segment in self.pipeline.segments}
         devices = {
-            str(segment.device): {
-                "blocks": len(segment.blocks),
-                "busy_s": sum(outcome.devices[segment.device].busy_s for outcome in outcomes),
-                **memory[segment.device],
+            str(device): {
+                "blocks": blocks.get(device, 0),
+                "busy_s": sum(o.devices[device].busy_s for o in outcomes if device in o.devices),
+                **memory.get(device, {}),
             }
-            for segment in self.pipeline.segments
+            for device in sorted(blocks.keys() | {device for outcome in outcomes for device in outcome.devices})
         }
         report = {
             "cluster": self.setup.cluster,
             "num_examples": len(self.data or ()),
             "loss": loss,
-            "plan": order.plan.to_dict(),
+            # In the end: a lost device changes it.
+            "plan": self.recovery.plan.to_dict(),
             "devices": devices,
             # Of the control unit's own process, since it began: the data and the embedding.
             "peak_bytes": peak_bytes(),
             "moved_blocks": self.pipeline.moved_blocks,
             "moved_bytes": self.pipeline.moved_bytes,
+            "snapshots": self._snapshots(),
+            "faults": [fault.to_dict() for fault in self.recovery.end_round(recovered=True)],
             "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
             "timeline": self._timeline(outcomes[-1]),
             "prepare_s": ready - start,
@@ -368,11 +472,16 @@ class ControlUnit:
         last = slice(-2 * self.pipeline.num_micro_batches, None)
         events = [
             (action.kind, stage, action.micro_batch, action.start, action.end)
-            for stage, segment in enumerate(self.pipeline.segments)
+            for stage, segment in enumerate(outcome.segments)
             for action in outcome.devices[segment.device].actions[last]
         ]
         zero = min(event[3] for event in events)
         return [[kind, s, i, start - zero, end - zero] for kind, s, i, start, end in sorted(events, key=lambda e: e[3])]
+
+    def _snapshots(self) -> dict[str, float]:
+        """The copies of TEBs since the control unit began."""
+        kept = self.pipeline.snapshots
+        return {"taken": kept.taken, "bytes": kept.bytes, "copy_s": kept.copy_s, "fetch_s": kept.fetch_s}
 
     def close(self) -> None:
         """End the cluster's devices."""

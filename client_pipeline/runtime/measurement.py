@@ -23,14 +23,14 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from client_pipeline.partition.families import adapter
+from client_pipeline.partition.families import adapter, carried_examples
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.device_pool import NAMESPACE
 from client_pipeline.runtime.machine import available_memory, clock_frequency
 from client_pipeline.runtime.memory import keep_freed_memory
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from client_pipeline.runtime.pipeline import NAMESPACE
 from client_pipeline.runtime.placement import check_answers, device_nodes
 from client_pipeline.runtime.stage import Stage
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, open_store
@@ -138,7 +138,7 @@ class MeasuredDevice:
         """Time one TEB's passes, all sizes in turn so that a slow moment touches them alike."""
         stage, step = Stage(self._spec, OptimizerConfig(name="sgd")), StepId(seed=0, round=1, step=1, cluster=0)
         stage.place(0)
-        width = adapter(self._spec.family).width(self._spec)
+        width, carried = adapter(self._spec.family).width(self._spec), carried_examples(self._spec)
         times: dict[int, list[tuple[float, float]]] = {size: [] for size in samples}
         until = time.monotonic() + _COMPUTE_BUDGET_S
         for turn in range(_MOST_PASSES + 1):
@@ -146,7 +146,7 @@ class MeasuredDevice:
                 break
             for size in samples:
                 mask_BT = torch.ones(size, length, dtype=torch.bool)
-                x_BTD, gradient_BTD = torch.randn(size, length, width), torch.randn(size, length, width)
+                x_BTD, gradient_BTD = (torch.randn(size + carried, length, width) for _ in range(2))
                 began = time.perf_counter()
                 stage.forward(step, 0, x_BTD, mask_BT)
                 turned = time.perf_counter()

@@ -173,6 +173,7 @@ def _facts(run: _Run) -> dict[str, str]:
         "scenario": config.get("scenario", "-"),
         "rounds": rounds,
         "test metrics": f"{scores}{signature}" if scores else "not scored",
+        "privacy": _privacy(summary.get("privacy") or (data.rounds[-1].get("privacy") if data.rounds else None)),
         "virtual time": _seconds(data.series("virtual", "latency_s")),
         "energy": _sum(data.series("virtual", "energy_j"), "J"),
         "wall time": "-" if np.isnan(wall) else f"{wall:,.1f} s",
@@ -181,6 +182,20 @@ def _facts(run: _Run) -> dict[str, str]:
     return {name: escape(str(value)) for name, value in facts.items()} | {
         "again": f"<code>{escape(command)}</code>",
     }
+
+
+def _privacy(spent: Mapping[str, Any] | None) -> str:
+    """What the noise guarantees, in a line."""
+    if not spent:
+        return "no noise: activations and updates as they are"
+    said = []
+    for what in ("updates", "activations"):
+        if found := spent.get(what):
+            said.append(f"{what}: epsilon {found['epsilon']:.4g} for one {found['unit']}")
+    if found := spent.get("together"):
+        said.append(f"together: epsilon {found['epsilon']:.4g} for one {found['unit']}")
+    seeded = "; the seed is known, so nothing is guaranteed" if spent.get("seeded") else ""
+    return f"{'; '.join(said)}; at delta {spent.get('delta', 0):g}{seeded}; labels, lengths and losses are not covered"
 
 
 def _section(spec: FigureSpec, runs: Sequence[_Run]) -> str:

@@ -170,7 +170,7 @@ class LabelledTask(ABC, Generic[X]):
 
     def saved(self, data: DataConfig) -> dict[str, Any]:
         """Name of the task; the labels stand in the model's specification."""
-        return {"name": self.name, "pretokenized": data.pretokenized}
+        return {"name": self.config.name, "pretokenized": data.pretokenized}
 
     def encode_examples(
         self, examples: Examples[X], labels: Sequence[str], tokenizer: TextTokenizer, max_length: int, split: str

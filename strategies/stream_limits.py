@@ -1,0 +1,121 @@
+"""What a stranger, or a cluster gone wrong, may ask of the decoder's service."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+WRONG_HELLOS = 32
+"""Hellos in a row that a peer may get wrong; afterwards one a second."""
+WRONG_HELLOS_PER_S = 1.0
+_PEERS = 1024
+_REASON_CHARACTERS = 400
+
+
+class TooManyHellos(PermissionError):
+    """A peer is refused before its hello is read."""
+
+
+class Allowance:
+    """A token bucket: ``burst`` at once, ``rate`` a second in the long run.
+
+    Not safe to call from several threads: the owner holds a lock, or is one thread.
+    """
+
+    def __init__(self, rate: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rate, self.burst = rate, burst
+        self._clock = clock
+        self._left, self._seen = burst, clock()
+
+    def _refill(self) -> None:
+        now = self._clock()
+        self._left = min(self.burst, self._left + (now - self._seen) * self.rate)
+        self._seen = now
+
+    @property
+    def empty(self) -> bool:
+        """Whether not even one is left."""
+        self._refill()
+        return self._left < 1
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing of it is in use."""
+        self._refill()
+        return self._left >= self.burst
+
+    def take(self) -> float:
+        """Take one, on credit if need be; returns how long to wait for it [s]."""
+        self._refill()
+        self._left -= 1
+        return max(-self._left / self.rate, 0.0)
+
+
+class HelloGuard:
+    """Bounds the streams that have not said a right hello yet, and the wrong hellos of a peer.
+
+    A token has 256 random bits, so nobody guesses one: what is bounded is the threads, the time and the log lines that
+    guessing costs the others. A peer is its certificate's name under mutual TLS, else its address.
+
+    Parameters
+    ----------
+    most_waiting : streams whose hello is awaited at the same time, of all peers
+    clock : [s]; a monotonic one
+    """
+
+    def __init__(self, most_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most_waiting = most_waiting
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._wrong: OrderedDict[str, Allowance] = OrderedDict()
+        self._refused: Counter[str] = Counter()
+
+    def enter(self, peer: str) -> None:
+        """Let a stream wait for its hello; :meth:`leave` follows.
+
+        Raises
+        ------
+        TooManyHellos
+            If the peer has got too many wrong, or too many streams wait.
+        """
+        with self._lock:
+            allowance = self._wrong.get(peer)
+            if allowance is not None and allowance.empty:
+                self._refused["too many wrong hellos"] += 1
+                raise TooManyHellos("too many wrong hellos from this peer; wait, and begin with the round's token")
+            if self._waiting >= self.most_waiting:
+                self._refused["too many streams without a hello"] += 1
+                raise TooManyHellos(f"{self._waiting} streams have not said hello yet; try again later")
+            self._waiting += 1
+
+    def leave(self) -> None:
+        """Note that a stream waits for its hello no longer, whatever it said."""
+        with self._lock:
+            self._waiting -= 1
+
+    def wrong(self, peer: str, reason: str) -> None:
+        """Note a hello that was refused, or never came."""
+        with self._lock:
+            self._refused[reason] += 1
+            if peer not in self._wrong:
+                # What is remembered of peers is bounded, too: the one that has been quiet for longest goes.
+                if len(self._wrong) >= _PEERS:
+                    self._wrong.popitem(last=False)
+                self._wrong[peer] = Allowance(WRONG_HELLOS_PER_S, WRONG_HELLOS, self._clock)
+            self._wrong.move_to_end(peer)
+            self._wrong[peer].take()
+
+    def take_refused(self) -> dict[str, int]:
+        """Return how many hellos were refused since the last call, by reason."""
+        with self._lock:
+            refused, self._refused = dict(sorted(self._refused.items())), Counter()
+        return refused
+
+
+def printable(reason: str) -> str:
+    """One line of bounded length, for logs and error details: parts of it may come from whoever sent a frame."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason)
+    return text if len(text) <= _REASON_CHARACTERS else text[: _REASON_CHARACTERS - 3] + "..."

@@ -1,0 +1,161 @@
+"""The attacks on activations, on what is known to be readable and what is not, and the command on saved models."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from flower_app import inversion
+from flower_app.cli import app
+from flower_app.config import RunConfig
+from flower_app.inversion import Recovered, Tokens
+from flower_app.run_directory import create_run_directory, write_config
+from flower_app.saved_model import save_model
+from flower_app.tasks.base import task
+
+VOCABULARY, WIDTH, LONGEST = 300, 16, 12
+
+
+@pytest.fixture(scope="module")
+def world():
+    """An embedding with places, text of a skewed distribution, and its embeddings."""
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(VOCABULARY, WIDTH, generator=generator)
+    places = torch.randn(LONGEST, WIDTH, generator=generator)
+
+    def embed(ids_BT):
+        return table[ids_BT] + places[: ids_BT.shape[1]]
+
+    def text(number):
+        ids = torch.multinomial(1 / torch.arange(1.0, VOCABULARY + 1), number, replacement=True, generator=generator)
+        where = torch.randint(LONGEST, (number,), generator=generator)
+        return Tokens(table[ids] + places[where], ids, where)
+
+    return embed, text(3000), text(800)
+
+
+def moved(tokens, change):
+    return Tokens(change(tokens.hidden_ND), tokens.ids_N, tokens.places_N)
+
+
+ATTACKS = {
+    "nearest": lambda world, aux, seen: inversion.nearest(world[0], VOCABULARY, aux, world[1].hidden_ND, seen),
+    "linear": lambda world, aux, seen: inversion.linear(world[0], VOCABULARY, aux, world[1].hidden_ND, seen),
+    "learned": lambda world, aux, seen: inversion.learned(VOCABULARY, lambda: aux, seen),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_embeddings_themselves_are_read(world, attack):
+    found = ATTACKS[attack](world, world[1], world[2])
+    # A token that the auxiliary text lacks can be read by its embedding alone.
+    assert found.top1 > (0.8 if attack == "learned" else 0.999) and found.top5 >= found.top1
+
+
+def test_a_shift_is_taken_off_a_linear_map_is_learned_and_a_bent_one_needs_a_network(world):
+    _, auxiliary, victims = world
+    matrix = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
+    changes = {
+        "shifted": lambda h: h + 7.0,
+        "turned": lambda h: h @ matrix,
+        "bent": lambda h: h.abs() @ matrix,
+    }
+
+    def read(change, attack):
+        return ATTACKS[attack](world, moved(auxiliary, changes[change]), moved(victims, changes[change])).top1
+
+    assert read("shifted", "nearest") > 0.999
+    assert read("turned", "nearest") < 0.2 and read("turned", "linear") > 0.999
+    assert read("bent", "learned") > read("bent", "linear") + 0.05
+
+
+def test_of_noise_nothing_is_read_beyond_what_is_guessed_without_looking(world):
+    _, auxiliary, victims = world
+    generator = torch.Generator().manual_seed(2)
+    noise = [moved(t, lambda h: torch.randn(h.shape, generator=generator)) for t in (auxiliary, victims)]
+    guessed = inversion.blind(auxiliary, victims)
+    for attack in ATTACKS.values():
+        found = attack(world, *noise)
+        assert found.top1 < guessed.top1 + 0.05 and found.top5 < guessed.top5 + 0.05
+
+
+def test_what_is_recovered_is_counted():
+    found = Recovered.of(torch.tensor([[1, 2, 3], [5, 6, 4], [7, 8, 9]]), torch.tensor([1, 4, 0]))
+    assert found == Recovered(top1=1 / 3, top5=2 / 3)
+
+
+TINY = {
+    "data.num-examples": 400,
+    "data.evaluation-examples": 60,
+    "data.vocab-size": 300,
+    "model.width": 32,
+    "model.num-heads": 2,
+    "model.feed-forward": 48,
+    "model.encoder-layers": 2,
+    "model.decoder-layers": 1,
+    "task.max-new-tokens": 4,
+}
+
+
+def saved_run(folder, **more):
+    """A run directory with a model that has seen no training."""
+    config = RunConfig.from_flat({**TINY, **{key.replace("_", "-"): value for key, value in more.items()}})
+    run_dir = create_run_directory(str(folder), config.name)
+    write_config(run_dir, config)
+    kind = task(config.task)
+    prepared = kind.prepare(config.data, config.model, config.seed, 2)
+    weights = prepared.build(config.seed).weights()
+    save_model(run_dir, prepared.spec, weights, prepared.tokenizer_json, kind.saved(config.data))
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"task.name": "translation"},
+        {"task.name": "sequence-classification", "model.family": "bert"},
+        {"task.name": "causal-lm", "model.family": "gpt2"},
+    ],
+    ids=lambda more: more["task.name"],
+)
+def test_a_run_is_attacked_by_depth_and_noise(tmp_path, monkeypatch, more):
+    monkeypatch.setattr(inversion, "_STEPS", 60)
+    run_dir = saved_run(tmp_path, **more)
+    result = CliRunner().invoke(app, ["leakage", str(run_dir), "--noise", "0,100", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["depth_of_the_cut"] == 2 and [level["noise"] for level in found["levels"]] == [0, 100]
+    clean, noisy = found["levels"]
+    for attack in ("nearest", "linear"):
+        assert clean["depths"][0][attack]["top1"] > 0.999
+    guessed = found["without_looking"]
+    for depth in noisy["depths"]:
+        assert max(depth[a]["top1"] for a in ("nearest", "linear", "learned")) < guessed["top1"] + 0.1
+        assert depth["clip"] > 0
+    # Splitting alone hides next to nothing, even behind both TEBs.
+    assert max(clean["depths"][2][a]["top1"] for a in ("nearest", "linear")) > 0.5
+    assert noisy["metrics"].keys() == clean["metrics"].keys() and noisy["metrics"]["loss"] != clean["metrics"]["loss"]
+
+
+def test_the_table_has_a_row_for_every_noise_and_the_runs_own_is_marked(tmp_path, monkeypatch):
+    monkeypatch.setattr(inversion, "_STEPS", 5)
+    run_dir = saved_run(tmp_path, **{"privacy.activation-clip": 4.0, "privacy.activation-noise": 0.25})
+    result = CliRunner().invoke(app, ["leakage", str(run_dir), "--noise", "0", "--tokens", "200"])
+    assert result.exit_code == 0, result.output
+    assert "0.25 (the run's)" in result.output and "2 TEBs" in result.output and "bleu" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--noise", "a"], "--noise: expected numbers with commas"),
+        (["--noise", "-1"], "--noise: expected multipliers of at least 0"),
+        (["--clip", "-1"], "--clip: expected a number of at least 0"),
+        (["--tokens", "0"], "--tokens: expected at least 1"),
+        ([], "nowhere"),
+    ],
+)
+def test_wrong_options_and_missing_runs_are_named(options, message):
+    result = CliRunner().invoke(app, ["leakage", "nowhere", *options])
+    assert result.exit_code == 2 and message in result.output

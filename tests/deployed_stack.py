@@ -41,14 +41,13 @@ class Stack:
         assert made.returncode == 0, made.stderr
         port = SUPERLINK_PORT + self.hosts.ports("server")
         self.up("server", "edge-server", "--certs", self.certs / "server", "--port", port)
+        self.wait_for("server", "SuperLink at")
+        # One after the other: all at once would be seven starts of Ray on the one machine that this is.
         for cluster in range(NUM_CLUSTERS):
             self.start_cu(cluster)
-            for device in range(NUM_DEVICES):
-                self.start_device(cluster, device)
-        self.wait_for("server", "SuperLink at")
-        for cluster in range(NUM_CLUSTERS):
             self.wait_for(f"cu{cluster}", "SuperNode ID")
             for device in range(NUM_DEVICES):
+                self.start_device(cluster, device)
                 self.wait_for(f"d{cluster}{device}", "is up")
 
     def start_cu(self, cluster):

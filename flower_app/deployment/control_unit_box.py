@@ -12,6 +12,7 @@ from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.programs import Program, listens
 from flower_app.deployment.ray_node import (
     FIRST_PORT,
+    SLOW_S,
     RayNode,
     past_proxies,
     ray_environment,
@@ -112,6 +113,7 @@ class ControlUnitBox:
             name=f"Ray of cluster {self.cluster} at {self.host}:{self.ray_port}",
             command=self.ray_node(temp).command(),
             answers=lambda: listens(self.host, self.ray_port),
+            again_s=SLOW_S,
         )
         supernode = Program(
             name=f"SuperNode of cluster {self.cluster}",

@@ -11,6 +11,7 @@ from flower_app.deployment.credentials import DeviceFiles
 from flower_app.deployment.programs import Program, listens, wait_until_listens
 from flower_app.deployment.ray_node import (
     FIRST_PORT,
+    SLOW_S,
     RayNode,
     past_proxies,
     ray_environment,
@@ -69,7 +70,7 @@ class DeviceBox:
         with_ray = ray_environment(flower_environment(temp / "flower"), self.certs.ray_token)
         name = f"device {', '.join(map(str, self.devices))} of {cu_address(self.cu)}"
         listening = node.services["node-manager-port"]
-        ray = Program(name=name, command=node.command(), answers=lambda: listens(self.host, listening))
+        ray = Program(name=name, command=node.command(), answers=lambda: listens(self.host, listening), again_s=SLOW_S)
         return run_node([ray], past_proxies(with_ray, self.host, host), temp / "work", temp, say)
 
 

@@ -68,13 +68,13 @@ def examine_control_unit(box: ControlUnitBox) -> Diagnosis:
         yield from check_certificate(files.certificate, files.key, files.ca)
         yield from check_supernode_key(files)
         yield from check_data(box.data)
-        profile = _profile(box)
+        profile, described = _profile(box)
         yield from profile
         yield from check_memory(CU_MB + box.object_store_mb, box.object_store_mb)
         if files.ca.is_file():
             yield from check_superlink(server_address(box.server), files.ca)
         if listens(box.host, box.ray_port):
-            yield from check_ray(f"{box.host}:{box.ray_port}", files.ray_token, box.host)
+            yield from check_ray(f"{box.host}:{box.ray_port}", files.ray_token, box.host, described)
         else:
             ports = {name: port for name, port in box.ray_node(box.state).services.items()}
             yield from check_ports(box.host, ports | {"the SuperNode's": box.runtime_port})
@@ -82,17 +82,18 @@ def examine_control_unit(box: ControlUnitBox) -> Diagnosis:
     return Diagnosis("cu", list(findings()))
 
 
-def _profile(box: ControlUnitBox) -> list[Finding]:
+def _profile(box: ControlUnitBox) -> tuple[list[Finding], int | None]:
+    """What is wrong with the device profile, and how many devices it describes."""
     if not box.device_profile:
-        return []
+        return [], None
     from client_pipeline.system.scenario import load_scenario
 
     try:
         devices = load_scenario(box.device_profile).clusters[0]
     except (ValueError, OSError) as error:
         remedy = "write it with collapipe profile, or leave --device-profile out"
-        return [failed("device profile", f"{box.device_profile}: {error}", remedy)]
-    return [ok("device profile", f"{box.device_profile} describes {len(devices)} devices")]
+        return [failed("device profile", f"{box.device_profile}: {error}", remedy)], None
+    return [ok("device profile", f"{box.device_profile} describes {len(devices)} devices")], len(devices)
 
 
 def examine_device(box: DeviceBox) -> Diagnosis:

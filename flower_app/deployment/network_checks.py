@@ -136,8 +136,8 @@ def _devices(found: Mapping[str, Any], expected: int | None) -> Iterator[Finding
     joined: dict[int, str] = {int(k): str(v) for k, v in found["devices"].items()}
     missing = sorted(set(range(expected or 0)) - joined.keys())
     if missing or not joined:
-        which = f"device {', '.join(map(str, missing))} has" if missing else "no device has"
-        yield failed("devices", f"{which} not joined", "start it on its machine: collapipe up device")
+        who = f"device {', '.join(map(str, missing))} has not joined" if missing else "no device has joined"
+        yield failed("devices", who, "start it on its machine: collapipe up device")
     for device, answer in sorted((int(k), v) for k, v in found["software"].items()):
         where = f"device {device} at {joined[device]}"
         if isinstance(answer, str):

@@ -16,7 +16,7 @@ _POLL_S = 0.5
 _AGAIN_S = 3.0
 _LAST_S = 5.0
 """For the system to clear away a process that was killed."""
-READY_S = 120.0
+READY_S = 300.0
 """How long a program may take to answer: slow machines take long to import."""
 
 

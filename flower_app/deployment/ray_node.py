@@ -14,6 +14,8 @@ from flower_app.deployment.programs import Program, run_programs
 from flower_app.superlink import program_path, short_folder
 
 FIRST_PORT = 6379
+SLOW_S = 300.0
+"""Ray gives itself half a minute to start; slow machines need another attempt [s]."""
 PORTS = 120
 """Ports of a node, from its first: the head's own, six services, and the workers' from the twentieth on."""
 _SERVICES = (

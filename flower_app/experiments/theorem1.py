@@ -22,7 +22,7 @@ from strategies.dssda.convergence import BoundParameters, bound_scale, convergen
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MEASUREMENTS = 10
+_MEASUREMENTS = 5
 """How often constants are measured on the way."""
 _ROWS = 60
 """Rounds of which rows are written: more of the early ones."""
@@ -56,6 +56,7 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
                 f"{curve.name}: figure.problem: expected one of {', '.join(PROBLEMS)}, found {figure['problem']!r}"
             )
         say(f"{curve.name}: {curve.seeds} seeds, {rounds} rounds")
+        torch.set_num_threads(curve.config.runtime.threads)
         # One problem and one start for all seeds: these draw the batches, over which the theorem's mean is.
         problem: Problem = PROBLEMS[figure["problem"]](curve, 0)
         known = problem.global_smoothness or curvature(problem, problem.start(), torch.Generator().manual_seed(0))

@@ -231,8 +231,8 @@ def _constants(row: Row) -> str:
     if row["mu"]:
         return f"β is known, φ² exact and the largest on the way, F* solved for; {condition}"
     return (
-        f"no β holds for all weights of a Transformer: its is the largest on the way, φ² is, too, and estimated, "
-        f"and F* ≥ 0; so this is a check, no proof; {condition}"
+        f"no β holds for all weights of a Transformer: the largest on the way stands for it; φ², too, is "
+        f"the largest on the way, and estimated, and F* ≥ 0: a check, no proof; {condition}"
     )
 
 

@@ -219,7 +219,10 @@ def plan(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="fig4, fig5, fig7, fig8, fig11, drift, or all (those that only plan).")],
+    name: Annotated[
+        str,
+        typer.Argument(help="fig4 to fig11, table3, theorem1 or drift; all: those of them that only plan."),
+    ],
     smoke: Annotated[bool, typer.Option("--smoke", help="Small enough for a quick check.")] = False,
     out: Annotated[Path, typer.Option(help="Gets a folder of rows, picture and findings for each.")] = Path("results"),
     plot: Annotated[bool, typer.Option("--plot", help="Draw what is in --out; run nothing.")] = False,

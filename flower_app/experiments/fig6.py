@@ -46,11 +46,17 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
             yield {"panel": training.curve.figure["panel"], "what": config.strategy} | row
 
 
+def _panels(rows: Sequence[Row]) -> list[str]:
+    """The paper's order, then others; parts of the figure may have been made in any."""
+    known = ("translation", "entities", "classes")
+    return sorted(distinct(rows, "panel"), key=lambda panel: known.index(panel) if panel in known else len(known))
+
+
 def draw(rows: Sequence[Row]) -> Figure:
     """Training loss above, score below, one column for each task."""
     from flower_app.experiments import style
 
-    panels = distinct(rows, "panel")
+    panels = _panels(rows)
     drawn, axes = style.figure(4.4 * len(panels), 6.5, 2, len(panels))
     for column, panel in enumerate(panels):
         loss, score = axes[column], axes[len(panels) + column]
@@ -71,7 +77,7 @@ def draw(rows: Sequence[Row]) -> Figure:
 def findings(rows: Sequence[Row]) -> list[Finding]:
     """CollaPipe's score on the test set against each baseline's, seed by seed."""
     found = []
-    for panel in distinct(rows, "panel"):
+    for panel in _panels(rows):
         tested = [row for row in select(rows, panel=panel) if row["test_score"] is not None]
         names = distinct(tested, "curve")
         own = select(tested, curve=names[0])

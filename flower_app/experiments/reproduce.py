@@ -89,7 +89,8 @@ def reproduce(name: str, options: Options, say: Callable[[str], None]) -> dict[s
         from flower_app.experiments.style import DPI
 
         experiment.draw(rows).savefig(folder / PICTURE, dpi=DPI)
-        write_means(rows, folder)
+        if not experiment.trains:
+            write_means(rows, folder)
         found[experiment.name] = experiment.findings(rows)
         write_findings(found[experiment.name], folder)
         say(f"{experiment.name}: {folder / PICTURE}")

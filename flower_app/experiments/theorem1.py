@@ -22,7 +22,7 @@ from strategies.dssda.convergence import BoundParameters, bound_scale, convergen
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MEASUREMENTS = 10
+_MEASUREMENTS = 5
 """How often constants are measured on the way."""
 _ROWS = 60
 """Rounds of which rows are written: more of the early ones."""
@@ -56,6 +56,7 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
                 f"{curve.name}: figure.problem: expected one of {', '.join(PROBLEMS)}, found {figure['problem']!r}"
             )
         say(f"{curve.name}: {curve.seeds} seeds, {rounds} rounds")
+        torch.set_num_threads(curve.config.runtime.threads)
         # One problem and one start for all seeds: these draw the batches, over which the theorem's mean is.
         problem: Problem = PROBLEMS[figure["problem"]](curve, 0)
         known = problem.global_smoothness or curvature(problem, problem.start(), torch.Generator().manual_seed(0))
@@ -230,8 +231,8 @@ def _constants(row: Row) -> str:
     if row["mu"]:
         return f"β is known, φ² exact and the largest on the way, F* solved for; {condition}"
     return (
-        f"no β holds for all weights of a Transformer: its is the largest on the way, φ² is, too, and estimated, "
-        f"and F* ≥ 0; so this is a check, no proof; {condition}"
+        f"no β holds for all weights of a Transformer: the largest on the way stands for it; φ², too, is "
+        f"the largest on the way, and estimated, and F* ≥ 0: a check, no proof; {condition}"
     )
 
 

@@ -19,7 +19,7 @@ from flower_app.experiments.experiment import Curve
 from flower_app.tasks.base import task
 from flower_app.tasks.generated_labels import KINDS, classified
 
-_POWER_STEPS = 12
+_POWER_STEPS = 8
 _PROBE = 1e-2
 """Length of the step by which a Hessian is felt."""
 

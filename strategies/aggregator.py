@@ -81,6 +81,8 @@ class _OnUpdates(FedAvg):
     config: AggregatorConfig
     current_arrays: ArrayRecord
     """What the round began with."""
+    num_nodes_to_select: int
+    """Of Flower's ``MultiKrum``."""
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -97,7 +99,7 @@ class _OnUpdates(FedAvg):
                 len(good),
             )
             return None, None
-        if isinstance(self, MultiKrum) and self.config.name == "multi-krum":
+        if self.config.name == "multi-krum":
             self.num_nodes_to_select = self.config.keep or len(good) - self.config.malicious
         start = {name: array.numpy() for name, array in self.current_arrays.items()}
         for reply in good:

@@ -37,6 +37,7 @@ from flower_app.tasks.base import task
 from flower_app.training_network import training_scenario
 from strategies.clusters import ClusterState
 from strategies.records import ARRAYS, CONFIG, failure_reason, read_train_config, reply_content, to_tensors
+from strategies.scheduled_replan import ScheduledReplan
 
 STATE = "collapipe"
 """Record of this app in a node's state."""
@@ -96,6 +97,7 @@ def _cluster_setup(
         checkpoints=folder if config.checkpoint_every else None,
         checkpoint_every=max(config.checkpoint_every, 1),
         resume_round=int(told["resume-round"]),
+        faults=config.faults,
     )
 
 
@@ -160,6 +162,12 @@ def _train(message: Message, context: Context) -> Message:
         plan=plan,
         decoder=order.decoder,
         pace=order.pace,
+        replan=ScheduledReplan(
+            scenario=training_scenario(config, spec),
+            cluster=cluster,
+            round=order.round,
+            any_memory="C7" in order.waived,
+        ),
     )
     run = str(context.run_id)
     try:

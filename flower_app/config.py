@@ -18,6 +18,7 @@ from typing import Any, cast, get_type_hints
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.fault_injection import FaultConfig
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from flower_app.selection import SelectionConfig
 from flower_app.tasks.base import TaskConfig
@@ -186,6 +187,7 @@ class RunConfig:
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    faults: FaultConfig = field(default_factory=FaultConfig)
 
     def __post_init__(self) -> None:
         """Refuse what cannot run, and derive the length of the learning-rate schedule."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,6 +24,8 @@ from flwr.supercore import log
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.update_codec import update_codec
 from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan
+from client_pipeline.runtime.fault_injection import server_dies
+from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app import run_directory
 from flower_app.config import RunConfig
@@ -58,6 +63,8 @@ NODES_TIMEOUT_S = 60.0
 """How long the server waits for its nodes."""
 SETUP_TIMEOUT_S = 3600.0
 """How long a control unit may take to load and encode its data."""
+_EMPTY_ROUNDS = 2
+"""Rounds in a row that may pass without any cluster: a fault, and its control units on their way back."""
 MESSAGE_TIMEOUT_S = 24 * 3600.0
 """A round may be long; its own waits are bounded one by one."""
 
@@ -207,11 +214,11 @@ class TrainingRun:
                 decoder=self.service,
                 clusters=clusters,
                 aggregator=make_aggregator(config.server_optimizer),
-                on_plan=self._write_plan,
+                on_plan=self._begin_round,
                 time_scale=scale,
             )
         baseline, _ = BASELINES[config.strategy]
-        return baseline(planner=planner, clusters=clusters, on_plan=self._write_plan, time_scale=scale)
+        return baseline(planner=planner, clusters=clusters, on_plan=self._begin_round, time_scale=scale)
 
     def _train(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> None:
         self.strategy = self._strategy(planner, clusters)
@@ -221,6 +228,7 @@ class TrainingRun:
             {state.node_id: state.cluster for state in clusters},
             None if planned else NODES_TIMEOUT_S,
             codec=update_codec(self.config.compression),
+            borne=_EMPTY_ROUNDS if isinstance(self.strategy, CollaPipe) else 0,
             count_bytes=not isinstance(self.strategy, PipeLine),
         )
         weights = self.parts.weights()
@@ -232,6 +240,8 @@ class TrainingRun:
             remember(self._averaging(), self.resumed.server)
         self.board = self._board()
         self.round_started = time.perf_counter()
+        self.round_s = 0.0
+        """Of the last round."""
         # A strategy may bring a start of its own; only a run that goes on needs ours.
         started = Continued(self.strategy, self.completed) if self.completed else self.strategy
         try:
@@ -286,13 +296,15 @@ class TrainingRun:
         reports = [self._without_bulk(report) for report in record["clusters"]]
         self._write_timeline(server_round, record)
         now = time.perf_counter()
+        self.round_s = now - self.round_started
         record |= {
             "round": server_round,
+            "faults": [*self._of_the_server(server_round), *record["faults"]],
             "clusters": reports,
             "metrics": metrics,
             "lr": config.optimizer.learning_rate(server_round * config.local_steps),
             "setup_bytes": self.setup_bytes,
-            "round_s": now - self.round_started,
+            "round_s": self.round_s,
             "wall_s": now - self.started + self._wall_before(),
         }
         run_directory.append_round(self.run_dir, record)
@@ -317,6 +329,16 @@ class TrainingRun:
         run_directory.write_plan(self.run_dir, server_round, {"format": PLAN_FORMAT, "clusters": document})
         return stock_record(self.scenario, server_round, plans, "fixed" if self.config.plan else "uniform")
 
+    def _begin_round(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
+        self._write_plan(server_round, plans)
+        # Not in a process' first round: the run that goes on would die in the same one for ever.
+        share = server_dies(self.config.faults, server_round)
+        if share is not None and server_round > self.completed + 1:
+            log(WARNING, "round %d: to be injected: the server is killed", server_round)
+            timer = threading.Timer(share * self.round_s, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+
     def _write_plan(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
         document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}
         run_directory.write_plan(self.run_dir, server_round, document)
@@ -330,7 +352,23 @@ class TrainingRun:
     @staticmethod
     def _without_bulk(report: Mapping[str, Any]) -> dict[str, Any]:
         """A control unit's report without what has a file of its own or is known."""
-        return {key: value for key, value in report.items() if key not in ("timeline", "state")}
+        return {key: value for key, value in report.items() if key not in ("timeline", "state", "faults")}
+
+    def _of_the_server(self, server_round: int) -> list[dict[str, Any]]:
+        """That this process goes on where another ended, once."""
+        if not self.completed or server_round != self.completed + 1:
+            return []
+        record = FaultRecord(
+            kind="server",
+            cluster=None,
+            device=None,
+            round=server_round,
+            step=0,
+            recovered=True,
+            seconds=None,
+            reason=f"the run goes on from the checkpoint of round {self.completed}",
+        )
+        return [record.to_dict()]
 
     def _commit(self, server_round: int, arrays: ArrayRecord, wall_s: float) -> None:
         state: dict[str, Any] = {

@@ -42,6 +42,7 @@ from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.device import LIVENESS, Watch
+from client_pipeline.runtime.fault_injection import FaultConfig, FaultInjector
 from client_pipeline.runtime.faults import FailedRound, FaultRecord, NotFinite, PipelineError
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.memory import peak_bytes
@@ -51,6 +52,7 @@ from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
 from client_pipeline.runtime.recovery import Recovery
 from client_pipeline.runtime.replanning import Replan, equal_devices
+from client_pipeline.runtime.speed import SpeedWatch
 from client_pipeline.runtime.stage import MovedBlock
 
 logger = logging.getLogger("collapipe.control_unit")
@@ -95,6 +97,8 @@ class ClusterSetup:
     """Rounds between the server's commits."""
     resume_round: int = 0
     """Committed round to go on from; 0: from the start."""
+    faults: FaultConfig = field(default_factory=FaultConfig)
+    """What goes wrong on purpose."""
 
     @property
     def actor_name(self) -> str:
@@ -164,6 +168,12 @@ class ControlUnit:
         )
         self.recovery = Recovery(self.pipeline, setup.cluster)
         self.pipeline.on_progress = self._arrived
+        self.injector = FaultInjector(setup.faults, setup.cluster, setup.local_steps)
+        self.recovery.since = self.injector.since
+        self.speed = SpeedWatch()
+        self._slow: dict[int, float] = {}
+        """Devices that were found slow in this round, and by how much; and those of the last one."""
+        self._slow_before: dict[int, float] = {}
         self._own_head: HeadTrainer | None = None
 
     def prepare(self) -> dict[str, Any]:
@@ -211,15 +221,17 @@ class ControlUnit:
             try:
                 # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
                 link = self._open_link(order)
-                result = self._train(order, link, start)
+                result = self._train(order, self.injector.begin_round(order.round, link), start)
             except BaseException as error:
                 if link is not None:
                     # The pipeline's threads may wait on the link: break it off.
                     link.abort()
                 self._go_back(optimizer)
                 if isinstance(error, PipelineError | LinkError):
-                    raise self._failed(order, error) from error
+                    raise self._failed(order, error, link) from error
                 raise
+            finally:
+                self.injector.end_round()
             result.report["stream_bytes"] = {"up": link.bytes_up, "down": link.bytes_down}
             result.report["payload_bytes"] = {
                 "up": link.payload_up,
@@ -240,6 +252,8 @@ class ControlUnit:
         wait_s = order.decoder.step_timeout_s if order.decoder else 0.0
         replan = order.replan or equal_devices(len(order.plan.delta), self.num_blocks)
         recovery.begin_round(order.round, order.plan, replan, wait_s)
+        self._slow_before, self._slow = self._slow, {}
+        self.speed.begin_round(self._slow_before)
         load_parameters(self.parameters, part_weights(order.weights, "embedding"), "embedding")
         recovery.run(lambda: self._load(order))
         ready = time.perf_counter()
@@ -255,7 +269,9 @@ class ControlUnit:
             # Collecting and writing are no part of the model: the upload begins when the steps have ended.
             time.sleep(max(trained + order.pace.uplink_s - time.perf_counter(), 0.0))
         clock = (start, ready, trained, time.perf_counter())
-        return self._result(order, outcomes, weights, memory, clock)
+        result = self._result(order, outcomes, weights, memory, clock)
+        result.report["faults"] = [fault.to_dict() for fault in self._faults(order, link, recovered=True)]
+        return result
 
     def _load(self, order: RoundOrder) -> None:
         """Give the devices the round's weights."""
@@ -275,8 +291,8 @@ class ControlUnit:
             self.optimizer.load_state(optimizer)
             self.pipeline.placement.sure = False
 
-    def _failed(self, order: RoundOrder, error: PipelineError | LinkError) -> FailedRound:
-        faults = self.recovery.end_round(recovered=False)
+    def _failed(self, order: RoundOrder, error: PipelineError | LinkError, link: DecoderLink | None) -> FailedRound:
+        faults = self._faults(order, link, recovered=False)
         if all(fault.recovered for fault in faults):
             kind = "nan" if isinstance(error, NotFinite | NotFiniteLink) else "cluster"
             faults.append(
@@ -296,6 +312,35 @@ class ControlUnit:
     def _arrived(self, kind: str, micro_batch: int) -> None:
         if kind == "B":
             self.recovery.finished_micro_batch()
+        if self.setup.faults.any:
+            here = ray.get_runtime_context().get_node_id()
+            all_pids = self.pipeline.pool.pids
+            pids = {device: all_pids[device] for device in self.recovery.plan.devices if device in all_pids}
+            self.injector.arrived(
+                self.recovery.step,
+                kind,
+                micro_batch,
+                self.pipeline.num_micro_batches,
+                {device: pid for device, (pid, node) in pids.items() if node == here},
+            )
+
+    def _faults(self, order: RoundOrder, link: DecoderLink | None, recovered: bool) -> list[FaultRecord]:
+        """The round's records: of the devices, and of a stream that was cut and mended."""
+        cuts = [
+            FaultRecord(
+                kind="stream",
+                cluster=self.setup.cluster,
+                device=None,
+                round=order.round,
+                step=0,
+                recovered=True,
+                seconds=seconds,
+                bytes=size,
+                reason="the stream to the decoder was cut, and opened again",
+            )
+            for _, seconds, size in getattr(link, "cuts", ())
+        ]
+        return [*self.recovery.end_round(recovered), *cuts]
 
     def _head(self) -> HeadTrainer:
         if self._own_head is None:
@@ -367,7 +412,16 @@ class ControlUnit:
         # The step is committed: nothing of it will be run again.
         link.end_step(scale)
         self.optimizer.apply(global_step, scale)
+        if number < setup.local_steps:
+            self._look_for_slow_ones(outcome)
         return outcome
+
+    def _look_for_slow_ones(self, outcome: StepOutcome) -> None:
+        """Give a device that has become slow less to do from the next step on."""
+        if slow := self.speed.observe(outcome.devices):
+            known = self._slow.keys() | self._slow_before.keys()
+            self._slow |= slow
+            self.recovery.unburden(self._slow, known)
 
     def _attempt(
         self, order: RoundOrder, step: StepId, batches: Sequence[Batch], global_step: int, link: DecoderLink
@@ -432,7 +486,6 @@ class ControlUnit:
             "moved_blocks": self.pipeline.moved_blocks,
             "moved_bytes": self.pipeline.moved_bytes,
             "snapshots": self._snapshots(),
-            "faults": [fault.to_dict() for fault in self.recovery.end_round(recovered=True)],
             "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
             "timeline": self._timeline(outcomes[-1]),
             "prepare_s": ready - start,

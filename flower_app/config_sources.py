@@ -113,9 +113,7 @@ def read_sets(sets: Sequence[str]) -> dict[str, Scalar]:
             try:
                 table = tomllib.loads(f"table = {text if text.startswith('{') else f'{{{text}}}'}")["table"]
             except tomllib.TOMLDecodeError as error:
-                raise ValueError(
-                    f"--set {name}: expected key=value, key=value, found {text!r}: {error}"
-                ) from error
+                raise ValueError(f"--set {name}: expected key=value, key=value, found {text!r}: {error}") from error
             found |= dict(_flatten(table, f"{name}."))
         else:
             key, value = parse_set(pair)

@@ -59,6 +59,7 @@ class Recovery:
         self.records, self._open = [], []
         self.round, self.step, self._replayable = round_, 0, True
         self._replan, self._decoder_wait_s = replan, decoder_wait_s
+        self._pipeline.deadline.begin()
         away = set(self._pipeline.pool.lost)
         usable = self._pipeline.usable(range(len(plan.delta)))
         for device in sorted(away & set(usable)):

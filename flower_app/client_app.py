@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,13 +32,16 @@ from client_pipeline.runtime.actors import (
 )
 from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, RoundOrder
 from client_pipeline.runtime.placement import Placement
+from client_pipeline.runtime.replanning import ProportionalReplan, Replan
 from flower_app import kept_setup
 from flower_app.config import RunConfig
 from flower_app.node import NodeConfig
 from flower_app.run_directory import CLUSTERS
 from flower_app.tasks.base import task
+from flower_app.training_network import training_scenario
 from strategies.clusters import ClusterState
-from strategies.records import ARRAYS, CONFIG, failure_reason, read_train_config, reply_content, to_tensors
+from strategies.records import ARRAYS, CONFIG, TrainOrder, failure_reason, read_train_config, reply_content, to_tensors
+from strategies.scheduled_replan import ScheduledReplan
 
 STATE = "collapipe"
 """Record of this app in a node's state."""
@@ -106,6 +110,7 @@ def _cluster_setup(
         checkpoint_every=max(config.checkpoint_every, 1),
         resume_round=int(told["resume-round"]),
         placement=_placement(node, num_devices),
+        faults=config.faults,
     )
 
 
@@ -151,7 +156,8 @@ def _train(message: Message, context: Context) -> Message:
     config, node = RunConfig.from_flat(context.run_config), NodeConfig.read(context.node_config)
     order = read_train_config(message.content.config_records[CONFIG])
     kept = context.state.config_records[STATE]
-    num_blocks = num_blocks_of(ModelSpec.from_json(cast(str, kept["spec"])))
+    spec = ModelSpec.from_json(cast(str, kept["spec"]))
+    num_blocks = num_blocks_of(spec)
     state = ClusterState.from_dict(json.loads(cast(str, kept["cluster"])))
     # A stock strategy plans nothing: the control unit plans for itself.
     plan = order.plan or own_plan(cast(str, kept["plans"]), state, config, num_blocks)
@@ -169,6 +175,7 @@ def _train(message: Message, context: Context) -> Message:
         plan=plan,
         decoder=order.decoder,
         pace=order.pace,
+        replan=_replan(config, node, state, spec, order),
     )
     place = _placement(node, len(state.devices))
     train_it = partial(train_round, str(context.run_id), node.cluster, told, config.runtime.timeout, place)
@@ -196,6 +203,18 @@ def _train(message: Message, context: Context) -> Message:
         report={**result.report, "state": state.to_dict()},
     )
     return Message(content, reply_to=message)
+
+
+def _replan(config: RunConfig, node: NodeConfig, state: ClusterState, spec: ModelSpec, order: TrainOrder) -> Replan:
+    """How the control unit plans for the devices that are left when one is lost."""
+    any_memory = "C7" in order.waived
+    if node.simulated:
+        scenario = training_scenario(config, spec)
+        return ScheduledReplan(scenario=scenario, cluster=node.cluster, round=order.round, any_memory=any_memory)
+    # The run's scenario is the server's: what a node knows of its devices is what it was told.
+    most = num_blocks_of(spec)
+    holds = [most if any_memory else math.floor(memory / state.block_memory) for memory in state.memories]
+    return ProportionalReplan(speed=tuple(state.speeds), capacity=tuple(holds))
 
 
 def _start_again(context: Context, node: NodeConfig, num_devices: int, every: int, round_: int) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from flwr.supercore import log
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.update_codec import update_codec
 from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan, read_plans
+from client_pipeline.runtime.fault_injection import server_dies
+from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app import run_directory
 from flower_app.cluster_setup import set_up_clusters, wait_for_nodes
@@ -60,6 +65,8 @@ from strategies.server_optimizer import memory_of, remember
 
 NODES_TIMEOUT_S = 60.0
 """How long the server waits for its nodes."""
+_EMPTY_ROUNDS = 2
+"""Rounds in a row that may pass without any cluster: a fault, and its control units on their way back."""
 MESSAGE_TIMEOUT_S = 24 * 3600.0
 """A round may be long; its own waits are bounded one by one."""
 
@@ -199,11 +206,11 @@ class TrainingRun:
                 decoder=self.service,
                 clusters=clusters,
                 aggregator=build_aggregator(config.aggregator, config.server_optimizer),
-                on_plan=self._write_plan,
+                on_plan=self._begin_round,
                 time_scale=scale,
             )
         baseline, _ = BASELINES[config.strategy]
-        return baseline(planner=planner, clusters=clusters, on_plan=self._write_plan, time_scale=scale)
+        return baseline(planner=planner, clusters=clusters, on_plan=self._begin_round, time_scale=scale)
 
     def _train(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> None:
         self.strategy = self._strategy(planner, clusters)
@@ -214,6 +221,7 @@ class TrainingRun:
             {state.node_id: state.cluster for state in clusters},
             None if planned else NODES_TIMEOUT_S,
             codec=update_codec(self.config.compression),
+            borne=_EMPTY_ROUNDS if isinstance(self.strategy, CollaPipe) else 0,
             count_bytes=not isinstance(self.strategy, PipeLine),
         )
         weights = self.parts.weights()
@@ -229,6 +237,8 @@ class TrainingRun:
                     self.service.sent = sent
         self.board = self._board()
         self.round_started = time.perf_counter()
+        self.round_s = 0.0
+        """Of the last round."""
         # A strategy may bring a start of its own; only a run that goes on needs ours.
         started = Continued(self.strategy, self.completed) if self.completed else self.strategy
         try:
@@ -287,13 +297,15 @@ class TrainingRun:
             self.privacy = record["privacy"] = self.accountant.record()
         self._write_timeline(server_round, record)
         now = time.perf_counter()
+        self.round_s = now - self.round_started
         record |= {
             "round": server_round,
+            "faults": [*self._of_the_server(server_round), *record["faults"]],
             "clusters": reports,
             "metrics": metrics,
             "lr": config.optimizer.learning_rate(server_round * config.local_steps),
             "setup_bytes": self.setup_bytes,
-            "round_s": now - self.round_started,
+            "round_s": self.round_s,
             "wall_s": now - self.started + self._wall_before(),
         }
         run_directory.append_round(self.run_dir, record)
@@ -318,6 +330,16 @@ class TrainingRun:
         run_directory.write_plan(self.run_dir, server_round, {"format": PLAN_FORMAT, "clusters": document})
         return stock_record(self.scenario, server_round, plans, "fixed" if self.config.plan else "uniform")
 
+    def _begin_round(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
+        self._write_plan(server_round, plans)
+        # Not in a process' first round: the run that goes on would die in the same one for ever.
+        share = server_dies(self.config.faults, server_round)
+        if share is not None and server_round > self.completed + 1:
+            log(WARNING, "round %d: to be injected: the server is killed", server_round)
+            timer = threading.Timer(share * self.round_s, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+
     def _write_plan(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
         document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}
         run_directory.write_plan(self.run_dir, server_round, document)
@@ -331,7 +353,23 @@ class TrainingRun:
     @staticmethod
     def _without_bulk(report: Mapping[str, Any]) -> dict[str, Any]:
         """A control unit's report without what has a file of its own or is known."""
-        return {key: value for key, value in report.items() if key not in ("timeline", "state")}
+        return {key: value for key, value in report.items() if key not in ("timeline", "state", "faults")}
+
+    def _of_the_server(self, server_round: int) -> list[dict[str, Any]]:
+        """That this process goes on where another ended, once."""
+        if not self.completed or server_round != self.completed + 1:
+            return []
+        record = FaultRecord(
+            kind="server",
+            cluster=None,
+            device=None,
+            round=server_round,
+            step=0,
+            recovered=True,
+            seconds=None,
+            reason=f"the run goes on from the checkpoint of round {self.completed}",
+        )
+        return [record.to_dict()]
 
     def _commit(self, server_round: int, arrays: ArrayRecord, wall_s: float) -> None:
         state: dict[str, Any] = {

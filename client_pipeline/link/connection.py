@@ -68,10 +68,8 @@ class Connection:
         self.journal = Journal()
         self.confirmed = 0
         """Last step that the decoder is known to have taken."""
-        self.bytes_again = 0
-        """Of frames that were sent once more."""
-        self.cuts: list[tuple[float, float]] = []
-        """Of each cut that was mended: when it was noticed [s, monotonic], and how long it took [s]."""
+        self.cuts: list[tuple[float, float, int]] = []
+        """Of each cut that was mended: when it was noticed [s, monotonic], how long it took [s], bytes sent again."""
         self._certificates = certificates
         self._hello = hello
         self._resume = ""
@@ -235,10 +233,10 @@ class Connection:
                 step = int(welcome.header.get("step", 1))
                 self.confirmed = max(self.confirmed, step - 1)
                 self.journal.confirm(step - 1)
-                for data in self.journal.since(step + int(welcome.header.get("closed", 0))):
-                    self.bytes_again += len(data)
+                again = self.journal.since(step + int(welcome.header.get("closed", 0)))
+                for data in again:
                     self._outbox.put(data)
-                self.cuts.append((noticed, time.monotonic() - noticed))
+                self.cuts.append((noticed, time.monotonic() - noticed, sum(map(len, again))))
             return None
         return False
 

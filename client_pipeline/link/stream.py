@@ -107,14 +107,12 @@ class DecoderStream:
         return stream
 
     @property
-    def cuts(self) -> list[tuple[float, float]]:
-        """Of each cut that was mended: when it was noticed [s, monotonic], and how long it took [s]."""
-        return self._connection.cuts
+    def cuts(self) -> list[tuple[float, float, int]]:
+        """Of each cut that was mended: when it was noticed [s, monotonic], how long it took [s], bytes sent again.
 
-    @property
-    def bytes_again(self) -> int:
-        """Bytes of frames that were sent again after a cut; in no other count."""
-        return self._connection.bytes_again
+        These bytes are in no other count.
+        """
+        return self._connection.cuts
 
     def cut(self) -> None:
         """Cut the stream as a network would: for tests, and for faults that a user injects."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -59,6 +59,7 @@ class Recovery:
         self.records, self._open = [], []
         self.round, self.step, self._replayable = round_, 0, True
         self._replan, self._decoder_wait_s = replan, decoder_wait_s
+        self._pipeline.deadline.begin()
         away = set(self._pipeline.pool.lost)
         usable = self._pipeline.usable(range(len(plan.delta)))
         for device in sorted(away & set(usable)):
@@ -70,6 +71,27 @@ class Recovery:
     def begin_step(self, step: int, replayable: bool) -> None:
         """Say which local step comes, and whether the TEBs can be put back to its beginning."""
         self.step, self._replayable = step, replayable
+
+    def unburden(self, slow: Mapping[int, float], known: Collection[int]) -> None:
+        """Plan again with the speed that was measured.
+
+        Parameters
+        ----------
+        slow : by how much devices are slower than usual
+        known : those that are in a record already
+        """
+        where = (self._cluster, self.round)
+        for device, factor in sorted(slow.items()):
+            logger.warning("cluster %s, round %s: device %s is %.1f times slower than usual", *where, device, factor)
+            if device not in known:
+                record = self._record("slow", device, f"{factor:.1f} times slower than usual")
+                began = self.since(device)
+                self._open.append((record, time.monotonic() if began is None else began))
+        usable = [device for device in range(len(self.plan.delta)) if device not in self._pipeline.pool.lost]
+        before = self._pipeline.placement.moved_bytes
+        self.use(self._fitting(self.plan, usable, slow))
+        moved = self._pipeline.placement.moved_bytes - before
+        self._open = [(replace(record, bytes=record.bytes + moved), began) for record, began in self._open]
 
     def use(self, plan: ClusterPlan) -> None:
         """Change to a plan."""
@@ -113,7 +135,7 @@ class Recovery:
         pool, last_sign = self._pipeline.pool, time.monotonic() - self._pipeline.deadline.waited_s
         away = set(pool.lost)
         usable = self._pipeline.survivors(range(len(self.plan.delta)))
-        scheduled = {segment.device for segment in self.plan.segments()}
+        scheduled = set(self.plan.devices)
         gone = ((set(pool.lost) & scheduled) | set(fault.devices)) - away
         logger.warning("cluster %s, round %s, step %s: %s", self._cluster, self.round, self.step, fault)
         for device in sorted(gone) if gone else (None,):
@@ -133,7 +155,7 @@ class Recovery:
         self, plan: ClusterPlan, usable: list[int], slowdown: Mapping[int, float] | None = None
     ) -> ClusterPlan:
         """The plan, if all its devices are there; or another."""
-        if {segment.device for segment in plan.segments()} <= set(usable) and not slowdown:
+        if set(plan.devices) <= set(usable) and not slowdown:
             return plan
         assert self._replan is not None
         try:
@@ -151,8 +173,8 @@ class Recovery:
     def end_round(self, recovered: bool) -> list[FaultRecord]:
         """Return the round's records; what no micro-batch has ended is over with the round, or ended it."""
         opened, self._open = self._open, []
-        self.records += [replace(record, recovered=recovered) for record, _ in opened]
-        return self.records
+        records, self.records = self.records, []
+        return records + [replace(record, recovered=recovered) for record, _ in opened]
 
     def _record(self, kind: str, device: int | None, reason: str, recovered: bool = False) -> FaultRecord:
         return FaultRecord(

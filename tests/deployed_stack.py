@@ -1,6 +1,7 @@
 """The whole stack of a deployment on test machines: an edge server, two control units, two devices each."""
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ from flower_app.deployment.ray_node import FIRST_PORT
 NUM_CLUSTERS, NUM_DEVICES = 2, 2
 NAMES = ["server", "cu0", "cu1", "d00", "d01", "d10", "d11"]
 PATIENCE_S = 400
+# Seven machines share this one's memory: none of them is short of it because all of them together are.
+ENVIRONMENT = os.environ | {"RAY_memory_monitor_refresh_ms": "0"}
 COLLAPIPE = (sys.executable, "-m", "flower_app.cli")
 
 
@@ -33,7 +36,7 @@ class Stack:
     def up(self, name, *arguments):
         state = () if name.startswith("d") else ("--state", self.folder / f"state-{name}")
         arguments = (*COLLAPIPE, "up", *arguments, "--host", self.hosts.address(name), *state)
-        return self.hosts.start(name, *arguments, log=self.log(name))
+        return self.hosts.start(name, *arguments, log=self.log(name), env=ENVIRONMENT)
 
     def start(self):
         clusters = ("--clusters", str(NUM_CLUSTERS), "--out", self.certs)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -98,10 +99,8 @@ def stack(request, tmp_path_factory):
 def simulated(stack):
     """The same configuration in simulation, where one machine has all the text."""
     everything = stack.folder / "everything"
-    everything.mkdir()
     for folder in (stack.folder / "server", *stack.data):
-        for file in folder.iterdir():
-            (everything / file.name).symlink_to(file)
+        shutil.copytree(folder, everything, dirs_exist_ok=True)
     arguments = ["run", "--config", everything / "run.toml", "--json"]
     done = subprocess.run([*COLLAPIPE, *arguments], cwd=everything, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

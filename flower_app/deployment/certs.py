@@ -24,7 +24,7 @@ from flower_app.deployment.credentials import (
     devices_name,
 )
 
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|[0-9A-Fa-f:]+")
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class CertsRequest:
         if not self.servers:
             raise ValueError("--server: expected the names or addresses of the edge server, found none")
         for host in self.servers:
-            if not _HOST.fullmatch(host):
+            if not (_NAME.fullmatch(host) or _is_address(host)):
                 raise ValueError(f"--server: expected a name or an address without a port, found {host!r}")
         if self.clusters < 1:
             raise ValueError(f"--clusters: expected at least 1, found {self.clusters}")
@@ -133,6 +133,14 @@ def normal_host(host: str) -> str:
         return str(ipaddress.ip_address(host))
     except ValueError:
         return host.lower()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def certificate_hosts(certificate: x509.Certificate) -> list[str]:

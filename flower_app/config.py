@@ -24,6 +24,7 @@ from flower_app.privacy_checks import check_privacy
 from flower_app.selection import SelectionConfig
 from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.corpus import DataConfig
+from strategies.aggregator import AggregatorConfig
 from strategies.decoder_service import DecoderConfig
 from strategies.dssda.queues import DRIFTS
 from strategies.server_optimizer import ServerOptimizerConfig
@@ -183,6 +184,7 @@ class RunConfig:
         default_factory=lambda: OptimizerConfig(lr=5e-3, schedule="cosine", warmup_steps=40)
     )
     server_optimizer: ServerOptimizerConfig = field(default_factory=ServerOptimizerConfig)
+    aggregator: AggregatorConfig = field(default_factory=AggregatorConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)

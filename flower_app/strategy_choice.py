@@ -7,6 +7,7 @@ from collections.abc import Callable
 from client_pipeline.system.scenario import Scenario
 from flower_app.config import RunConfig
 from strategies.accounting import Work, pipeline_work
+from strategies.aggregator import build_aggregator
 from strategies.baselines.pipeline import EvenPipelines, PipeLine
 from strategies.baselines.stock import make_stock
 from strategies.baselines.titanic import Titanic, titanic_policy
@@ -42,6 +43,14 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
         raise ValueError(
             f"server-optimizer.name: {config.server_optimizer.name} goes with strategy = collapipe, found "
             f'{config.strategy!r}; leave it out, or set strategy = "FedAdam" and the like for whole models'
+        )
+    if config.strategy == COLLAPIPE:
+        build_aggregator(config.aggregator, config.server_optimizer)
+        config.aggregator.check(min(scenario.num_clusters, scenario.num_channels))
+    elif config.aggregator.name != "mean":
+        raise ValueError(
+            f"aggregator.name: {config.aggregator.name} goes with strategy = collapipe, found {config.strategy!r}; "
+            'leave it out, or set strategy = "Krum" and the like for whole models'
         )
     paper = config.strategy == COLLAPIPE and config.policy == "dssda-paper" and not config.plan
     if not paper and (config.planner.drift != "true" or config.planner.c11):

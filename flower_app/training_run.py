@@ -40,6 +40,7 @@ from flower_app.strategy_choice import (
 from flower_app.tasks.base import task
 from flower_app.training_network import of_clusters, training_scenario
 from strategies import checkpoint
+from strategies.aggregator import build_aggregator
 from strategies.baselines.pipeline import PipeLine, cluster_arrays
 from strategies.baselines.stock import make_stock
 from strategies.baselines.stock_accounting import stock_record
@@ -54,7 +55,7 @@ from strategies.privacy_accountant import PrivacyAccountant
 from strategies.recording_grid import RecordingGrid, array_bytes
 from strategies.records import ARRAYS, CONFIG, SETUP, to_arrays, to_tensors
 from strategies.round_planner import RoundPlanner
-from strategies.server_optimizer import make_aggregator, memory_of, remember
+from strategies.server_optimizer import memory_of, remember
 
 NODES_TIMEOUT_S = 60.0
 """How long the server waits for its nodes."""
@@ -215,7 +216,7 @@ class TrainingRun:
                 planner=planner,
                 decoder=self.service,
                 clusters=clusters,
-                aggregator=make_aggregator(config.server_optimizer),
+                aggregator=build_aggregator(config.aggregator, config.server_optimizer),
                 on_plan=self._write_plan,
                 time_scale=scale,
             )

@@ -13,9 +13,10 @@ from flwr.supercore import log
 from client_pipeline.link.stream import DecoderAddress
 from client_pipeline.partition.parts import load_parameters, own_parameters, part_weights
 from strategies.clusters import ClusterState
+from strategies.decoder_member import ClusterSummary
 from strategies.decoder_service import DecoderService
 from strategies.planned_strategy import OnPlan, PlannedStrategy, start_from
-from strategies.records import to_arrays, to_tensors
+from strategies.records import WEIGHT_KEY, read_metric, to_arrays, to_tensors
 from strategies.round_planner import RoundPlanner
 
 HEAD = "head."
@@ -59,6 +60,7 @@ class CollaPipe(PlannedStrategy):
         self.decoder = decoder
         self._head_loaded = False
         self._addresses: dict[int, DecoderAddress] = {}
+        self._start = ArrayRecord()
 
     def summary(self) -> None:
         """Log the configuration."""
@@ -77,7 +79,8 @@ class CollaPipe(PlannedStrategy):
         self._addresses = self.decoder.open_round(
             server_round, clusters, self.local_steps, to_tensors(ArrayRecord(tied))
         )
-        start_from(self.aggregator, encoder_of(arrays))
+        self._start = encoder_of(arrays)
+        start_from(self.aggregator, self._start)
 
     def arrays_for(self, state: ClusterState, arrays: ArrayRecord) -> ArrayRecord:
         """Everything but the decoder."""
@@ -110,15 +113,28 @@ class CollaPipe(PlannedStrategy):
         counted = [
             reply
             for reply in replies
-            if reply.has_error() or round_.clusters[cluster_of[reply.metadata.src_node_id]].steps
+            if reply.has_error() or self._is_credible(reply, round_.clusters[cluster_of[reply.metadata.src_node_id]])
         ]
         encoder, metrics_record = self.aggregator.aggregate_train(server_round, counted)
         if encoder is None:
-            return None, metrics_record, counted
+            if all(reply.has_error() for reply in counted):
+                return None, metrics_record, counted
+            # The decoder has learned all the same: its weights go with the encoder that it will go on with.
+            encoder = self._start
         # The scalars of Flower's adaptive strategies make float64 of it.
         trained = {name: value.to(torch.float32) for name, value in to_tensors(encoder).items()}
         whole = {**trained, **{HEAD + name: value for name, value in round_.head.items()}}
         return to_arrays(whole), metrics_record, counted
+
+    @staticmethod
+    def _is_credible(reply: Message, summary: ClusterSummary) -> bool:
+        """Whether a cluster trained, and claims no more weight in the average than the decoder has seen of it."""
+        claimed = read_metric(reply, WEIGHT_KEY)
+        if summary.steps and claimed > summary.weight * (1 + 1e-6):
+            seen = f"says that it trained on {claimed:g} targets, the decoder has seen {summary.weight:g}"
+            log(WARNING, "aggregate_train: a cluster's update is left out: it %s", seen)
+            return False
+        return summary.steps > 0
 
 
 def encoder_of(arrays: ArrayRecord) -> ArrayRecord:

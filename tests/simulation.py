@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 import cloudpickle
@@ -38,6 +39,8 @@ def _run(job, outcome):
         try:
             result = ("value", server(grid))
         except Exception as error:
+            # Its traceback stays behind in this process.
+            error.add_note(traceback.format_exc())
             result = ("error", error)
         outcome.write_bytes(cloudpickle.dumps(result))
 

@@ -81,8 +81,9 @@ class _OnUpdates(FedAvg):
     config: AggregatorConfig
     current_arrays: ArrayRecord
     """What the round began with."""
-    num_nodes_to_select: int
-    """Of Flower's ``MultiKrum``."""
+
+    def size(self, num_updates: int) -> None:
+        """Get ready for so many updates."""
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -99,8 +100,7 @@ class _OnUpdates(FedAvg):
                 len(good),
             )
             return None, None
-        if self.config.name == "multi-krum":
-            self.num_nodes_to_select = self.config.keep or len(good) - self.config.malicious
+        self.size(len(good))
         start = {name: array.numpy() for name, array in self.current_arrays.items()}
         for reply in good:
             (key,) = reply.content.array_records
@@ -117,11 +117,14 @@ class _OnUpdates(FedAvg):
 
 
 class _Krum(_OnUpdates, Krum):
-    pass
+    num_nodes_to_select = 1
 
 
 class _MultiKrum(_OnUpdates, MultiKrum):
-    pass
+    num_nodes_to_select = 1
+
+    def size(self, num_updates: int) -> None:
+        self.num_nodes_to_select = self.config.keep or num_updates - self.config.malicious
 
 
 class _TrimmedMean(_OnUpdates, FedTrimmedAvg):

@@ -124,6 +124,8 @@ def test_a_training_on_machines_has_the_losses_of_its_simulation(stack):
             assert here["cluster"] == there["cluster"] and here["plan"] == there["plan"]
             assert len(here["devices"]) == NUM_DEVICES
             assert here["loss"] == pytest.approx(there["loss"], abs=1e-4)
+        losses = [[report["loss"] for report in line["clusters"]] for line in (mine, theirs)]
+        print(f"round {mine['round']}: on machines {losses[0]}, in simulation {losses[1]}")
     assert loss_on_test_text(deployed) == pytest.approx(loss_on_test_text(alone), abs=1e-4)
     # Each control unit has kept its own checkpoint, in its own folder.
     assert not (deployed / "clusters").exists()

@@ -17,7 +17,7 @@ from flower_app.deployment.programs import listens
 
 SKEW_S = 5.0
 """Flower refuses a SuperNode whose clock is further ahead."""
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 5.0
 
 
 def check_superlink(address: str, ca: Path) -> Iterator[Finding]:

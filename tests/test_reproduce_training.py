@@ -14,7 +14,7 @@ from flower_app.experiments import grid, table3, theorem1, training
 from flower_app.experiments.curves import load_curves
 from flower_app.experiments.reproduce import Options, reproduce
 from flower_app.experiments.results import read_rows, write_means
-from flower_app.experiments.theorem1_problems import SoftmaxRegression, curvature
+from flower_app.experiments.theorem1_problems import SmallTransformer, SoftmaxRegression, curvature
 from flower_app.run_directory import FAILED, FINISHED, append_round, read_summary, write_config, write_summary
 from strategies.records import reply_content, to_tensors
 from strategies.server_optimizer import ServerOptimizerConfig, make_aggregator
@@ -197,6 +197,21 @@ def test_the_constants_of_the_convex_problem_are_those_of_its_gradients(convex):
     seen = sum(float((g - g.mean(dim=0)).square().sum(dim=1).mean()) for g in drawn) / problem.num_clusters
     assert problem.sampling_error(w, generator) == pytest.approx(seen, rel=0.05)
     assert torch.stack([g.mean(dim=0) for g in drawn]).mean(dim=0) == pytest.approx(gradient, abs=0.01)
+
+
+def test_the_small_transformers_gradient_is_that_of_its_loss_and_every_seed_starts_alike():
+    """Once the second seed began where the first had ended."""
+    [curve] = load_curves("theorem1", smoke=True, only="transformer")
+    problem = SmallTransformer(curve, 0)
+    w = problem.start()
+    value, gradient = problem.loss(w)
+    moved = w - 0.05 * gradient
+    # What a step gains is what the gradient says, to first order.
+    gained = value - problem.loss(moved)[0]
+    assert gained == pytest.approx(0.05 * float(gradient.square().sum()), rel=0.2)
+    assert torch.equal(problem.start(), w)
+    sampled = torch.stack([problem.sample(w, n, torch.Generator().manual_seed(0)) for n in range(2)])
+    assert (sampled.mean(dim=0) - gradient).norm() < 0.5 * gradient.norm()
 
 
 def test_the_theorems_round_averages_as_the_strategy_does(monkeypatch):

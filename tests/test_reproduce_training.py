@@ -60,11 +60,12 @@ def test_fig6_trains_all_four_frameworks_once_and_draws_without_training(tmp_pat
     assert [row["what"] for row in rows if row["test_score"] is not None] == [
         "collapipe", "vanilla-fl", "pipeline", "titanic",
     ]  # fmt: skip
-    last = {row["what"]: row for row in rows if row["round"] == 4}
+    last = {row["what"]: row["train_loss"] for row in rows if row["round"] == 4}
     # They learn from each other, or from nobody: what is averaged makes a difference, who computes what makes none.
-    assert last["vanilla-fl"]["train_loss"] == pytest.approx(last["titanic"]["train_loss"], rel=1e-4)
-    assert last["collapipe"]["train_loss"] != pytest.approx(last["vanilla-fl"]["train_loss"], rel=1e-4)
-    assert last["pipeline"]["train_loss"] != pytest.approx(last["vanilla-fl"]["train_loss"], rel=1e-4)
+    rounding = abs(last["titanic"] - last["vanilla-fl"])
+    assert rounding < 1e-5 * last["titanic"]
+    for other in ("collapipe", "pipeline"):
+        assert abs(last[other] - last["vanilla-fl"]) > 3 * rounding
     assert {f.what for f in found} > {"classes: CollaPipe against PipeLine", "classes: CollaPipe against TITANIC"}
     assert (tmp_path / "fig6" / "figure.png").stat().st_size > 10_000
     monkeypatch.setattr(training, "train_each", None)

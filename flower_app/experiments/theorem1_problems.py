@@ -165,10 +165,11 @@ class SmallTransformer:
         ]
         self.whole = [data.collate(list(range(len(data)))) for data in self.data]
         self.parameters = [parameter for _, parameter in self.parts.named_parameters()]
+        self._initial = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
 
     def start(self) -> Tensor:
-        """Begin at the model's own initial weights."""
-        return torch.cat([parameter.detach().flatten() for parameter in self.parameters])
+        """Begin at the model's own initial weights, whatever was asked of it meanwhile."""
+        return self._initial.clone()
 
     def _gradient(self, w: Tensor, batch: Batch, micro_batches: int) -> tuple[float, Tensor]:
         torch.nn.utils.vector_to_parameters(w, self.parameters)

@@ -1,5 +1,7 @@
 """A device that is lost in the middle of a step costs seconds, and not one bit of the result."""
 
+from dataclasses import replace
+
 import pytest
 from decoder_cases import all_at_once
 from recovery_cases import (
@@ -11,10 +13,13 @@ from recovery_cases import (
     assert_equal,
     control_unit,
     faults,
+    go_on,
     initial,
     kill,
     once,
+    stop,
     train,
+    until,
     within,
 )
 
@@ -24,7 +29,7 @@ from client_pipeline.runtime.head import HeadTrainer
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderConfig, DecoderService
 
-HANG_S = 120.0
+HANG_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +114,56 @@ def test_a_device_killed_behind_the_stream_leaves_the_decoder_and_the_other_clus
         assert_equal(one.weights, other.weights)
         # Nothing counts twice: what was sent again is in no count.
         assert one.report["payload_bytes"] == other.report["payload_bytes"]
+
+
+def test_faults_in_every_round_and_devices_that_come_back_change_nothing(local_ray, units):
+    """Each kind of loss once, one round after the other; those who are back take part again."""
+    numbers = range(1, 7)
+    quiet = units()
+    expected, results = train(quiet, initial(), numbers)
+    quiet.close()
+    unit, stopped, losses = units(), [], []
+
+    def back():
+        # A process takes seconds to start; the round that comes must find it.
+        signs = [lost.sign for lost in unit.pipeline.pool._lost.values()]
+        until(lambda: len(local_ray.wait(signs, num_returns=len(signs), timeout=0)[0]) == len(signs))
+
+    def stop_one():
+        stopped.append(unit.pipeline.pool.pids[1][0])
+        stop(unit, 1)
+
+    weights, seen = initial(), []
+    try:
+        for number in numbers:
+            if number == 2:  # in forward
+                once(unit, round_=2, step=1, kind="F", micro_batch=0, act=lambda: kill(unit, 0))
+            elif number == 3:  # two at once, in backward
+                once(unit, round_=3, step=3, kind="B", micro_batch=1, act=lambda: [kill(unit, 0), kill(unit, 2)])
+            elif number == 4:  # frozen
+                once(unit, round_=4, step=2, kind="G", micro_batch=1, act=stop_one)
+            elif number == 5:  # while TEBs move: the devices go round, and one is gone
+                go_on(stopped[0])
+                back()
+                kill(unit, 2)
+            plan = THREE if number != 5 else replace(THREE, order=(1, 2, 0), delta=(2, 1, 1))
+            if number in (3, 4, 6):
+                back()
+            weights, [result] = within(HANG_S, train, unit, weights, [number], plan)
+            seen += faults([result])
+            losses.append(result.loss)
+        assert unit.pipeline.segments == THREE.segments()  # all three are back in the last round
+    finally:
+        for pid in stopped:
+            go_on(pid)
+    assert_equal(weights, expected)
+    assert losses == [result.loss for result in results]
+    lost = [(kind, device, round_) for kind, device, round_, _ in seen if kind != "joined"]
+    assert lost[0] == ("device", 0, 2)
+    assert sorted(lost[1:3]) == [("device", 0, 3), ("device", 2, 3)]
+    assert lost[3] == ("freeze", 1, 4)
+    assert lost[4] == ("device", 2, 5)
+    assert len(lost) == 5
+    joined = [(device, round_) for kind, device, round_, _ in seen if kind == "joined"]
+    assert (0, 3) in joined and (1, 5) in joined and (2, 6) in joined
+    unit.close()

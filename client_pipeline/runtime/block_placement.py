@@ -48,8 +48,7 @@ class BlockPlacement:
     def place(self, segments: list[Segment]) -> None:
         """Have the devices hold the segments of a plan, and start those that are needed."""
         wanted = {index: segment.device for segment in segments for index in segment.blocks}
-        holding = set(self.owner.values()) if self.sure else set()
-        self._pool.start([segment.device for segment in segments], holding)
+        self._pool.start([segment.device for segment in segments], set(self.owner.values()))
         if self.sure:
             # A failure here must not leave a wrong owner.
             self.sure = False

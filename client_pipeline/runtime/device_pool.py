@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,8 @@ class DevicePool:
         self.name = name
         self._placement = placement
         self.runtime = runtime
+        self.patience_s = LEAST_S
+        """How long a device may take to say that it is there: as long as it took to start, on a busy machine [s]."""
         self.pids: dict[int, tuple[int, str]] = {}
         """Process and Ray node of each device that was started."""
         self._made_with = (spec, optimizer, runtime)
@@ -92,8 +95,10 @@ class DevicePool:
         new = {device: self._make(device) for device in [*missing, *idle]}
         if not new:
             return
+        start = time.monotonic()
         signs = {device: actor.alive.remote() for device, actor in new.items()}
         ray.wait(list(signs.values()), num_returns=len(signs), timeout=self.runtime.timeout)
+        self.patience_s = max(LEAST_S, time.monotonic() - start)
         for device, sign in signs.items():
             try:
                 self.pids[device] = ray.get(sign, timeout=0.1)
@@ -118,14 +123,15 @@ class DevicePool:
             .remote(*self._made_with)
         )
 
-    def silent(self, devices: Iterable[int], wait_s: float = LEAST_S) -> dict[int, str]:
+    def silent(self, devices: Iterable[int]) -> dict[int, str]:
         """Ask devices whether they are there; returns how those are lost that do not say so, by device."""
-        return self._unheard({d: self._actors[d].alive.remote() for d in devices if d in self._actors}, wait_s)
+        signs = {d: self._actors[d].alive.remote() for d in devices if d in self._actors}
+        return self._unheard(signs, self.patience_s)
 
-    def interrupt(self, devices: Iterable[int], generation: int, wait_s: float = LEAST_S) -> dict[int, str]:
+    def interrupt(self, devices: Iterable[int], generation: int, wait_s: float | None = None) -> dict[int, str]:
         """Break off what devices are doing in a group; returns how those are lost that do not answer."""
         signs = {d: self._actors[d].interrupt.remote(generation) for d in devices if d in self._actors}
-        return self._unheard(signs, wait_s)
+        return self._unheard(signs, self.patience_s if wait_s is None else wait_s)
 
     @staticmethod
     def _unheard(signs: Mapping[int, Any], wait_s: float) -> dict[int, str]:

@@ -22,6 +22,7 @@ from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, RoundOrder
+from flower_app.client_mods import chosen_mods
 from flower_app.config import RunConfig
 from flower_app.run_directory import CLUSTERS
 from flower_app.tasks.base import task
@@ -112,7 +113,7 @@ def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, n
     return task(config.task).cluster_data(config.data, tokenizer_json, cluster, num_clusters, config.seed)
 
 
-@app.train()
+@app.train(mods=[chosen_mods])
 def train(message: Message, context: Context) -> Message:
     """Train one round on the cluster's devices; a failure is answered as an error with its reason."""
     try:

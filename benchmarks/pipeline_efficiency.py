@@ -91,6 +91,9 @@ class TrivialLink:
         micro_batch, hidden_BTD = self._waiting.get(timeout=60)
         return Gradient(micro_batch=micro_batch, tensor=hidden_BTD, loss_sum=float(trivial_loss(hidden_BTD)))
 
+    def drop_step(self) -> None:
+        """Do nothing."""
+
     def end_step(self, scale: float) -> None:
         """Do nothing."""
 

@@ -12,14 +12,17 @@ from pathlib import Path
 PACKAGES = ("client_pipeline", "strategies", "flower_app", "configs")
 SUFFIXES = (".py", ".toml")
 """What the app is made of. Other kinds of files may not ship in a bundle."""
+SERVER, CLIENT = "flower_app.server_app:app", "flower_app.client_app:app"
+"""The components of ``pyproject.toml``."""
 
 
-def assemble_app(folder: Path) -> Path:
+def assemble_app(folder: Path, *, server: str = SERVER, client: str = CLIENT) -> Path:
     """Copy the app's packages and its ``pyproject.toml`` into ``folder``.
 
     Parameters
     ----------
     folder : made, with its parents; must not hold an app yet
+    server, client : the app's components, ``module:name``
 
     Returns
     -------
@@ -27,7 +30,10 @@ def assemble_app(folder: Path) -> Path:
     """
     root = Path(__file__).resolve().parents[1]
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(_project_file(root), folder / "pyproject.toml")
+    project = project_file(root).read_text(encoding="utf-8")
+    for own, wanted in ((SERVER, server), (CLIENT, client)):
+        project = project.replace(f'"{own}"', f'"{wanted}"')
+    (folder / "pyproject.toml").write_text(project, encoding="utf-8")
     for package in PACKAGES:
         for source in sorted((root / package).rglob("*")):
             place = source.relative_to(root)
@@ -37,8 +43,9 @@ def assemble_app(folder: Path) -> Path:
     return folder
 
 
-def _project_file(root: Path) -> Path:
-    """A wheel carries ``pyproject.toml`` inside ``configs``; a checkout has it beside the packages."""
+def project_file(root: Path | None = None) -> Path:
+    """Find the app's ``pyproject.toml``: a wheel has it inside ``configs``, a checkout beside the packages."""
+    root = Path(__file__).resolve().parents[1] if root is None else root
     for candidate in (root / "configs" / "app" / "pyproject.toml", root / "pyproject.toml"):
         if candidate.is_file():
             return candidate

@@ -9,7 +9,6 @@ in a line; with ``COLLAPIPE_TRACEBACK=1`` in the environment its traceback comes
 
 from __future__ import annotations
 
-import json
 import os
 import traceback
 from pathlib import Path
@@ -18,6 +17,9 @@ from typing import Annotated, Any
 import click
 import typer
 from typer.core import TyperGroup
+
+from flower_app.console import print_json, say
+from flower_app.deployment import commands
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -31,17 +33,17 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except (ValueError, FileNotFoundError) as error:
             if os.environ.get("COLLAPIPE_TRACEBACK") == "1":
-                _say(traceback.format_exc())
-            _say(f"error: {error}")
+                say(traceback.format_exc())
+            say(f"error: {error}")
             raise typer.Exit(BAD_INPUT) from error
         except RuntimeError as error:
             # Looked at by name: the planner's modules would slow down every command.
             if type(error).__name__ != "InfeasibleRound":
                 raise
-            _say(f"infeasible: {error}")
+            say(f"infeasible: {error}")
             raise typer.Exit(INFEASIBLE) from error
         except KeyboardInterrupt:
-            _say("interrupted")
+            say("interrupted")
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -63,6 +65,10 @@ def run(
     config: Config = None,
     sets: Sets = None,
     resume: Annotated[str, typer.Option(metavar="RUN", help="Go on with a run from its last checkpoint.")] = "",
+    superlink: Annotated[str, typer.Option(help="HOST or HOST:PORT: run on real machines, not in simulation.")] = "",
+    certs: Annotated[Path, typer.Option(help="With --superlink: the edge server's folder of certificates.")] = Path(
+        "certs/server"
+    ),
     as_json: Json = False,
 ) -> None:
     """Train: the Flower app in simulation, with all clusters at once. Without options: the default run."""
@@ -70,11 +76,17 @@ def run(
 
     if resume and (config or sets):
         raise ValueError("--resume: a run goes on as it began; leave out --config and --set")
-    run_dir, resolved = continued_run(resume) if resume else new_run(config, sets or ())
-    _say(f"run: {run_dir}")
-    outcome = simulate(run_dir, resolved, _say)
+    start, own = None, list(sets or ())
+    if superlink:
+        from flower_app.deployment.deployed_run import Deployment
+
+        deployment = Deployment.of(superlink, certs)
+        start, own = deployment.run, [*own, *deployment.settings(config, own)]
+    run_dir, resolved = continued_run(resume) if resume else new_run(config, own)
+    say(f"run: {run_dir}")
+    outcome = simulate(run_dir, resolved, say, start=start)
     if as_json:
-        _print_json({"run_dir": str(run_dir), "status": outcome.status, "error": outcome.error} | outcome.summary)
+        print_json({"run_dir": str(run_dir), "status": outcome.status, "error": outcome.error} | outcome.summary)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -93,13 +105,13 @@ def evaluate(
     run_dir, config, model = _saved(run, sets)
     score = task(config.task).evaluator(config.data, model.tokenizer_json).evaluate(model.parts, split)
     for name, value in score.metrics.items():
-        _say(f"{name} {value:.4g}")
-    _say(f"{score.examples} examples of {split}  {score.signature}")
+        say(f"{name} {value:.4g}")
+    say(f"{score.examples} examples of {split}  {score.signature}")
     if score.truncated:
-        _say(f"warning: {score.truncated} sequences of {split} were cut at data.max-length = {config.data.max_length}")
+        say(f"warning: {score.truncated} sequences of {split} were cut at data.max-length = {config.data.max_length}")
     if as_json:
         found = {"split": split, "examples": score.examples, "metrics": score.metrics, "signature": score.signature}
-        _print_json({"run_dir": str(run_dir), **found, "truncated": score.truncated})
+        print_json({"run_dir": str(run_dir), **found, "truncated": score.truncated})
 
 
 @app.command()
@@ -112,7 +124,7 @@ def predict(
     """Use the model of a run: a line of output for each text."""
     predictions = _predict(run, texts, sets)
     if as_json:
-        _print_json({"inputs": texts, "predictions": predictions})
+        print_json({"inputs": texts, "predictions": predictions})
     else:
         typer.echo("\n".join(predictions))
 
@@ -127,7 +139,7 @@ def translate(
     """Translate sentences with the model of a run: predict, for translation alone."""
     translations = _predict(run, sentences, sets, only="translation")
     if as_json:
-        _print_json({"sources": sentences, "translations": translations})
+        print_json({"sources": sentences, "translations": translations})
     else:
         typer.echo("\n".join(translations))
 
@@ -143,9 +155,9 @@ def export(
     from flower_app.run_directory import find_run
 
     found = export_run(find_run(run), folder)
-    _say(f"{found.model_class}: {', '.join(found.files)}")
+    say(f"{found.model_class}: {', '.join(found.files)}")
     if as_json:
-        _print_json({"folder": str(found.folder), "model_class": found.model_class, "files": found.files})
+        print_json({"folder": str(found.folder), "model_class": found.model_class, "files": found.files})
     else:
         typer.echo(found.folder)
 
@@ -201,17 +213,21 @@ def plan(
     )
     found = make_plan(request, None if as_json else typer.echo)
     if as_json:
-        _print_json(found.document)
+        print_json(found.document)
     raise typer.Exit(0 if found.feasible else INFEASIBLE)
 
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="fig4, fig5, fig7, fig8, fig11, drift, or all (those that only plan).")],
+    name: Annotated[
+        str,
+        typer.Argument(help="fig4 to fig11, table3, theorem1 or drift; all: those of them that only plan."),
+    ],
     smoke: Annotated[bool, typer.Option("--smoke", help="Small enough for a quick check.")] = False,
     out: Annotated[Path, typer.Option(help="Gets a folder of rows, picture and findings for each.")] = Path("results"),
     plot: Annotated[bool, typer.Option("--plot", help="Draw what is in --out; run nothing.")] = False,
     curves: Annotated[Path | None, typer.Option(help="Folder of curves instead of the packaged configs/paper.")] = None,
+    only: Annotated[str, typer.Option(help="Curves whose name contains this; results of the others stay.")] = "",
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -219,10 +235,10 @@ def reproduce(
     from flower_app.experiments.reproduce import Options, reproduce
     from flower_app.experiments.results import markdown
 
-    options = Options(out=out, smoke=smoke, plot_only=plot, curves=curves, sets=sets or ())
-    found = reproduce(name, options, _say)
+    options = Options(out=out, smoke=smoke, plot_only=plot, curves=curves, sets=sets or (), only=only)
+    found = reproduce(name, options, say)
     if as_json:
-        _print_json({key: [vars(finding) for finding in findings] for key, findings in found.items()})
+        print_json({key: [vars(finding) for finding in findings] for key, findings in found.items()})
     else:
         for key, findings in found.items():
             typer.echo(f"\n{key}\n\n{markdown(findings)}")
@@ -277,9 +293,9 @@ def _compare_training(
     rounds, seeds = counts
     pairs = [f"scenario={scenario}"] * bool(scenario) + [f"num-rounds={rounds}"] * (rounds is not None)
     base = load_config(config, [*(sets or ()), *pairs])
-    found = compare_training(contenders(base, policies, strategies, plan_file), seeds, out, _say)
+    found = compare_training(contenders(base, policies, strategies, plan_file), seeds, out, say)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         Console(width=180).print(training_table(found))
 
@@ -300,9 +316,9 @@ def _compare_planning(scenario: str, policies: str, counts: tuple[int, int], pla
     makers = named_policies(policies, plan_file)
     first = load_scenario(scenario)
     networks = [first, *(load_scenario(scenario, first.seed + i) for i in range(1, seeds))]
-    figures = compare_policies(networks, makers, rounds, _say)
+    figures = compare_policies(networks, makers, rounds, say)
     if as_json:
-        _print_json({"policies": [f.to_dict() for f in figures]})
+        print_json({"policies": [f.to_dict() for f in figures]})
     else:
         Console(width=160).print(figures_table(figures))
 
@@ -338,7 +354,7 @@ def verify(
         differences["library model"] = found.reference
     if as_json:
         gradients = {"gradients": found.gradients, "worst": found.worst, "passed": found.passed}
-        _print_json(differences | gradients)
+        print_json(differences | gradients)
     else:
         rows = {**differences, **{f"gradient {name}": value for name, value in found.gradients.items()}}
         width = max(map(len, rows))
@@ -377,9 +393,9 @@ def leakage(
         levels = tuple(float(part) for part in noise.split(","))
     except ValueError:
         raise ValueError(f"--noise: expected numbers with commas, such as 0,0.1; found {noise!r}") from None
-    found = measure_leakage(run, LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed), _say)
+    found = measure_leakage(run, LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed), say)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         Console(width=160).print(leakage_table(found))
 
@@ -400,10 +416,13 @@ def profile(
     request = ProfileRequest(
         model=model, length=length, batch_size=batch_size, devices=devices, address=address, out=out
     )
-    found = measure(request, _say)
-    _say(f"scenario: {found.scenario}; collapipe plan --scenario {found.scenario} plans with it")
+    found = measure(request, say)
+    say(f"scenario: {found.scenario}; collapipe plan --scenario {found.scenario} plans with it")
     if as_json:
-        _print_json(found.to_dict())
+        print_json(found.to_dict())
+
+
+commands.register(app)
 
 
 def main() -> None:
@@ -435,14 +454,6 @@ def _sizes(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
         raise ValueError(f"--segments: expected whole numbers with commas, such as 2,1,3; found {text!r}") from None
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from logging import ERROR
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,19 +18,31 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 from torch import Tensor
 
-from client_pipeline.link.stream import LinkCertificates
+from client_pipeline.link.connection import give_up
 from client_pipeline.partition.families import num_blocks_of
-from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
+from client_pipeline.partition.plan import ClusterPlan, uniform_plan
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.actors import start_control_unit, train_round
+from client_pipeline.runtime.actors import (
+    ControlUnitAbsent,
+    ControlUnitError,
+    ControlUnitLost,
+    restart_control_unit,
+    start_control_unit,
+    train_round,
+)
 from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, RoundOrder
+from client_pipeline.runtime.placement import Placement
+from client_pipeline.runtime.replanning import ProportionalReplan, Replan
+from flower_app import kept_setup
 from flower_app.client_mods import chosen_mods
 from flower_app.config import RunConfig
+from flower_app.node import NodeConfig
 from flower_app.run_directory import CLUSTERS
 from flower_app.tasks.base import task
 from flower_app.training_network import training_scenario
 from strategies.clusters import ClusterState
-from strategies.records import ARRAYS, CONFIG, read_train_config, reply_content, to_tensors
+from strategies.records import ARRAYS, CONFIG, TrainOrder, failure_reason, read_train_config, reply_content, to_tensors
+from strategies.scheduled_replan import ScheduledReplan
 
 STATE = "collapipe"
 """Record of this app in a node's state."""
@@ -51,41 +65,58 @@ def setup(message: Message, context: Context) -> Message:
 
 
 def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tensor], node_id: int) -> dict[str, Any]:
-    config = RunConfig.from_flat(context.run_config)
-    cluster, num_clusters = cluster_index(context), int(told["num-clusters"])
+    config, node = RunConfig.from_flat(context.run_config), NodeConfig.read(context.node_config)
+    cluster, num_clusters = node.cluster, int(told["num-clusters"])
     if cluster >= num_clusters:
         return {"unused": cluster}
-    spec = ModelSpec.from_json(told["spec"])
-    state = _state(config, cluster, node_id, spec)
-    described = start_control_unit(
-        ClusterSetup(
-            run=str(context.run_id),
-            cluster=cluster,
-            spec=spec,
-            optimizer=config.optimizer,
-            runtime=config.runtime,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            local_steps=config.local_steps,
-            gradient_accumulation=config.gradient_accumulation,
-            load_data=partial(load_cluster_data, dict(context.run_config), told["tokenizer"], cluster, num_clusters),
-            compression=config.compression,
-            privacy=config.privacy,
-            frozen=frozen,
-            certificates=_certificates(context),
-            checkpoints=checkpoint_folder(config, context, str(told["run-name"]), cluster),
-            checkpoint_every=max(config.checkpoint_every, 1),
-            resume_round=int(told["resume-round"]),
-        )
-    )
+    declared = ClusterState.from_dict(json.loads(told["network"])[cluster])
+    state = replace(declared, node_id=node_id, devices=node.devices(declared.devices))
+    folder = node_folder(config, node, str(told["run-name"]))
+    kept_setup.write(folder, told, frozen)
+    described = start_control_unit(_cluster_setup(context, node, told, frozen, folder, len(state.devices)))
     state.num_examples = described["num_examples"]
-    # Flower keeps a node's state between messages: a round's plan is checked with it.
-    context.state[STATE] = ConfigRecord({"spec": told["spec"]})
-    return {"state": state.to_dict(), "truncated": described["truncated"]}
+    # Flower keeps a node's state between messages: a round's plan is made and checked with it, and a control unit that
+    # is lost starts again from what its folder holds.
+    kept = {"spec": told["spec"], "plans": told["plans"], "cluster": json.dumps(state.to_dict()), "folder": str(folder)}
+    context.state[STATE] = ConfigRecord(kept)
+    return {"state": state.to_dict(), "truncated": described["truncated"], "restored": described["restored"]}
 
 
-def checkpoint_folder(config: RunConfig, context: Context, run_name: str, cluster: int) -> Path | None:
-    """Where a control unit keeps its part of the checkpoints; None: it keeps none.
+def _cluster_setup(
+    context: Context,
+    node: NodeConfig,
+    told: Mapping[str, Any],
+    frozen: Mapping[str, Tensor],
+    folder: Path,
+    num_devices: int,
+) -> ClusterSetup:
+    config, num_clusters = RunConfig.from_flat(context.run_config), int(told["num-clusters"])
+    flat = node.run_config(context.run_config)
+    return ClusterSetup(
+        run=str(context.run_id),
+        cluster=node.cluster,
+        spec=ModelSpec.from_json(told["spec"]),
+        optimizer=config.optimizer,
+        runtime=config.runtime,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        local_steps=config.local_steps,
+        gradient_accumulation=config.gradient_accumulation,
+        load_data=partial(load_cluster_data, flat, told["tokenizer"], node.cluster, num_clusters),
+        compression=config.compression,
+        privacy=config.privacy,
+        frozen=frozen,
+        certificates=node.certificates,
+        checkpoints=folder if config.checkpoint_every else None,
+        checkpoint_every=max(config.checkpoint_every, 1),
+        resume_round=int(told["resume-round"]),
+        placement=_placement(node, num_devices),
+        faults=config.faults,
+    )
+
+
+def node_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path:
+    """Where a node keeps its control unit's set-up and its part of the checkpoints.
 
     In the run directory where server and node share a machine: the configuration names it, or Flower simulates. Else
     below the node's ``state-dir`` (``~/.collapipe`` by default): on an edge box the server's folders are not there.
@@ -95,16 +126,13 @@ def checkpoint_folder(config: RunConfig, context: Context, run_name: str, cluste
     ValueError
         If the server names a run by something that is no plain name: it becomes part of a path here.
     """
-    if not config.checkpoint_every:
-        return None
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", run_name):
         raise ValueError(f"set-up: expected a run's plain name, found {run_name!r}")
-    own = context.node_config.get("state-dir", "")
-    simulated = "num-partitions" in context.node_config
-    if not own and (config.run_dir or simulated):
+    own = f"cluster-{node.cluster}"
+    if not node.state_dir and (config.run_dir or node.simulated):
         run_dir = Path(config.run_dir) if config.run_dir else Path(config.runs_dir).expanduser() / run_name
-        return run_dir.resolve() / CLUSTERS / f"cluster-{cluster}"
-    return Path(str(own) or "~/.collapipe").expanduser() / run_name / f"cluster-{cluster}"
+        return run_dir.resolve() / CLUSTERS / own
+    return Path(node.state_dir or "~/.collapipe").expanduser() / run_name / own
 
 
 def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, num_clusters: int) -> ClusterData:
@@ -121,37 +149,50 @@ def train(message: Message, context: Context) -> Message:
     except Exception as error:
         # Left to itself Flower answers with a traceback, or in deployment with no reason at all.
         log(ERROR, "round failed", exc_info=error)
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{error}"), reply_to=message)
+        reason = failure_reason(f"{error}", error.faults if isinstance(error, ControlUnitError) else ())
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _train(message: Message, context: Context) -> Message:
-    config = RunConfig.from_flat(context.run_config)
-    cluster = cluster_index(context)
+    config, node = RunConfig.from_flat(context.run_config), NodeConfig.read(context.node_config)
     order = read_train_config(message.content.config_records[CONFIG])
-    spec = ModelSpec.from_json(cast(str, context.state.config_records[STATE]["spec"]))
-    state, num_blocks = _state(config, cluster, message.metadata.dst_node_id, spec), num_blocks_of(spec)
+    kept = context.state.config_records[STATE]
+    spec = ModelSpec.from_json(cast(str, kept["spec"]))
+    num_blocks = num_blocks_of(spec)
+    state = ClusterState.from_dict(json.loads(cast(str, kept["cluster"])))
     # A stock strategy plans nothing: the control unit plans for itself.
-    plan = order.plan or own_plan(config, state, num_blocks)
+    plan = order.plan or own_plan(cast(str, kept["plans"]), state, config, num_blocks)
     plan.check(
         num_blocks=num_blocks,
         batch_size=config.batch_size,
         num_devices=len(state.devices),
         memory=None if "C7" in order.waived else state.memories,
         block_memory=state.block_memory,
-        where=f"round {order.round}: plan of cluster {cluster}",
+        where=f"round {order.round}: plan of cluster {node.cluster}",
     )
-    result = train_round(
-        str(context.run_id),
-        cluster,
-        RoundOrder(
-            round=order.round,
-            weights=to_tensors(message.content.array_records[ARRAYS]),
-            plan=plan,
-            decoder=order.decoder,
-            pace=order.pace,
-        ),
-        config.runtime.timeout,
+    told = RoundOrder(
+        round=order.round,
+        weights=to_tensors(message.content.array_records[ARRAYS]),
+        plan=plan,
+        decoder=order.decoder,
+        pace=order.pace,
+        replan=_replan(config, node, state, spec, order),
     )
+    place = _placement(node, len(state.devices))
+    train_it = partial(train_round, str(context.run_id), node.cluster, told, config.runtime.timeout, place)
+    start_again = partial(_start_again, context, node, len(state.devices), max(config.checkpoint_every, 1))
+    try:
+        try:
+            result = train_it()
+        except ControlUnitAbsent:
+            start_again(order.round - 1)
+            result = train_it()
+    except ControlUnitLost as lost:
+        if order.decoder is not None:
+            # Its own process cannot say so any more, and the others wait for it.
+            give_up(order.decoder, node.certificates, str(lost))
+        start_again(order.round)
+        raise
     # What the server must know to plan the next round comes with the answer to this one.
     state.num_examples = int(result.report["num_examples"])
     content = reply_content(
@@ -165,9 +206,31 @@ def _train(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
-def own_plan(config: RunConfig, state: ClusterState, num_blocks: int) -> ClusterPlan:
-    """Plan for one cluster alone: ``uniform``, or the plan file."""
-    if not config.plan:
+def _replan(config: RunConfig, node: NodeConfig, state: ClusterState, spec: ModelSpec, order: TrainOrder) -> Replan:
+    """How the control unit plans for the devices that are left when one is lost."""
+    any_memory = "C7" in order.waived
+    if node.simulated:
+        scenario = training_scenario(config, spec)
+        return ScheduledReplan(scenario=scenario, cluster=node.cluster, round=order.round, any_memory=any_memory)
+    # The run's scenario is the server's: what a node knows of its devices is what it was told.
+    most = num_blocks_of(spec)
+    holds = [most if any_memory else math.floor(memory / state.block_memory) for memory in state.memories]
+    return ProportionalReplan(speed=tuple(state.speeds), capacity=tuple(holds))
+
+
+def _start_again(context: Context, node: NodeConfig, num_devices: int, every: int, round_: int) -> None:
+    """Have a control unit that was lost go on from the newest file that it wrote, up to that of ``round_``."""
+    folder = Path(str(context.state.config_records[STATE]["folder"]))
+    told, frozen = kept_setup.read(folder)
+    # Its files have the number of the round that the server commits next.
+    told |= {"resume-round": -(-round_ // every) * every}
+    log(WARNING, "cluster %d: its control unit is started again", node.cluster)
+    restart_control_unit(_cluster_setup(context, node, told, frozen, folder, num_devices))
+
+
+def own_plan(plans: str, state: ClusterState, config: RunConfig, num_blocks: int) -> ClusterPlan:
+    """Plan for one cluster alone: as the server's plan file has it, given as JSON, or ``uniform``."""
+    if not plans:
         return uniform_plan(
             speed=state.speeds,
             memory=state.memories,
@@ -175,47 +238,15 @@ def own_plan(config: RunConfig, state: ClusterState, num_blocks: int) -> Cluster
             num_blocks=num_blocks,
             batch_size=config.batch_size,
         )
-    plans = read_plans(Path(config.plan))
-    if state.cluster >= len(plans):
+    given = json.loads(plans)
+    if state.cluster >= len(given):
         raise ValueError(
-            f"{config.plan}: has plans for {len(plans)} clusters, expected one for cluster {state.cluster}"
+            f"{config.plan}: has plans for {len(given)} clusters, expected one for cluster {state.cluster}"
         )
-    return plans[state.cluster]
+    return ClusterPlan.from_dict(given[state.cluster])
 
 
-def cluster_index(context: Context) -> int:
-    """Index of the cluster that this node is.
-
-    Raises
-    ------
-    ValueError
-        If the node has no ``partition-id``.
-    """
-    index = context.node_config.get("partition-id")
-    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        raise ValueError(
-            f"node config: partition-id: expected the cluster's index from 0, found {index!r}; start the SuperNode "
-            'with --node-config "partition-id=0"'
-        )
-    return index
-
-
-def _state(config: RunConfig, cluster: int, node_id: int, spec: ModelSpec) -> ClusterState:
-    scenario = training_scenario(config, spec)
-    if cluster >= scenario.num_clusters:
-        raise ValueError(
-            f"scenario {config.scenario}: has {scenario.num_clusters} clusters, none for the node with "
-            f"partition-id {cluster}; use a scenario with more clusters or fewer nodes"
-        )
-    return ClusterState(
-        cluster=cluster,
-        node_id=node_id,
-        devices=scenario.clusters[cluster],
-        block_memory=scenario.block_memory,
-        num_examples=0,
-    )
-
-
-def _certificates(context: Context) -> LinkCertificates:
-    given = {name: str(context.node_config.get(f"tls-{name}", "")) for name in ("certificate", "key", "ca")}
-    return LinkCertificates(certificate=given["certificate"], key=given["key"], root_certificate=given["ca"])
+def _placement(node: NodeConfig, num_devices: int) -> Placement:
+    if not node.ray_address:
+        return Placement()
+    return Placement(ray_address=node.ray_address, host=node.host, num_devices=num_devices)

@@ -19,6 +19,7 @@ from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.privacy import PrivacyConfig
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.fault_injection import FaultConfig
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from flower_app.privacy_checks import check_privacy
 from flower_app.selection import SelectionConfig
@@ -191,6 +192,7 @@ class RunConfig:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    faults: FaultConfig = field(default_factory=FaultConfig)
 
     def __post_init__(self) -> None:
         """Refuse what cannot run, and derive the length of the learning-rate schedule."""

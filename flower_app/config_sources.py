@@ -51,7 +51,7 @@ def load_config(config_file: str | None = None, sets: Sequence[str] = ()) -> Run
         # Results belong to who runs, not to who wrote the configuration.
         in_file = read_config(path)
         flat |= _absolute(in_file, path.parent) | _absolute(_only(in_file, "runs-dir", "run-dir"), Path.cwd())
-    in_sets = dict(parse_set(pair) for pair in sets)
+    in_sets = read_sets(sets)
     flat |= _absolute(in_sets, Path.cwd())
     flat |= _data_folder(flat, {key: Path.cwd() if key in in_sets else folder for key in _TEXT_FILES})
     flat.setdefault("runs-dir", str(Path.cwd() / RunConfig().runs_dir))
@@ -73,7 +73,7 @@ def config_of(table: Mapping[str, Any], folder: Path, sets: Sequence[str] = ()) 
     ValueError
         As :func:`load_config`.
     """
-    in_sets = _absolute(dict(parse_set(pair) for pair in sets), Path.cwd())
+    in_sets = _absolute(read_sets(sets), Path.cwd())
     return RunConfig.from_flat(_absolute(dict(_flatten(table, "")), folder) | in_sets)
 
 
@@ -98,6 +98,27 @@ def read_config(path: Path) -> dict[str, Any]:
             return dict(_flatten(tomllib.load(file), ""))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: expected TOML: {error}") from error
+
+
+def read_sets(sets: Sequence[str]) -> dict[str, Scalar]:
+    """Read pairs ``key=value``, and whole tables as ``table=key=value, key=value``.
+
+    >>> read_sets(["seed=3", "faults=device=0.1, stream=0.02"])
+    {'seed': 3, 'faults.device': 0.1, 'faults.stream': 0.02}
+    """
+    found: dict[str, Scalar] = {}
+    for pair in sets:
+        name, equals, text = (part.strip() for part in pair.partition("="))
+        if equals and name not in key_types() and any(key.startswith(f"{name}.") for key in key_types()):
+            try:
+                table = tomllib.loads(f"table = {text if text.startswith('{') else f'{{{text}}}'}")["table"]
+            except tomllib.TOMLDecodeError as error:
+                raise ValueError(f"--set {name}: expected key=value, key=value, found {text!r}: {error}") from error
+            found |= dict(_flatten(table, f"{name}."))
+        else:
+            key, value = parse_set(pair)
+            found[key] = value
+    return found
 
 
 def parse_set(pair: str) -> tuple[str, Scalar]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.partition.families import library_families, max_length, merged
-from client_pipeline.partition.spec import CAUSAL_LM
+from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ
 from flower_app.saved_model import FOLDER, SavedModel, load_model
 from flower_app.tasks.tokenizer import TextTokenizer
 
@@ -78,15 +78,19 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
 
 
 def _marks(saved: SavedModel, tokenizer: Any) -> Any:
-    """Put the marks around a text that the tasks put there themselves; of a causal model, which goes on, the first."""
+    """Put the marks around a text that the tasks put there themselves.
+
+    A causal model, which goes on, has the first alone; the two sides of a translation have the last.
+    """
     from tokenizers.processors import TemplateProcessing
 
     own = TextTokenizer.from_json(saved.tokenizer_json)
     begin, end = (tokenizer.id_to_token(i) for i in (own.bos_id, own.eos_id))
     if begin is None or end is None:
         return None
-    single = f"{begin}:0 $A:0" + ("" if saved.spec.head == CAUSAL_LM else f" {end}:0")
-    return TemplateProcessing(single=single, special_tokens=[(begin, own.bos_id), (end, own.eos_id)])
+    first = "" if saved.spec.head == SEQ2SEQ else f"{begin}:0 "
+    last = "" if saved.spec.head == CAUSAL_LM else f" {end}:0"
+    return TemplateProcessing(single=f"{first}$A:0{last}", special_tokens=[(begin, own.bos_id), (end, own.eos_id)])
 
 
 def _save_tokenizer(saved: SavedModel, folder: Path) -> None:

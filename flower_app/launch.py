@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from flower_app.processes import is_alive
+from flower_app.processes import interruptible, is_alive
 from flower_app.run_directory import (
     BAD_INPUT,
     FAILED,
@@ -85,7 +83,7 @@ def launch(
     flower = run_dir / "flower"
     superlink = PrivateSuperLink(flower, run_dir / "logs")
     try:
-        with _interruptible(), closing(superlink):
+        with interruptible(), closing(superlink):
             superlink.start(app, run_config, num_supernodes, kept)
             outcome = _follow(superlink, run_dir, watch, poll_s)
     except KeyboardInterrupt:
@@ -160,20 +158,3 @@ def last_error(log: Path) -> str:
         if _EXCEPTION.match(line.strip()):
             return line.strip()
     return next((line.strip() for line in reversed(lines) if line.lstrip(" │").startswith("Error")), "")
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let a closing terminal and a polite kill end the run as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    # What is ignored stays so: nohup asks to outlive the terminal.
-    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, interrupt) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

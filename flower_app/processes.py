@@ -11,8 +11,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 MARK = "COLLAPIPE_LAUNCH"
 """Environment variable that all processes of a launch share."""
@@ -27,9 +29,13 @@ class RunProcesses:
     root : id of their common ancestor, for systems that show no environments
     """
 
-    def __init__(self, mark: str, root: int) -> None:
+    def __init__(self, mark: str, root: int | None = None) -> None:
         self.mark = mark
-        self._known = {root}
+        self._known = set() if root is None else {root}
+
+    def add(self, root: int) -> None:
+        """Another process whose descendants count."""
+        self._known.add(root)
 
     def alive(self) -> dict[int, str]:
         """Ids and command lines of those that run; zombies do not."""
@@ -86,6 +92,23 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let a closing terminal and a polite kill end the run as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    # What is ignored stays so: nohup asks to outlive the terminal.
+    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, interrupt) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _marked(entry: str) -> Iterable[tuple[int, str]]:

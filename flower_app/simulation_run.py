@@ -88,7 +88,13 @@ def continued_run(run: str) -> tuple[Path, RunConfig]:
     return run_dir, config
 
 
-def simulate(run_dir: Path, config: RunConfig, say: Callable[[str], None], quiet: bool = False) -> Outcome:
+def simulate(
+    run_dir: Path,
+    config: RunConfig,
+    say: Callable[[str], None],
+    quiet: bool = False,
+    start: Callable[..., Outcome] | None = None,
+) -> Outcome:
     """Run to the end, whatever it is, and write the report.
 
     Parameters
@@ -97,6 +103,7 @@ def simulate(run_dir: Path, config: RunConfig, say: Callable[[str], None], quiet
     config : complete: run directory and number of clusters included
     say : told what went wrong
     quiet : no progress
+    start : what the app is handed to, in place of :func:`~flower_app.launch.launch`
     """
     with locked(run_dir) as lock:
         if not config.resume:
@@ -110,7 +117,8 @@ def simulate(run_dir: Path, config: RunConfig, say: Callable[[str], None], quiet
             # Whatever the last process wrote about its end is no longer true.
             (run_dir / "summary.json").unlink(missing_ok=True)
         with RunProgress(run_dir, config.num_rounds, quiet=quiet) as progress:
-            outcome = launch(run_dir, folder, config_file, config.num_clusters, progress.update, kept=[lock])
+            begin = start or launch
+            outcome = begin(run_dir, folder, config_file, config.num_clusters, progress.update, kept=[lock])
             progress.update()
     if outcome.status != FINISHED:
         say(f"error: {outcome.error}\nlogs: {run_dir / 'logs'}")

@@ -45,7 +45,7 @@ class PrivateSuperLink:
         self.home.mkdir(parents=True)
         self.work.mkdir()
         self.address = f"127.0.0.1:{_free_port()}"
-        self.ray_folder = Path(tempfile.mkdtemp(prefix="collapipe-", dir=_short_folder()))
+        self.ray_folder = Path(tempfile.mkdtemp(prefix="collapipe-", dir=short_folder()))
         self.environment = launch_environment(self.home, self.ray_folder)
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
@@ -76,9 +76,7 @@ class PrivateSuperLink:
         num_supernodes : all of them run at once, whatever the machine's number of cores
         kept : descriptors that the guard of the processes inherits
         """
-        program = Path(sysconfig.get_path("scripts")) / "flower-superlink"
-        if not program.is_file():
-            raise FileNotFoundError(f"{program}: no such program; install flwr[simulation] into this environment")
+        program = program_path("flower-superlink")
         host, _, port = self.address.partition(":")
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", port]
         self.server = self._popen([str(program), *options], self.superlink_log)
@@ -89,7 +87,7 @@ class PrivateSuperLink:
         ids = [str(os.getpid()), str(self.server.pid)]
         submit = [sys.executable, "-m", "flower_app.submit", self.address, str(_START_S), *ids]
         # In the app's folder, for the module must be found without an installation too.
-        self.submission = self._popen([*submit, *arguments, "--stream"], self.simulation_log, _import_root(), kept)
+        self.submission = self._popen([*submit, *arguments, "--stream"], self.simulation_log, import_root(), kept)
 
     def close(self) -> None:
         """End the SuperLink and all that came out of it."""
@@ -126,6 +124,17 @@ def launch_environment(home: Path, ray_folder: Path, inherited: Mapping[str, str
     ray_folder : where Ray keeps sockets and logs; private, lest it joins a cluster that somebody started
     inherited : what to start from; ``os.environ`` if None
     """
+    return flower_environment(home, inherited) | {"RAY_TMPDIR": str(ray_folder)}
+
+
+def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment of Flower's and Ray's programs: ours alone are installed, and none of them calls home.
+
+    Parameters
+    ----------
+    home : ``FLWR_HOME``
+    inherited : what to start from; ``os.environ`` if None
+    """
     environment = dict(os.environ if inherited is None else inherited)
     environment.pop("RAY_ADDRESS", None)
     scripts = sysconfig.get_path("scripts")
@@ -139,7 +148,6 @@ def launch_environment(home: Path, ray_folder: Path, inherited: Mapping[str, str
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(_TASK_POLL_S),
-        "RAY_TMPDIR": str(ray_folder),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Workers started ahead would lack the run's environment, and so only take the processor from those needed.
         "RAY_prestart_worker_first_driver": "0",
@@ -148,7 +156,22 @@ def launch_environment(home: Path, ray_folder: Path, inherited: Mapping[str, str
     return environment
 
 
-def _import_root() -> Path:
+def program_path(name: str) -> Path:
+    """Find a program of this environment.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is not installed.
+    """
+    program = Path(sysconfig.get_path("scripts")) / name
+    if not program.is_file():
+        raise FileNotFoundError(f"{program}: no such program; install flwr[simulation] into this environment")
+    return program
+
+
+def import_root() -> Path:
+    """The folder that our packages are imported from."""
     return Path(__file__).resolve().parents[1]
 
 
@@ -158,6 +181,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _short_folder() -> str:
+def short_folder() -> str:
+    """A folder for temporary files that leaves Ray room for the names of its sockets."""
     folder = tempfile.gettempdir()
     return folder if len(folder) <= _SOCKET_ROOM or not os.access("/tmp", os.W_OK) else "/tmp"

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.update_codec import update_codec
-from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan
+from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan, read_plans
+from client_pipeline.runtime.fault_injection import server_dies
+from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app import run_directory
+from flower_app.cluster_setup import set_up_clusters, wait_for_nodes
 from flower_app.config import RunConfig
+from flower_app.global_models import GlobalModels
 from flower_app.privacy_checks import check_shared_matrices
 from flower_app.report.pictures import write_pictures
 from flower_app.report.timeline import timeline_of
-from flower_app.saved_model import load_model, save_model
 from flower_app.selection import Selection
 from flower_app.strategy_choice import (
     BASELINES,
@@ -41,27 +47,27 @@ from flower_app.strategy_choice import (
 from flower_app.tasks.base import task
 from flower_app.training_network import of_clusters, training_scenario
 from strategies import checkpoint
-from strategies.baselines.pipeline import PipeLine, cluster_arrays
+from strategies.baselines.pipeline import PipeLine
 from strategies.baselines.stock import make_stock
 from strategies.baselines.stock_accounting import stock_record
 from strategies.checkpoint import Checkpoint
-from strategies.clusters import ClusterState, check_clusters
+from strategies.clusters import ClusterState
 from strategies.collapipe import CollaPipe
 from strategies.continued import Continued
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderService
 from strategies.planned_strategy import PlannedStrategy
 from strategies.privacy_accountant import PrivacyAccountant
-from strategies.recording_grid import RecordingGrid, array_bytes
-from strategies.records import ARRAYS, CONFIG, SETUP, to_arrays, to_tensors
+from strategies.recording_grid import RecordingGrid
+from strategies.records import to_arrays, to_tensors
 from strategies.round_planner import RoundPlanner
 from strategies.secure_aggregation import SecureGrid
 from strategies.server_optimizer import memory_of, remember
 
 NODES_TIMEOUT_S = 60.0
 """How long the server waits for its nodes."""
-SETUP_TIMEOUT_S = 3600.0
-"""How long a control unit may take to load and encode its data."""
+_EMPTY_ROUNDS = 2
+"""Rounds in a row that may pass without any cluster: a fault, and its control units on their way back."""
 MESSAGE_TIMEOUT_S = 24 * 3600.0
 """A round may be long; its own waits are bounded one by one."""
 
@@ -92,6 +98,7 @@ class TrainingRun:
             self.selection.restore(self.resumed.state["selection"])
         self.last_round = self.completed
         """Newest round that is done."""
+        self.setup_bytes = 0
         self.privacy: dict[str, Any] | None = None
         """What the newest round's line says of it."""
         if self.resumed is not None:
@@ -119,12 +126,11 @@ class TrainingRun:
         planner = make_planner(config, self.scenario)
         if planner is not None:
             check_first_round(planner)
-        # Scoring has a model of its own: the decoder's service trains self.parts.head.
-        self.scored = self.prepared.build(config.seed)
         self._check_frozen()
-        self.models: list[Mapping[str, torch.Tensor]] = []
+        num_own = self.num_clusters if config.strategy == "pipeline" else 0
+        self.models = GlobalModels(self.prepared, config.seed, self.frozen, num_own)
         if self.resumed is not None:
-            self.models = self._models(to_arrays(self.resumed.weights))
+            self.models.take(to_arrays(self.resumed.weights))
         if self.completed < config.num_rounds and not self.selection.stops:
             # The service first: a port in use is found before any control unit starts.
             collapipe = config.strategy == COLLAPIPE
@@ -146,47 +152,30 @@ class TrainingRun:
                 "start the run anew"
             )
 
+    def _declared(self, cluster: int) -> dict[str, Any]:
+        """What the scenario says of a cluster, before its own node has told more."""
+        devices, block_memory = self.scenario.clusters[cluster], self.scenario.block_memory
+        state = ClusterState(cluster=cluster, node_id=0, devices=devices, block_memory=block_memory, num_examples=0)
+        return state.to_dict()
+
     def _set_up(self, nodes: Sequence[int]) -> list[ClusterState]:
-        """Tell every node about the run; learn the clusters. A mistake that any node finds ends the run here."""
-        told = ConfigRecord(
-            {
-                "spec": self.prepared.spec.to_json(),
-                "tokenizer": self.prepared.tokenizer_json,
-                "num-clusters": self.num_clusters,
-                "run-name": self.run_dir.name,
-                "resume-round": self.completed,
-            }
-        )
-        # Frozen weights go down here, once for each process of the run, and never with a round.
-        frozen = to_arrays(self.frozen)
-        messages = [
-            Message(RecordDict({CONFIG: told, ARRAYS: frozen}), dst_node_id=node, message_type=SETUP) for node in nodes
-        ]
-        self.setup_bytes = sum(map(array_bytes, messages))
-        replies = list(self.flower_grid.send_and_receive(messages, timeout=SETUP_TIMEOUT_S))
-        if silent := sorted(set(nodes) - {reply.metadata.src_node_id for reply in replies}):
-            raise RuntimeError(f"set-up: no answer from nodes {silent} within {SETUP_TIMEOUT_S:g} s")
-        clusters = []
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                raise RuntimeError(f"set-up: node {node}: {reply.error.reason}")
-            answer = json.loads(cast(str, reply.content.config_records[CONFIG]["json"]))
-            if "error" in answer:
-                raise ValueError(answer["error"])
-            if "state" in answer:
-                clusters.append(ClusterState.from_dict(answer["state"]))
-                if cut := answer["truncated"]:
-                    longest = self.config.data.max_length
-                    where = f"cluster {clusters[-1].cluster}"
-                    log(WARNING, "%s: %d training sequences were cut at data.max-length = %d", where, cut, longest)
-        check_clusters(clusters, self.num_clusters)
-        clusters.sort(key=lambda state: state.cluster)
-        total = sum(state.num_examples for state in clusters)
-        for state in clusters:
-            share = 100 * state.num_examples / total
-            log(INFO, "cluster %d trains on %d examples, %.1f%%", state.cluster, state.num_examples, share)
-        return clusters
+        plans = self.config.plan
+        told: dict[str, str | int] = {
+            "spec": self.prepared.spec.to_json(),
+            "tokenizer": self.prepared.tokenizer_json,
+            "num-clusters": self.num_clusters,
+            "run-name": self.run_dir.name,
+            "resume-round": self.completed,
+            # Nodes need not have the server's files.
+            "network": json.dumps([self._declared(n) for n in range(self.num_clusters)]),
+            "plans": json.dumps([plan.to_dict() for plan in read_plans(Path(plans))]) if plans else "",
+        }
+        max_length = self.config.data.max_length
+        lines, _ = run_directory.read_rounds(self.run_dir) if self.completed else ([], 0)
+        trained = {report["cluster"] for line in lines for report in line["clusters"]}
+        clusters = set_up_clusters(self.flower_grid, nodes, told, self.frozen, self.num_clusters, max_length, trained)
+        self.setup_bytes = clusters.bytes_down
+        return clusters.states
 
     def _decoder_service(self) -> DecoderService:
         config = self.config
@@ -218,11 +207,11 @@ class TrainingRun:
                 decoder=self.service,
                 clusters=clusters,
                 aggregator=make_aggregator(config, self.scenario),
-                on_plan=self._write_plan,
+                on_plan=self._begin_round,
                 time_scale=scale,
             )
         baseline, _ = BASELINES[config.strategy]
-        return baseline(planner=planner, clusters=clusters, on_plan=self._write_plan, time_scale=scale)
+        return baseline(planner=planner, clusters=clusters, on_plan=self._begin_round, time_scale=scale)
 
     def _train(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> None:
         self.strategy = self._strategy(planner, clusters)
@@ -237,6 +226,7 @@ class TrainingRun:
             {state.node_id: state.cluster for state in clusters},
             None if planned else NODES_TIMEOUT_S,
             codec=update_codec(self.config.compression),
+            borne=_EMPTY_ROUNDS if isinstance(self.strategy, CollaPipe) else 0,
             count_bytes=not isinstance(self.strategy, PipeLine),
         )
         weights = self.parts.weights()
@@ -252,6 +242,8 @@ class TrainingRun:
                     self.service.sent = sent
         self.board = self._board()
         self.round_started = time.perf_counter()
+        self.round_s = 0.0
+        """Of the last round."""
         # A strategy may bring a start of its own; only a run that goes on needs ours.
         started = Continued(self.strategy, self.completed) if self.completed else self.strategy
         try:
@@ -298,10 +290,10 @@ class TrainingRun:
         metrics: dict[str, float] = {}
         last = server_round == config.num_rounds
         if last or (config.evaluate_every and server_round % config.evaluate_every == 0):
-            self.models = self._models(arrays)
-            metrics, _ = self._score("validation")
+            self.models.take(arrays)
+            metrics, _ = self.models.score("validation")
             if self.selection.update(server_round, metrics) or not config.selection.load_best_at_end:
-                self._save()
+                self.models.save(self.run_dir, self.task.saved(config.data))
         record = self.grid.take_round() | self._account(server_round)
         reports = [self._without_bulk(report) for report in record["clusters"]]
         if self.accountant.on:
@@ -310,13 +302,15 @@ class TrainingRun:
             self.privacy = record["privacy"] = self.accountant.record()
         self._write_timeline(server_round, record)
         now = time.perf_counter()
+        self.round_s = now - self.round_started
         record |= {
             "round": server_round,
+            "faults": [*self._of_the_server(server_round), *record["faults"]],
             "clusters": reports,
             "metrics": metrics,
             "lr": config.optimizer.learning_rate(server_round * config.local_steps),
             "setup_bytes": self.setup_bytes,
-            "round_s": now - self.round_started,
+            "round_s": self.round_s,
             "wall_s": now - self.started + self._wall_before(),
         }
         run_directory.append_round(self.run_dir, record)
@@ -341,6 +335,16 @@ class TrainingRun:
         run_directory.write_plan(self.run_dir, server_round, {"format": PLAN_FORMAT, "clusters": document})
         return stock_record(self.scenario, server_round, plans, "fixed" if self.config.plan else "uniform")
 
+    def _begin_round(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
+        self._write_plan(server_round, plans)
+        # Not in a process' first round: the run that goes on would die in the same one for ever.
+        share = server_dies(self.config.faults, server_round)
+        if share is not None and server_round > self.completed + 1:
+            log(WARNING, "round %d: to be injected: the server is killed", server_round)
+            timer = threading.Timer(share * self.round_s, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+
     def _write_plan(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
         document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}
         run_directory.write_plan(self.run_dir, server_round, document)
@@ -354,7 +358,23 @@ class TrainingRun:
     @staticmethod
     def _without_bulk(report: Mapping[str, Any]) -> dict[str, Any]:
         """A control unit's report without what has a file of its own or is known."""
-        return {key: value for key, value in report.items() if key not in ("timeline", "state")}
+        return {key: value for key, value in report.items() if key not in ("timeline", "state", "faults")}
+
+    def _of_the_server(self, server_round: int) -> list[dict[str, Any]]:
+        """That this process goes on where another ended, once."""
+        if not self.completed or server_round != self.completed + 1:
+            return []
+        record = FaultRecord(
+            kind="server",
+            cluster=None,
+            device=None,
+            round=server_round,
+            step=0,
+            recovered=True,
+            seconds=None,
+            reason=f"the run goes on from the checkpoint of round {self.completed}",
+        )
+        return [record.to_dict()]
 
     def _commit(self, server_round: int, arrays: ArrayRecord, wall_s: float) -> None:
         state: dict[str, Any] = {
@@ -386,35 +406,11 @@ class TrainingRun:
     def _wall_before(self) -> float:
         return float(self.resumed.state["wall-s"]) if self.resumed else 0.0
 
-    # The model and its scores.
-
-    def _models(self, arrays: ArrayRecord) -> list[Mapping[str, torch.Tensor]]:
-        """The global model; or every cluster's own, where nothing is averaged."""
-        if self.config.strategy != "pipeline":
-            return [to_tensors(arrays)]
-        return [to_tensors(cluster_arrays(arrays, n)) for n in range(self.num_clusters)]
-
-    def _score(self, split: str) -> tuple[dict[str, float], str]:
-        """Metrics on a split, the mean over the models; and the metric's signature."""
-        scores = []
-        for weights in self.models:
-            self.scored.load(dict(weights))
-            scores.append(self.prepared.evaluator.evaluate(self.scored, split))
-        names = scores[0].metrics
-        return {name: sum(s.metrics[name] for s in scores) / len(scores) for name in names}, scores[0].signature
-
-    def _save(self) -> None:
-        # Where every cluster has a model of its own, cluster 0's stands for them.
-        weights = dict(self.models[0]) | self.frozen
-        save_model(
-            self.run_dir, self.prepared.spec, weights, self.prepared.tokenizer_json, self.task.saved(self.config.data)
-        )
-
     def _finish(self) -> None:
         # The last round has loaded and scored the final weights; the model that is kept may be an earlier one.
         if self.config.selection.load_best_at_end:
-            self.models = [load_model(self.run_dir).parts.weights()]
-        metrics, signature = self._score("test")
+            self.models.take_saved(self.run_dir)
+        metrics, signature = self.models.score("test")
         run_directory.write_summary(
             self.run_dir,
             run_directory.FINISHED,
@@ -427,6 +423,10 @@ class TrainingRun:
         )
         log(INFO, "Test: %s", metrics)
         # After the summary, for nothing of the training waits for it; a launcher that ends us here writes it itself.
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw the report."""
         write_pictures(self.run_dir)
 
 
@@ -447,26 +447,3 @@ def closing_service(service: DecoderService) -> Iterator[DecoderService]:
         yield service
     finally:
         service.stop()
-
-
-def wait_for_nodes(grid: Grid, needed: int, timeout_s: float) -> list[int]:
-    """Wait, with a bound, until ``needed`` nodes are connected; returns all that are.
-
-    Raises
-    ------
-    ValueError
-        If they do not come in time; the message says how many came.
-    """
-    deadline = time.monotonic() + timeout_s
-    nodes: list[int] = []
-    while True:
-        before, nodes = nodes, sorted(grid.get_node_ids())
-        # Nodes of a simulation register one after the other: take those that are there when no more come.
-        if len(nodes) >= needed and len(nodes) == len(before):
-            return nodes
-        if time.monotonic() > deadline:
-            raise ValueError(
-                f"num-clusters: {needed} nodes are needed, {len(nodes)} came within {timeout_s:g} s; start more nodes "
-                "or lower num-clusters"
-            )
-        time.sleep(0.5)

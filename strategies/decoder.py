@@ -1,19 +1,17 @@
-"""Training the decoder of one run: who takes part in a round, the barrier of a step, and both sync modes.
+"""Training the decoder of one run on what the clusters send, in both sync modes.
 
 ``step``: one decoder for all clusters. A step is applied once, by Eq. (7), when every cluster that is still in
 the round has closed it. ``round``: each cluster trains its own copy, and the copies are averaged at the round's
 end. ``auto`` becomes one of them in the first round: ``step`` if all CUs are there at the same time.
 
-Two locks: ``_state`` guards who is where and is held for moments; ``_compute`` guards torch. They nest only as
-``_compute`` outside ``_state``.
+Two locks: the round's ``state`` guards who is where and is held for moments; ``_compute`` guards torch. They nest only
+as ``_compute`` outside ``state``.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -25,17 +23,15 @@ from client_pipeline.partition.parts import load_parameters, tied_names
 from client_pipeline.runtime.head import Contribution, HeadTrainer, check_tied
 from strategies.decoder_member import (
     ClusterSummary,
-    Member,
     MicroBatch,
+    NotFiniteRefusal,
     Refusal,
     check_tensors,
     is_finite,
 )
+from strategies.decoder_round import DecoderRound, Seat
 
 SYNC_MODES = ("auto", "step", "round")
-
-# A child of Flower's logger: its lines appear among those of the server app.
-logger = logging.getLogger("flwr.collapipe.decoder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +68,8 @@ class DecoderTrainer:
         self._trainer = trainer
         self._copies: dict[int, HeadTrainer] = {}
         self._compute = threading.Lock()
-        self._state = threading.Condition()
-        self._round = 0
-        self._open = False
-        self._local_steps = 1
-        self._members: dict[int, Member] = {}
-        self._first_hello: float | None = None
-        self._applied = 0
-        self._applying = False
-        self._closed: dict[int, Contribution] = {}
         self.decoder_sync = decoder_sync
+        self._round = self._new_round(0, (), 1, {})
 
     @property
     def decoder_sync(self) -> str:
@@ -145,42 +133,76 @@ class DecoderTrainer:
         # As the clusters do: the average may be of another floating type.
         tied = {name: value.to(torch.float32) for name, value in (tied or {}).items()}
         check_tied(self._trainer.tied, tied)
-        with self._compute, self._state:
-            if self._open:
-                raise ValueError(f"round {round_} of the decoder cannot start: round {self._round} is still open")
+        with self._compute:
+            if self._round.open:
+                raise ValueError(
+                    f"round {round_} of the decoder cannot start: round {self._round.number} is still open"
+                )
             weights = {name: p.detach() for name, p in self._trainer.parameters.items()}
             for own in self._copies.values():
                 load_parameters(own.parameters, weights, "decoder")
-            self._round, self._local_steps, self._open = round_, local_steps, True
-            self._members = {cluster: Member(cluster, local_steps, tied) for cluster in clusters}
-            self._first_hello = None
-            self._applied, self._applying = 0, False
-            self._closed = {}
+            self._round = self._new_round(round_, clusters, local_steps, tied)
 
-    def join(self, round_: int, cluster: int) -> str:
-        """Enter the round; returns the sync mode, which the first round may have to wait for.
+    def _new_round(
+        self, round_: int, clusters: Iterable[int], local_steps: int, tied: Mapping[str, Tensor]
+    ) -> DecoderRound:
+        return DecoderRound(
+            round_,
+            clusters,
+            local_steps,
+            tied,
+            sync=self._sync,
+            join_timeout_s=self.join_timeout_s,
+            step_timeout_s=self.step_timeout_s,
+        )
+
+    def join(self, round_: int, cluster: int) -> Seat:
+        """Enter the round; the first round may have to wait for the sync mode.
 
         Raises
         ------
         Refusal
             If the cluster is not selected, is already there, or came too late.
         """
-        with self._state:
-            member = self._member(round_, cluster, joined=False)
-            if member.joined:
-                raise Refusal(f"cluster {cluster} has already joined round {round_}")
-            member.joined = True
-            if self._first_hello is None:
-                self._first_hello = time.monotonic()
-            self._state.notify_all()
-            while self._sync == "auto":
-                self._decide()
-                if self._sync == "auto":
-                    self._state.wait(self._first_hello + self.join_timeout_s - time.monotonic())
-                    self._member(round_, cluster)
-            return self._sync
+        seat = self._round.join(round_, cluster)
+        self._sync = seat.sync
+        return seat
 
-    def take_tied(self, round_: int, cluster: int, step: int, name: str, start: int, rows: Tensor) -> None:
+    def rejoin(self, round_: int, cluster: int) -> Seat:
+        """Come back with another stream after one that was cut: a step that was not closed is begun anew.
+
+        Raises
+        ------
+        Refusal
+            If the cluster has left the round in the meantime.
+        """
+        with self._compute, self._round.state:
+            seat = self._round.rejoin(round_, cluster)
+            if not seat.closed:
+                self._trainer_of(cluster).discard(cluster)
+            return seat
+
+    def _begin_again(self, round_: int, cluster: int, step: int, attempt: int, seat: int | None) -> None:
+        """Forget what was collected of a cluster's step if it begins the step once more."""
+        with self._compute, self._round.state:
+            member = self._round.member(round_, cluster, seat)
+            if member.begins_again(step, attempt, waiting=cluster in self._round.closed):
+                member.reset_step()
+                member.attempt = attempt
+                self._trainer_of(cluster).discard(cluster)
+
+    def take_tied(
+        self,
+        round_: int,
+        cluster: int,
+        step: int,
+        name: str,
+        start: int,
+        rows: Tensor,
+        *,
+        attempt: int = 0,
+        seat: int | None = None,
+    ) -> None:
         """Take rows of a tied matrix that a cluster's step is to compute with, from ``start`` on.
 
         Raises
@@ -188,11 +210,13 @@ class DecoderTrainer:
         Refusal
             If they are not expected now, or do not fit; the message names the matrix.
         """
-        with self._state:
-            member = self._member(round_, cluster)
-            member.take_tied(step, name, start, rows, waiting=cluster in self._closed)
+        self._begin_again(round_, cluster, step, attempt, seat)
+        with self._round.state:
+            member = self._round.member(round_, cluster, seat)
+            member.take_tied(step, name, start, rows, waiting=cluster in self._round.closed)
+            member.deadline.progress()
 
-    def tied_gradient(self, round_: int, cluster: int) -> dict[str, Tensor]:
+    def tied_gradient(self, round_: int, cluster: int, seat: int | None = None) -> dict[str, Tensor]:
         """Gradient of loss_sum / W_n for the tied matrices, by the decoder's own names, after a step's last answer.
 
         Raises
@@ -201,15 +225,15 @@ class DecoderTrainer:
             If it is not finite.
         """
         with self._compute:
-            with self._state:
-                self._member(round_, cluster)
+            with self._round.state:
+                self._round.member(round_, cluster, seat)
             gradient = self._trainer_of(cluster).tied_gradient(cluster)
         for name, value in gradient.items():
             if not is_finite(value):
-                raise Refusal(f"gradient of the tied matrix {name} is not finite: training diverged")
+                raise NotFiniteRefusal(f"gradient of the tied matrix {name} is not finite: training diverged")
         return gradient
 
-    def micro_batch(self, cluster: int, batch: MicroBatch) -> Gradient:
+    def micro_batch(self, cluster: int, batch: MicroBatch, seat: int | None = None) -> Gradient:
         """Run the decoder forward and backward on one micro-batch.
 
         Raises
@@ -217,38 +241,44 @@ class DecoderTrainer:
         Refusal
             If it is out of order, or its tensors do not fit together, are not finite, or do not fit the decoder.
         """
-        with self._state:
-            member = self._member(batch.step.round, cluster)
-            member.check_order(batch, waiting=cluster in self._closed)
-            tied = member.tied_of_step()
+        round_, step = self._round, batch.step
+        self._begin_again(step.round, cluster, step.step, batch.attempt, seat)
         check_tensors(batch)
-        total_weight = batch.total_weight or member.step_weight
+        # One after the other: a stream that was cut meanwhile must find its step as it was before, or after.
         with self._compute:
-            with self._state:
-                self._member(batch.step.round, cluster)
-            trainer = self._trainer_of(cluster)
-            try:
-                tensor, loss_sum = trainer.gradient(
-                    batch.step, batch.micro_batch, batch.hidden_BTD, batch.mask_BT, batch.targets, total_weight, tied
-                )
-            except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
-                raise Refusal(f"the decoder cannot take micro-batch {batch.micro_batch}: {error}"[:500]) from error
-            last = batch.micro_batch == batch.num_micro_batches - 1
-            norm_sq = trainer.gradient_norm_sq(cluster) if last else None
+            with round_.state:
+                member = round_.member(step.round, cluster, seat)
+                member.check_order(batch, waiting=cluster in round_.closed)
+                tied = member.tied_of_step()
+            total_weight = batch.total_weight or member.step_weight
+            gradient = self._gradient(cluster, batch, total_weight, tied)
+            with round_.state:
+                member.step_weight = total_weight
+                member.num_micro_batches = batch.num_micro_batches
+                member.next_micro_batch += 1
+                member.seen_weight += batch.weight
+                member.step_loss_sum += gradient.loss_sum
+                member.deadline.progress()
+        return gradient
+
+    def _gradient(self, cluster: int, batch: MicroBatch, total_weight: float, tied: Mapping[str, Tensor]) -> Gradient:
+        trainer = self._trainer_of(cluster)
+        try:
+            tensor, loss_sum = trainer.gradient(
+                batch.step, batch.micro_batch, batch.hidden_BTD, batch.mask_BT, batch.targets, total_weight, tied
+            )
+        except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+            raise Refusal(f"the decoder cannot take micro-batch {batch.micro_batch}: {error}"[:500]) from error
+        last = batch.micro_batch == batch.num_micro_batches - 1
+        norm_sq = trainer.gradient_norm_sq(cluster) if last else None
         if not (math.isfinite(loss_sum) and is_finite(tensor) and math.isfinite(norm_sq or 0.0)):
-            raise Refusal(
+            raise NotFiniteRefusal(
                 f"loss or gradient of micro-batch {batch.micro_batch} is not finite: training diverged; "
                 "lower optimizer.lr or set optimizer.clip-norm"
             )
-        with self._state:
-            member.step_weight = total_weight
-            member.num_micro_batches = batch.num_micro_batches
-            member.next_micro_batch += 1
-            member.seen_weight += batch.weight
-            member.step_loss_sum += loss_sum
         return Gradient(micro_batch=batch.micro_batch, tensor=tensor, loss_sum=loss_sum, norm_sq=norm_sq)
 
-    def close_step(self, round_: int, cluster: int, step: int, scale: float) -> None:
+    def close_step(self, round_: int, cluster: int, step: int, scale: float, seat: int | None = None) -> None:
         """Close a cluster's step with its clipping factor; returns when the decoder has taken the step.
 
         Clusters that do not close it within the step timeout are taken out of the round.
@@ -258,50 +288,44 @@ class DecoderTrainer:
         Refusal
             If the step is not the one in progress or is not complete.
         """
-        with self._state:
-            member = self._member(round_, cluster)
-            member.check_complete(step, scale, waiting=cluster in self._closed)
-            share = Contribution(cluster=cluster, weight=member.step_weight, scale=scale)
-            self._closed[cluster] = share
-            self._state.notify_all()
-            if self._sync == "step" and not self._wait_for_others(member, round_, step):
-                return
-            shares = list(self._closed.values()) if self._sync == "step" else [self._closed.pop(cluster)]
+        share = self._round.share_of(round_, cluster, step, scale, seat)
+        if self._sync == "step":
+            self.await_step(round_, cluster, step, seat)
+        else:
+            self._take([share], round_, step)
+
+    def await_step(self, round_: int, cluster: int, step: int, seat: int | None = None) -> None:
+        """Wait until the decoder has taken a step that the cluster has closed."""
+        if self._round.wait_for_others(round_, cluster, step, seat):
+            self._take(list(self._round.closed.values()), round_, step)
+
+    def _take(self, shares: list[Contribution], round_: int, step: int) -> None:
+        current = self._round
         with self._compute:
-            with self._state:
-                if not self._open or round_ != self._round:
-                    self._member(round_, cluster)
+            with current.state:
+                if not current.open or round_ != current.number:
+                    current.member(round_, shares[0].cluster)
             try:
-                self._trainer_of(cluster).apply(shares, (round_ - 1) * self._local_steps + step)
+                self._trainer_of(shares[0].cluster).apply(shares, (round_ - 1) * current.local_steps + step)
             except Exception as error:
                 # The others wait for this step: tell them all.
                 for other in shares:
-                    self.leave(round_, other.cluster, f"the decoder's step {step} failed: {error}")
+                    current.leave(round_, other.cluster, f"the decoder's step {step} failed: {error}")
                 raise
-            with self._state:
-                for other in shares:
-                    self._closed.pop(other.cluster, None)
-                    self._members[other.cluster].count_step()
-                self._applied, self._applying = step, False
-                self._state.notify_all()
+            with current.state:
+                current.applied(step, shares)
 
-    def finish(self, round_: int, cluster: int) -> None:
+    def finish(self, round_: int, cluster: int, seat: int | None = None) -> None:
         """Note a cluster's goodbye."""
-        with self._state:
-            member = self._member(round_, cluster)
-            if member.next_micro_batch:
-                raise Refusal(f"goodbye before step {member.step} was closed")
-            member.finished = True
-            self._state.notify_all()
+        self._round.finish(round_, cluster, seat)
 
-    def leave(self, round_: int, cluster: int, reason: str) -> None:
+    def away(self, round_: int, cluster: int, seat: int) -> None:
+        """Note that a cluster's stream was cut; it may come back."""
+        self._round.away(round_, cluster, seat)
+
+    def leave(self, round_: int, cluster: int, reason: str, seat: int | None = None) -> None:
         """Take a cluster out of the round; its unclosed step does not count. Never waits for the decoder."""
-        with self._state:
-            member = self._members.get(cluster)
-            if self._open and round_ == self._round and member and not member.finished and member.left is None:
-                member.left = reason
-                logger.warning("Decoder: cluster %s left round %s: %s", cluster, round_, reason)
-                self._state.notify_all()
+        self._round.leave(round_, cluster, reason, seat)
 
     def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
         """Close the round and return the decoder's new weights. Whoever is still in it is refused from now on.
@@ -316,17 +340,10 @@ class DecoderTrainer:
         ValueError
             If no round is open, or ``weights`` names a cluster that trained no step.
         """
-        with self._state:
-            if not self._open:
-                raise ValueError("no round of the decoder is open")
-            self._open = False
-            for member in self._members.values():
-                if not member.finished and member.left is None:
-                    member.left = "did not finish before the round ended" if member.joined else "did not join"
-            self._state.notify_all()
+        self._round.end()
         with self._compute:
-            with self._state:  # only now is a step that was being taken counted
-                clusters = {cluster: member.summary() for cluster, member in sorted(self._members.items())}
+            with self._round.state:  # only now is a step that was being taken counted
+                clusters = {cluster: member.summary() for cluster, member in sorted(self._round.members.items())}
             for cluster in clusters:
                 self._trainer.discard(cluster)
                 if cluster in self._copies:
@@ -334,76 +351,7 @@ class DecoderTrainer:
             if self._sync == "round":
                 self._average(clusters, weights)
             head = {name: p.detach().clone() for name, p in self._trainer.parameters.items()}
-        return RoundSummary(round=self._round, decoder_sync=self._sync, head=head, clusters=clusters)
-
-    # What follows runs with ``_state`` held, or with ``_compute`` where it touches tensors.
-
-    def _member(self, round_: int, cluster: int, joined: bool = True) -> Member:
-        """Return a cluster that may act now."""
-        if not self._open:
-            raise Refusal(f"round {round_} of the decoder is not open: it ended, or has not begun")
-        if round_ != self._round:
-            raise Refusal(f"expected round {self._round}, found round {round_}")
-        member = self._members.get(cluster)
-        if member is None:
-            raise Refusal(f"cluster {cluster} is not selected in round {round_}")
-        if member.left is not None or member.finished:
-            raise Refusal(f"cluster {cluster} has left round {round_}: {member.left or 'it said goodbye'}")
-        if joined and not member.joined:
-            raise Refusal(f"cluster {cluster} has not joined round {round_}")
-        return member
-
-    def _decide(self) -> None:
-        members = self._members.values()
-        assert self._first_hello is not None
-        # A CU that came and went does not count: clients that run one after the other look like that.
-        if all(member.joined and member.left is None for member in members):
-            self._sync = "step"
-            logger.info("decoder-sync auto: step, all %s CUs are there at the same time", len(members))
-        elif time.monotonic() >= self._first_hello + self.join_timeout_s:
-            self._sync = "round"
-            late = [m.cluster for m in members if not m.joined or m.left is not None]
-            logger.info("decoder-sync auto: round, clusters %s were not there in %g s", late, self.join_timeout_s)
-        if self._sync != "auto":
-            self._state.notify_all()
-
-    def _wait_for_others(self, member: Member, round_: int, step: int) -> bool:
-        """Wait at the barrier; True for the one caller that has to apply the step."""
-        deadline = time.monotonic() + self.step_timeout_s
-        while self._applied < step:
-            self._member(round_, member.cluster)
-            missing = self._missing()
-            if not missing and not self._applying:
-                self._applying = True
-                return True
-            now = time.monotonic()
-            if now >= deadline and not self._applying:
-                # Those who are missing leave, and the round goes on without them.
-                for cluster in missing:
-                    self.leave(
-                        round_,
-                        cluster,
-                        f"it did not close step {step} within {self.step_timeout_s:g} s of another cluster; raise "
-                        "decoder.step-timeout if it is only slow",
-                    )
-                continue
-            assert self._first_hello is not None
-            join_deadline = self._first_hello + self.join_timeout_s
-            wake = min(deadline, join_deadline) if join_deadline > now else deadline
-            self._state.wait(max(wake - now, 0.01))
-        return False
-
-    def _missing(self) -> list[int]:
-        """Clusters that the barrier waits for; those that are too late to join are taken out of the round."""
-        assert self._first_hello is not None
-        late = time.monotonic() >= self._first_hello + self.join_timeout_s
-        missing = []
-        for cluster, member in sorted(self._members.items()):
-            if late and not member.joined and member.left is None:
-                self.leave(self._round, cluster, f"it did not join within {self.join_timeout_s:g} s of the first")
-            if member.left is None and not member.finished and cluster not in self._closed:
-                missing.append(cluster)
-        return missing
+        return RoundSummary(round=self._round.number, decoder_sync=self._sync, head=head, clusters=clusters)
 
     def _trainer_of(self, cluster: int) -> HeadTrainer:
         if self._sync == "step":

@@ -11,11 +11,20 @@ from torch import Tensor
 
 from client_pipeline.link.tied import TiedRows
 from client_pipeline.partition.parts import target_weight
+from client_pipeline.runtime.deadline import ProgressDeadline
 from client_pipeline.runtime.micro_batches import StepId
 
 
 class Refusal(ValueError):
     """What a CU asked cannot be done; the message says why and goes back to the CU."""
+
+
+class NotFiniteRefusal(Refusal):
+    """What a CU sent, or what came of it, holds NaN or Inf."""
+
+
+class Superseded(Exception):  # noqa: N818
+    """A stream acts for a cluster that has opened another one since."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +43,8 @@ class MicroBatch:
     hidden_BTD: Tensor
     mask_BT: Tensor
     targets: Mapping[str, Tensor]
+    attempt: int = 0
+    """How often the cluster has begun the step before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +64,20 @@ class ClusterSummary:
 class Member:
     """Where one cluster is in a round of the decoder."""
 
-    def __init__(self, cluster: int, local_steps: int, tied: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        cluster: int,
+        local_steps: int,
+        tied: Mapping[str, Tensor] | None = None,
+        deadline: ProgressDeadline | None = None,
+    ) -> None:
         self.cluster = cluster
+        self.deadline = deadline or ProgressDeadline(math.inf)
+        """Of its silence: each frame is a sign of progress."""
+        self.seat = 0
+        """Number of its newest stream."""
+        self.away_since: float | None = None
+        """When its stream was cut [s, monotonic]; None while it is there."""
         self.local_steps = local_steps
         self.tied = dict(tied or {})
         """Values of the tied matrices that this cluster's step computes with: at first those of the round."""
@@ -63,8 +86,14 @@ class Member:
         self.finished = False
         self.left: str | None = None
         self.step = 1
+        self.attempt = 0
         self.steps, self.weight, self.loss_sum = 0, 0.0, 0.0
         self.reset_step()
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing more is to come from it."""
+        return self.finished or self.left is not None
 
     def reset_step(self) -> None:
         """Begin a step anew."""
@@ -75,6 +104,7 @@ class Member:
     def count_step(self) -> None:
         """Note that the decoder took the step in progress."""
         self.step += 1
+        self.attempt = 0
         self.steps += 1
         self.weight += self.step_weight
         self.loss_sum += self.step_loss_sum
@@ -104,6 +134,10 @@ class Member:
                 "the first micro-batch of a step, and no other, carries the total weight, above 0; "
                 f"found {batch.total_weight} on micro-batch {batch.micro_batch}"
             )
+
+    def begins_again(self, step: int, attempt: int, waiting: bool) -> bool:
+        """Whether the cluster has dropped the step in progress and begins it once more."""
+        return step == self.step and attempt > self.attempt and not waiting
 
     def take_tied(self, step: int, name: str, start: int, rows: Tensor, waiting: bool) -> None:
         """Take rows of a tied matrix, before the first micro-batch of a step; refuse them at any other time."""
@@ -160,7 +194,7 @@ def check_tensors(batch: MicroBatch) -> None:
     if batch.weight != target_weight(batch.targets):
         raise Refusal(f"weight: expected {target_weight(batch.targets)} as the labels say, found {batch.weight:g}")
     if not is_finite(hidden):
-        raise Refusal(f"hidden: micro-batch {batch.micro_batch} holds NaN or Inf: training diverged on the CU")
+        raise NotFiniteRefusal(f"hidden: micro-batch {batch.micro_batch} holds NaN or Inf: training diverged on the CU")
 
 
 def is_finite(tensor: Tensor) -> bool:

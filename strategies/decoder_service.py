@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from torch import Tensor
@@ -18,11 +19,12 @@ from torch import Tensor
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import Gradient
 from client_pipeline.link.frames import DEFAULT_MAX_BYTES, PROTOCOL_VERSION, Frame, FrameError, decode, encode
-from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, is_loopback, read_pem
+from client_pipeline.link.hosts import is_loopback
+from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, read_pem
 from client_pipeline.link.tied import pieces
 from client_pipeline.runtime.micro_batches import StepId
 from strategies.decoder import DecoderTrainer, RoundSummary
-from strategies.decoder_member import MicroBatch, Refusal
+from strategies.decoder_member import MicroBatch, NotFiniteRefusal, Refusal, Superseded
 from strategies.privacy_accountant import Sent
 from strategies.stream_limits import Allowance, HelloGuard, TooManyHellos, printable
 
@@ -95,6 +97,17 @@ def split_address(key: str, address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+@dataclass
+class _Stream:
+    """Whose a stream is; nobody's before its hello, and without a seat before its welcome."""
+
+    round: int = 0
+    cluster: int = -1
+    seat: int | None = None
+    again: bool = False
+    """Whether it follows one that was cut."""
+
+
 class DecoderService:
     """Serves one decoder over gRPC for as long as the run lasts.
 
@@ -138,6 +151,8 @@ class DecoderService:
         self._lock = threading.Lock()
         self._tokens: dict[int, str] = {}
         self._no_token = secrets.token_urlsafe(32)
+        self._resume: dict[int, str] = {}
+        """Of each cluster: opens its next stream, once."""
         self._round = 0
         self._used: set[int] = set()
         self._streams: dict[grpc.ServicerContext, int] = {}
@@ -202,7 +217,7 @@ class DecoderService:
         self.trainer.open_round(round_, clusters, local_steps, tied)
         with self._lock:
             self._round = round_
-            self._used = set()
+            self._used, self._resume = set(), {}
             self._tokens = {cluster: secrets.token_urlsafe(32) for cluster in clusters}
             tokens = dict(self._tokens)
             old = list(self._streams)
@@ -227,7 +242,7 @@ class DecoderService:
     def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
         """Close the round; its tokens are worth nothing from now on. See :meth:`DecoderTrainer.finish_round`."""
         with self._lock:
-            self._tokens = {}
+            self._tokens, self._resume = {}, {}
         return self.trainer.finish_round(weights)
 
     def stop(self) -> None:
@@ -249,37 +264,36 @@ class DecoderService:
 
     def _serve(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer one stream. An error of the CU ends the stream with a reason, never the service."""
-        cluster: int | None = None
-        reason = "its stream broke off"
+        stream = _Stream()
         try:
-            round_, cluster = self._greeted(frames, context)
-            mode = self.trainer.join(round_, cluster)
-            yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, "decoder_sync": mode})
+            if not self._greeted(frames, stream, context):
+                return
+            yield from self._welcome(stream)
             allowance = Allowance(self.config.frames_per_second, 2 * self.config.frames_per_second)
             for data in frames:
                 if wait_s := allowance.take():
                     # What is not read yet holds the sender back.
                     time.sleep(wait_s)
                 frame = decode(data, self.config.max_frame_bytes)
-                yield from self._answers(frame, round_, cluster)
-                if frame.kind == "bye":
+                yield from self._answers(frame, stream)
+                if frame.kind in ("bye", "leave"):
                     return
+            # Without a goodbye: a cut looks like that, too.
+        except Superseded:
+            pass  # the cluster goes on with another stream
         except FrameError as error:
-            reason = printable(str(error))
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+            self._refuse(stream, context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except TooManyHellos as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except PermissionError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, printable(str(error)))
+        except NotFiniteRefusal as error:
+            self._refuse(stream, context, grpc.StatusCode.OUT_OF_RANGE, str(error))
         except Refusal as error:
-            reason = printable(str(error))
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-        finally:
-            if cluster is not None:
-                self.trainer.leave(round_, cluster, reason)
+            self._refuse(stream, context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
-    def _greeted(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> tuple[int, int]:
-        """Wait for a stream's hello and check it; returns round and cluster. See :meth:`_admit`."""
+    def _greeted(self, frames: Iterator[bytes], stream: _Stream, context: grpc.ServicerContext) -> bool:
+        """Wait for a stream's first frame and check it; False: it wanted to leave. See :meth:`_admit`."""
         peer = _peer(context)
         self.hellos.enter(peer)
         # A stream that says nothing must not hold a thread for ever.
@@ -294,17 +308,27 @@ class DecoderService:
             wrong = "malformed"
             hello = decode(first, _HELLO_BYTES)
             wrong = "not admitted"
-            admitted = self._admit(hello, context)
+            if hello.kind == "leave":
+                self._leave_by_token(hello.header)
+            else:
+                self._admit(hello, stream, context)
             wrong = ""
-            return admitted
+            return hello.kind != "leave"
         finally:
             silence.cancel()
             self.hellos.leave()
             if wrong:
                 self.hellos.wrong(peer, wrong)
 
-    def _admit(self, hello: Frame, context: grpc.ServicerContext) -> tuple[int, int]:
-        """Check the token of a hello; returns round and cluster.
+    def _refuse(self, stream: _Stream, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str) -> None:
+        """End a stream with a reason; its cluster has left the round."""
+        reason = printable(reason)
+        if stream.cluster >= 0:
+            self.trainer.leave(stream.round, stream.cluster, reason, stream.seat)
+        context.abort(code, reason)
+
+    def _admit(self, hello: Frame, stream: _Stream, context: grpc.ServicerContext) -> None:
+        """Check the token of a hello: that of the round, or the one that opens a stream again.
 
         Raises
         ------
@@ -326,51 +350,89 @@ class DecoderService:
         cluster = int(header["cluster"])
         with self._lock:
             # Without a token of its own a cluster is compared with one that nobody has: that takes as long.
-            right = hmac.compare_digest(
-                self._tokens.get(cluster, self._no_token).encode(),
-                str(header["token"]).encode(errors="surrogatepass"),
-            )
-            if not right or cluster not in self._tokens or header["round"] != self._round:
-                raise PermissionError(
-                    f"the token is not one of cluster {cluster} in round {header['round']}, or the round has ended"
-                )
-            if cluster in self._used:
-                raise PermissionError(f"the token of cluster {cluster} has been used in round {self._round}")
+            resume = self._resume.get(cluster, self._no_token)
+            stream.again = _same(resume, header["token"]) and header["round"] == self._round
+            if not stream.again:
+                self._check_token(header)
+                if cluster in self._used:
+                    raise PermissionError(f"the token of cluster {cluster} has been used in round {self._round}")
             self._used.add(cluster)
+            self._resume.pop(cluster, None)
+            old = [other for other, owner in self._streams.items() if owner == cluster]
             self._streams[context] = cluster
-            round_ = self._round
-        if not context.add_callback(lambda: self._gone(context, round_, cluster)):
-            self._gone(context, round_, cluster)
-        return round_, cluster
+            stream.round, stream.cluster = self._round, cluster
+        # A stream that only looks open, its cable cut, gives way to the new one.
+        for other in old if stream.again else ():
+            other.cancel()
+        if not context.add_callback(lambda: self._gone(context, stream)):
+            self._gone(context, stream)
 
-    def _gone(self, context: grpc.ServicerContext, round_: int, cluster: int) -> None:
-        """Free those who wait for this CU as soon as its stream ends, even while its thread waits itself."""
+    def _check_token(self, header: Mapping[str, Any]) -> None:
+        cluster = int(header["cluster"])
+        right = _same(self._tokens.get(cluster, self._no_token), header["token"])
+        if not right or cluster not in self._tokens or header["round"] != self._round:
+            raise PermissionError(
+                f"the token is not one of cluster {cluster} in round {header['round']}, or the round has ended"
+            )
+
+    def _leave_by_token(self, header: Mapping[str, Any]) -> None:
+        """Take a cluster out of the round for whoever holds the round's token: its control unit is gone."""
+        if not {"token", "round", "cluster"} <= header.keys():
+            raise FrameError("header of a leave frame that comes first: expected token, round and cluster")
+        with self._lock:
+            self._check_token(header)
+        self.trainer.leave(int(header["round"]), int(header["cluster"]), printable(str(header["reason"])))
+
+    def _welcome(self, stream: _Stream) -> Iterator[bytes]:
+        """Join, or come back; a step that was closed before the cut is confirmed when it is taken."""
+        enter = self.trainer.rejoin if stream.again else self.trainer.join
+        seat = enter(stream.round, stream.cluster)
+        stream.seat = seat.number
+        resume = secrets.token_urlsafe(32)
+        with self._lock:
+            if stream.round == self._round:
+                self._resume[stream.cluster] = resume
+        told = {"decoder_sync": seat.sync, "resume": resume, "step": seat.step, "closed": int(seat.closed)}
+        yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, **told})
+        if seat.closed:
+            self.trainer.await_step(stream.round, stream.cluster, seat.step, seat.number)
+            yield encode({"kind": "step_applied", "round": stream.round, "step": seat.step})
+
+    def _gone(self, context: grpc.ServicerContext, stream: _Stream) -> None:
+        """Note that a stream has ended, even while its thread waits itself."""
         with self._lock:
             self._streams.pop(context, None)
-        self.trainer.leave(round_, cluster, "its stream broke off")
+        if stream.seat is None:
+            self.trainer.leave(stream.round, stream.cluster, "its stream broke off")
+        else:
+            self.trainer.away(stream.round, stream.cluster, stream.seat)
 
-    def _answers(self, frame: Frame, round_: int, cluster: int) -> Iterator[bytes]:
-        header = frame.header
+    def _answers(self, frame: Frame, stream: _Stream) -> Iterator[bytes]:
+        header, round_, cluster, seat = frame.header, stream.round, stream.cluster, stream.seat
         if frame.kind == "bye":
-            self.trainer.finish(round_, cluster)
+            self.trainer.finish(round_, cluster, seat)
             yield encode({"kind": "goodbye"})
+            return
+        if frame.kind == "leave":
+            self.trainer.leave(round_, cluster, printable(str(header["reason"])), seat)
             return
         if frame.kind not in ("tied", "micro_batch", "step_end"):
             raise FrameError(f"expected a micro_batch, step_end or bye frame, found {frame.kind}")
         if header["round"] != round_:
             raise Refusal(f"this stream is of round {round_}, found a frame of round {header['round']}")
         place = {"round": round_, "step": header["step"]}
+        attempt = int(header.get("attempt", 0))
         if frame.kind == "tied":
-            self.trainer.take_tied(
-                round_, cluster, header["step"], header["name"], header["start"], frame.tensors["rows"]
-            )
+            name, start, rows = header["name"], header["start"], frame.tensors["rows"]
+            self.trainer.take_tied(round_, cluster, header["step"], name, start, rows, attempt=attempt, seat=seat)
         elif frame.kind == "step_end":
-            self.trainer.close_step(round_, cluster, header["step"], header["scale"])
+            self.trainer.close_step(round_, cluster, header["step"], header["scale"], seat)
             yield encode({"kind": "step_applied", **place})
         else:
-            yield self._gradient(self.trainer.micro_batch(cluster, self._micro_batch(frame, cluster)), place)
+            place["attempt"] = attempt
+            yield self._gradient(self.trainer.micro_batch(cluster, self._micro_batch(frame, cluster), seat), place)
             if header["micro_batch"] == header["num_micro_batches"] - 1:
-                tied = self.trainer.tied_gradient(round_, cluster)
+                tied = self.trainer.tied_gradient(round_, cluster, seat)
                 for name, start, rows in pieces(tied, self.config.max_frame_bytes):
                     yield encode({"kind": "tied_gradient", **place, "name": name, "start": start}, {"rows": rows})
 
@@ -398,6 +460,7 @@ class DecoderService:
             hidden_BTD=hidden_BTD,
             mask_BT=frame.tensors["mask"],
             targets=frame.targets,
+            attempt=header.get("attempt", 0),
         )
 
     def _gradient(self, gradient: Gradient, place: dict[str, int]) -> bytes:
@@ -413,6 +476,11 @@ def _peer(context: grpc.ServicerContext) -> str:
     if names:
         return " ".join(sorted(name.decode(errors="replace") for name in names))
     return str(context.peer()).rpartition(":")[0]
+
+
+def _same(expected: str, found: object) -> bool:
+    """Compare tokens in constant time."""
+    return hmac.compare_digest(expected.encode(), str(found).encode(errors="surrogatepass"))
 
 
 def _check_pair(certificate: str, key: str) -> None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from logging import WARNING
+from typing import Any, cast
 
-from flwr.app import Error, Message, MessageType, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore import log
 from flwr.supercore.run import Run
 
 from client_pipeline.link.update_codec import UpdateCodec, UpdateError
+from client_pipeline.runtime.faults import FaultRecord
 from strategies.records import (
     ARRAYS,
     CONFIG,
     ROUND_KEY,
     WEIGHT_KEY,
+    read_failure,
     read_metric,
     read_report,
     sole_arrays,
@@ -41,6 +46,7 @@ class RecordingGrid(Grid):
     all_needed_s : how long to wait for a node that is gone, for strategies that need all; None for those that go on
         without it. Flower's own wait has no end.
     codec : of the control units' updates; the strategy gets trained weights. None: these are what is sent.
+    borne : rounds in a row that may pass without any client's answer, once there was one
     count_bytes : whether weights that go up and down count; they do not where they travel for evaluation alone
     """
 
@@ -51,18 +57,22 @@ class RecordingGrid(Grid):
         all_needed_s: float | None = None,
         *,
         codec: UpdateCodec | None = None,
+        borne: int = 0,
         count_bytes: bool = True,
     ) -> None:
         self._grid = grid
         self._clusters = dict(clusters)
         self._all_needed_s = all_needed_s
         self._codec = codec
+        self._borne = borne
+        self._empty: int | None = None
+        """Rounds in a row without an answer; None before the first answer."""
         self._count_bytes = count_bytes
         self.last_reports: list[dict[str, Any]] = []
         """The control units' reports of the last training exchange."""
         self.last_round: dict[str, Any] = {}
         """Of the last training exchange: ``train_loss``, ``messages_s``, ``bytes_down``, ``bytes_up``, ``clusters``
-        (the control units' reports) and ``failed``."""
+        (the control units' reports), ``failed`` and ``faults``."""
 
     def set_run(self, run: Run) -> None:
         """See Grid."""
@@ -123,22 +133,23 @@ class RecordingGrid(Grid):
         replies.sort(key=lambda reply: self._clusters.get(reply.metadata.src_node_id, -1))
         if sent and sent[0].metadata.message_type == MessageType.TRAIN:
             bytes_up = self._bytes([reply for reply in replies if not reply.has_error()])
-            if self._codec is not None:
-                begun = {message.metadata.dst_node_id: message for message in sent}
-                replies = [self._decoded(reply, begun[reply.metadata.src_node_id]) for reply in replies]
+            begun = {message.metadata.dst_node_id: message for message in sent}
+            replies = [self._checked(reply, begun[reply.metadata.src_node_id]) for reply in replies]
             self._record(sent, replies, time.perf_counter() - start, bytes_up)
         return replies
 
-    def _decoded(self, reply: Message, order: Message) -> Message:
-        """Return a reply with the trained weights in place of the update; an error's reply if it does not fit."""
-        assert self._codec is not None
+    def _checked(self, reply: Message, order: Message) -> Message:
+        """Return a reply with the trained weights in place of the update; an error's reply if they are none."""
         if reply.has_error():
             return reply
         try:
-            trained = self._codec.apply(to_tensors(sole_arrays(order)), to_tensors(sole_arrays(reply)))
+            if self._codec is not None:
+                trained = self._codec.apply(to_tensors(sole_arrays(order)), to_tensors(sole_arrays(reply)))
+                reply.content[ARRAYS] = to_arrays(trained)
+            if (name := not_finite(sole_arrays(reply))) is not None:
+                raise UpdateError(f"update of {name}: NaN or Inf: training diverged on the control unit")
         except UpdateError as error:
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(error)), reply_to=order)
-        reply.content[ARRAYS] = to_arrays(trained)
         return reply
 
     def take_round(self) -> dict[str, Any]:
@@ -148,16 +159,24 @@ class RecordingGrid(Grid):
 
     def _record(self, sent: list[Message], replies: list[Message], seconds: float, bytes_up: int) -> None:
         good = [reply for reply in replies if not reply.has_error()]
-        reasons = {
-            self._clusters.get(reply.metadata.src_node_id, -1): last_line(reply.error.reason)
-            for reply in replies
-            if reply.has_error()
-        }
+        number = int(cast(int, sent[0].content.config_records[CONFIG][ROUND_KEY]))
+        reasons: dict[int, str] = {}
+        faults: list[dict[str, Any]] = []
+        for reply in replies:
+            cluster = self._clusters.get(reply.metadata.src_node_id, -1)
+            if reply.has_error():
+                reasons[cluster], told = read_failure(reply.error.reason)
+                kind = "nan" if "NaN or Inf" in reasons[cluster] else "cluster"
+                faults += told or [_lost(kind, cluster, number, reasons[cluster])]
+            else:
+                faults += read_report(reply).get("faults", [])
         answered = {reply.metadata.src_node_id for reply in replies}
         for message in sent:
             node = message.metadata.dst_node_id
             if node not in answered:
-                reasons[self._clusters.get(node, -1)] = "no reply in time"
+                cluster = self._clusters.get(node, -1)
+                reasons[cluster] = "no reply in time"
+                faults.append(_lost("cluster", cluster, number, reasons[cluster]))
         weights = [read_metric(reply, WEIGHT_KEY) for reply in good]
         loss_sum = sum(read_metric(reply, "loss") * w for reply, w in zip(good, weights, strict=True))
         self.last_reports = [read_report(reply) for reply in good]
@@ -169,11 +188,18 @@ class RecordingGrid(Grid):
             "bytes_up": bytes_up,
             "clusters": self.last_reports,
             "failed": [{"cluster": cluster, "reason": reason} for cluster, reason in sorted(reasons.items())],
+            "faults": faults,
         }
-        if not good:
-            number = str(sent[0].content.config_records[CONFIG].get(ROUND_KEY))
-            listed = "; ".join(f"cluster {cluster}: {reason}" for cluster, reason in sorted(reasons.items()))
+        for fault in faults:
+            log(WARNING, "round %d: %s", number, told_fault(fault))
+        if good:
+            self._empty = 0
+            return
+        listed = "; ".join(f"cluster {cluster}: {reason}" for cluster, reason in sorted(reasons.items()))
+        if self._empty is None or self._empty >= self._borne:
             raise RoundFailed(f"round {number}: every client failed: {listed}")
+        self._empty += 1
+        log(WARNING, "round %d: every client failed, the model stays as it was: %s", number, listed)
 
     def _bytes(self, messages: list[Message]) -> int:
         return sum(array_bytes(message) for message in messages) if self._count_bytes else 0
@@ -184,7 +210,27 @@ def array_bytes(message: Message) -> int:
     return sum(record.count_bytes() for record in message.content.array_records.values())
 
 
-def last_line(reason: str | None) -> str:
-    """Shorten what may be a whole traceback to its last line, which has the error."""
-    lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
-    return lines[-1][:500] if lines else "no reason given"
+def not_finite(arrays: ArrayRecord) -> str | None:
+    """Name of an array that holds NaN or Inf; None if all are finite."""
+    for name, array in arrays.items():
+        values = array.numpy()
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            return name
+    return None
+
+
+def told_fault(fault: Mapping[str, Any]) -> str:
+    """A fault in words, for the log."""
+    who = "".join(f", {name} {fault[name]}" for name in ("cluster", "device") if fault.get(name) is not None)
+    end = "the round was lost"
+    if fault.get("recovered"):
+        seconds = fault.get("seconds")
+        end = "the round went on" if seconds is None else f"the round went on after {seconds:.1f} s"
+    return f"fault ({fault.get('kind')}{who}, step {fault.get('step')}): {end}: {fault.get('reason', '')}"
+
+
+def _lost(kind: str, cluster: int, number: int, reason: str) -> dict[str, Any]:
+    record = FaultRecord(
+        kind=kind, cluster=cluster, device=None, round=number, step=0, recovered=False, seconds=None, reason=reason
+    )
+    return record.to_dict()

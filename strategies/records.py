@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ LOSS_KEY = "loss"
 SETUP = "query.setup"
 """Message type of the exchange before round 1."""
 
+_FAULTS = "faults: "
 _PLAN, _DECODER, _PACE, _WAIVED = "plan", "decoder", "pace", "waived"
 
 
@@ -86,6 +88,23 @@ def reply_content(
     return RecordDict(
         {ARRAYS: to_arrays(weights), METRICS: metrics, REPORT: ConfigRecord({"json": json.dumps(report)})}
     )
+
+
+def failure_reason(reason: str, faults: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Pack why a control unit could not answer, and what went wrong before, into the text of a Flower error."""
+    return f"{reason}\n{_FAULTS}{json.dumps(list(faults))}" if faults else reason
+
+
+def read_failure(text: str | None) -> tuple[str, list[dict[str, Any]]]:
+    """Unpack :func:`failure_reason`: the reason's last line, which has the error, and the faults."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    faults: list[dict[str, Any]] = []
+    if lines and lines[-1].startswith(_FAULTS):
+        with contextlib.suppress(ValueError):
+            found = json.loads(lines[-1].removeprefix(_FAULTS))
+            faults = [fault for fault in found if isinstance(fault, dict)] if isinstance(found, list) else []
+        lines.pop()
+    return (lines[-1][:500] if lines else "no reason given"), faults
 
 
 def read_report(message: Message) -> dict[str, Any]:

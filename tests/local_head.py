@@ -33,6 +33,9 @@ class LocalHead:
         norm = self.trainer.gradient_norm_sq(self.step.cluster) if i == self.m - 1 else None
         return Gradient(micro_batch=i, tensor=tensor, loss_sum=loss, norm_sq=norm)
 
+    def drop_step(self):
+        self.trainer.discard(self.step.cluster)
+
     def end_step(self, scale):
         pass
 

@@ -14,8 +14,8 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime.actors import ControlUnitError, start_control_unit, train_round
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
+from client_pipeline.runtime.device_pool import NAMESPACE
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from client_pipeline.runtime.pipeline import NAMESPACE
 
 
 def setup_of(run, load_data=None, cluster=0):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_app.app_folder import PACKAGES, _project_file, assemble_app
+from flower_app.app_folder import PACKAGES, assemble_app, project_file
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,9 +38,9 @@ def test_the_app_folder_of_a_run_makes_the_same_bundle(tmp_path):
     assert _bundled(assemble_app(tmp_path / "app")) == _wanted()
 
 
-def test_the_app_folder_of_an_installed_wheel_takes_the_project_file_from_the_package_data(tmp_path):
+def test_the_app_folder_of_an_installed_wheel_takes_theproject_file_from_the_package_data(tmp_path):
     with pytest.raises(FileNotFoundError, match="found no pyproject.toml of the app; install the package again"):
-        _project_file(tmp_path)
+        project_file(tmp_path)
     (tmp_path / "configs" / "app").mkdir(parents=True)
     (tmp_path / "configs" / "app" / "pyproject.toml").touch()
-    assert _project_file(tmp_path) == tmp_path / "configs" / "app" / "pyproject.toml"
+    assert project_file(tmp_path) == tmp_path / "configs" / "app" / "pyproject.toml"

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from flower_app.config import RunConfig
+from flower_app.global_models import GlobalModels
 from flower_app.run_directory import claim_run_directory
 from flower_app.training_run import TrainingRun
 from strategies.records import to_arrays
@@ -30,6 +31,15 @@ LOSSES = [5.0, 3.0, 4.0, 2.0, 2.5, 6.0, 1.0, 0.5, 0.25]
 """What the evaluations find; with patience 2 the best is round 4, and round 6 the last."""
 
 
+class ScriptedModels(GlobalModels):
+    """Scores them by their round."""
+
+    def score(self, split):
+        self.scored_rounds.append((split, float(next(iter(self._models[0].values())).flatten()[0])))
+        round_ = int(self.scored_rounds[-1][1])
+        return {"loss": LOSSES[round_ - 1], "bleu": 0.0}, ""
+
+
 class ScriptedRun(TrainingRun):
     """A run whose rounds are scripted: the weights of round r are all r, and evaluations find :data:`LOSSES`."""
 
@@ -41,11 +51,6 @@ class ScriptedRun(TrainingRun):
 
     def _write_timeline(self, server_round, record):
         pass
-
-    def _score(self, split):
-        self.scored_rounds.append((split, float(next(iter(self.models[0].values())).flatten()[0])))
-        round_ = int(self.scored_rounds[-1][1])
-        return {"loss": LOSSES[round_ - 1], "bleu": 0.0}, ""
 
     def _strategy(self, planner, clusters):
         run = self
@@ -67,9 +72,12 @@ def scripted(run_dir, monkeypatch, killed_after=0, **more):
     monkeypatch.setattr("flower_app.training_run.wait_for_nodes", lambda *_: [1, 2])
     monkeypatch.setattr("flower_app.training_run.write_pictures", lambda _: None)
     monkeypatch.setattr("flower_app.training_run.Continued", lambda strategy, _: strategy)
+    scored_rounds = []
+    models = type("Models", (ScriptedModels,), {"scored_rounds": scored_rounds})
+    monkeypatch.setattr("flower_app.training_run.GlobalModels", models)
     threads = torch.get_num_threads()
     run = ScriptedRun(RunConfig.from_flat({**FLAT, "run-dir": str(run_dir), **more}), run_dir, grid=None)
-    run.scored_rounds, run.killed_after = [], killed_after
+    run.scored_rounds, run.killed_after = scored_rounds, killed_after
     try:
         run.run()
     finally:

@@ -92,8 +92,11 @@ def pairs_folder(folder, lines):
         (["--set", "policy=best"], "policy: expected one of"),
         (["--set", "plan=nowhere.json"], "plan: no file"),
         (["--config", "multi30k-tiny", "--set", "data.path=nowhere"], "data.train-source: "),
-        (["--set", "model.family=bert"], "trains a fresh model.family = transformer, found model.family = bert"),
-        (["--set", "model.pretrained=x"], "trains a fresh model.family = transformer, found model.pretrained = 'x'"),
+        (
+            ["--set", "model.family=bert"],
+            "expected model.family to be one of bart, marian, t5, transformer, found 'bert'",
+        ),
+        (["--set", "model.pretrained=x"], "starts fresh or from another run (model.from), found 'x'"),
         (["--set", "data.source=hub", "--set", "data.hub-id=."], "data.hub-id: expected a dataset id or"),
         (["--set", "data.tokenizer=/nowhere/at/all"], "data.tokenizer: expected a folder with a tokenizer"),
         (["--set", "data.num-examples=2"], "data.partition = iid: cluster 2 of 3 gets none of 2 examples"),

@@ -16,8 +16,8 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.system.scenario import load_scenario
+from flower_app.cluster_setup import wait_for_nodes
 from flower_app.training_network import of_clusters
-from flower_app.training_run import wait_for_nodes
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderConfig, DecoderService
 from strategies.policies import make_policy

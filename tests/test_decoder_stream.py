@@ -21,7 +21,7 @@ from decoder_cases import (
 )
 
 from client_pipeline.link.base import LinkError
-from client_pipeline.link.frames import encode
+from client_pipeline.link.frames import PROTOCOL_VERSION, encode
 from client_pipeline.link.local import LocalDecoder
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, DecoderStream
 from client_pipeline.partition.parts import target_weight
@@ -254,7 +254,7 @@ REFUSED = {
     "an end alone": ([encode({"kind": "step_end", "round": 1, "step": 1, "scale": 1.0})], "after 0 of 0"),
     "an early goodbye": ([first_frame(), encode({"kind": "bye"})], "goodbye before step 1 was closed"),
     "a second hello": (
-        [encode({"kind": "hello", "version": 1, "token": "", "round": 1, "cluster": 0})],
+        [encode({"kind": "hello", "version": PROTOCOL_VERSION, "token": "", "round": 1, "cluster": 0})],
         "expected a micro_batch, step_end or bye frame, found hello",
     ),
     "garbage": ([b"\x80\x04K\x01."], "cut short"),
@@ -267,7 +267,7 @@ def test_a_bad_frame_is_refused_with_its_reason_and_the_service_still_serves(cas
     frames, reason = REFUSED[case]
     with service_of(num_clusters=1, max_frame_bytes=2**18) as service:
         address = service.open_round(1, [0], 2)[0]
-        hello = encode({"kind": "hello", "version": 1, "token": address.token, "round": 1, "cluster": 0})
+        hello = encode({"kind": "hello", "version": PROTOCOL_VERSION, "token": address.token, "round": 1, "cluster": 0})
         with grpc.insecure_channel(address.target) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([hello, *frames]), timeout=20)
             with pytest.raises(grpc.RpcError) as refusal:
@@ -285,9 +285,12 @@ def test_a_bad_frame_is_refused_with_its_reason_and_the_service_still_serves(cas
         (b"", "cut short"),
         (
             encode({"kind": "hello", "version": 99, "token": "", "round": 1, "cluster": 0}),
-            "protocol version: expected 1",
+            "protocol version: expected 2",
         ),
-        (encode({"kind": "hello", "version": 1, "token": "x" * 20_000, "round": 1, "cluster": 0}), "at most 16384"),
+        (
+            encode({"kind": "hello", "version": PROTOCOL_VERSION, "token": "x" * 20_000, "round": 1, "cluster": 0}),
+            "at most 16384",
+        ),
     ],
     ids=["bye", "nothing", "version", "oversized"],
 )
@@ -316,7 +319,8 @@ def test_a_decoder_that_is_not_there_is_named():
         DecoderStream.open(address)
 
 
-def test_a_decoder_that_goes_away_ends_every_wait():
+def test_a_decoder_that_goes_away_ends_every_wait(monkeypatch):
+    monkeypatch.setattr("client_pipeline.link.connection.REOPEN_S", 1.0)
     with service_of(num_clusters=2) as service:
         stream = DecoderStream.open(service.open_round(1, [0, 1], 1)[0])
         train_step(stream, step_id(0), batch_of(0, 3), 1)

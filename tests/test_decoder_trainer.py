@@ -52,7 +52,7 @@ def whole_batch(cluster, step=1, round_=1, examples=3):
 
 def train(trainer, cluster, steps=1, round_=1):
     """A cluster's round on the trainer itself; returns the mode it was told."""
-    mode = trainer.join(round_, cluster)
+    mode = trainer.join(round_, cluster).sync
     for step in range(1, steps + 1):
         trainer.micro_batch(cluster, whole_batch(cluster, step, round_))
         trainer.close_step(round_, cluster, step, 1.0)
@@ -231,7 +231,7 @@ def test_auto_does_not_count_a_cluster_that_came_and_went():
     def break_off():
         time.sleep(SHORT_S / 4)
         trainer.leave(1, 0, "its stream broke off")
-        return trainer.join(1, 1)
+        return trainer.join(1, 1).sync
 
     assert all_at_once(come_and_go, break_off) == [None, "round"]
 
@@ -240,7 +240,7 @@ def test_a_decision_can_be_restored_and_a_wrong_one_is_refused():
     trainer = trainer_of("auto")
     trainer.decoder_sync = "round"
     trainer.open_round(5, [0, 1], 1)
-    assert trainer.join(5, 0) == "round"
+    assert trainer.join(5, 0).sync == "round"
     with pytest.raises(ValueError, match="decoder-sync: expected one of auto, step, round, found 'epoch'"):
         trainer.decoder_sync = "epoch"
 

@@ -99,7 +99,7 @@ def test_the_library_loads_the_exported_tokenizer(tmp_path, family, style):
     assert tokenizer.model_max_length == longest.get(family, CONFIGS[family].get("max_position_embeddings"))
 
 
-@pytest.mark.parametrize(("family", "expected"), [("bert", [2, 5, 6, 3]), ("gpt2", [2, 5, 6])])
+@pytest.mark.parametrize(("family", "expected"), [("bert", [2, 5, 6, 3]), ("gpt2", [2, 5, 6]), ("t5", [5, 6, 3])])
 def test_an_exported_tokenizer_puts_the_marks_that_the_task_put(tmp_path, family, expected):
     from transformers import AutoTokenizer
 

@@ -17,7 +17,7 @@ from decoder_cases import batch_of, service_of, train_round
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from test_decoder_stream import first_frame
 
-from client_pipeline.link.frames import MAX_HEADER_BYTES, Frame, FrameError, decode, encode
+from client_pipeline.link.frames import MAX_HEADER_BYTES, PROTOCOL_VERSION, Frame, FrameError, decode, encode
 from client_pipeline.link.stream import METHOD, SERVICE
 from strategies.stream_limits import HelloGuard
 
@@ -101,7 +101,7 @@ FIRST_ROUND = 1_000_000
 VALID = [
     first_frame(round=FIRST_ROUND),
     encode({"kind": "step_end", "round": FIRST_ROUND, "step": 1, "scale": 0.5}),
-    encode({"kind": "hello", "version": 1, "token": "t" * 43, "round": FIRST_ROUND, "cluster": 0}),
+    encode({"kind": "hello", "version": PROTOCOL_VERSION, "token": "t" * 43, "round": FIRST_ROUND, "cluster": 0}),
     encode(
         {"kind": "tied", "round": FIRST_ROUND, "step": 2, "name": "weight", "start": 0}, {"rows": torch.zeros(3, 8)}
     ),
@@ -193,7 +193,13 @@ class Running:
         return answers, grpc.StatusCode.OK, ""
 
     def hello(self, **change):
-        header = {"version": 1, "token": self.tokens[0], "round": self.round, "cluster": 0, "codec": "none"}
+        header = {
+            "version": PROTOCOL_VERSION,
+            "token": self.tokens[0],
+            "round": self.round,
+            "cluster": 0,
+            "codec": "none",
+        }
         return {"kind": "hello", **header, **change}
 
 

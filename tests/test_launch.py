@@ -130,7 +130,7 @@ def test_a_run_finishes_with_all_nodes_at_once_and_leaves_nothing_but_its_result
     monkeypatch.chdir(run_dir / "elsewhere")
     # Ray's sockets need a short path, and other runs may be at work beside this one.
     with tempfile.TemporaryDirectory(prefix="test-", dir="/tmp") as folder:
-        monkeypatch.setattr(superlink, "_short_folder", lambda: folder)
+        monkeypatch.setattr(superlink, "short_folder", lambda: folder)
         outcome = start(tiny_app, run_dir, "well")
         assert list(Path(folder).iterdir()) == []
     assert outcome == Outcome("finished", "", {"status": "finished", "rounds": 1})

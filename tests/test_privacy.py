@@ -106,7 +106,7 @@ def test_the_server_sees_clipped_rows_with_noise_and_nothing_else():
     with service_of(num_clusters=1) as service:
         address = service.open_round(1, [0], 2)[0]
         seen, take = [], service.trainer.micro_batch
-        service.trainer.micro_batch = lambda cluster, batch: seen.append(batch) or take(cluster, batch)
+        service.trainer.micro_batch = lambda cluster, batch, *rest: seen.append(batch) or take(cluster, batch, *rest)
         batches = [batch_of(0, 5, seed=s) for s in (1, 2)]
         link = PrivateLink(DecoderStream.open(address), NOISY, NoiseSource(7))
         for step, batch in enumerate(batches, start=1):

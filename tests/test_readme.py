@@ -13,7 +13,7 @@ def blocks(language):
 
 
 def test_the_python_example_runs():
-    (code,) = blocks("python")
+    code, _task = blocks("python")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
     assert "Segment(device=0" in result.stdout

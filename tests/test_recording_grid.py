@@ -8,7 +8,7 @@ from simulation import simulate
 
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.update_codec import ErrorFeedback, UpdateCodec
-from flower_app.training_run import wait_for_nodes
+from flower_app.cluster_setup import wait_for_nodes
 from strategies.baselines.stock import make_stock
 from strategies.recording_grid import RecordingGrid, RoundFailed
 from strategies.records import read_train_config, reply_content

@@ -33,8 +33,12 @@ def quiet(_):
 @pytest.mark.parametrize("smoke", [False, True])
 def test_every_experiment_has_curves(name, smoke):
     curves = load_curves(name, smoke=smoke)
-    assert curves and all(curve.config.model.encoder_layers == 12 for curve in curves)
-    assert len({curve.label for curve in curves}) == len(curves)
+    assert curves
+    if name in PLANNING:
+        assert all(curve.config.model.encoder_layers == 12 for curve in curves)
+    # A figure of several panels has each of its labels in all of them.
+    panels = len({curve.figure.get("panel") for curve in curves} if name == "fig6" else "1")
+    assert len({curve.label for curve in curves}) * panels == len(curves)
 
 
 @pytest.mark.parametrize("name", PLANNING)

@@ -105,6 +105,7 @@ GRID = [
         tiny_spec("bert", "masked-lm"),
         # The families whose blocks are not all alike.
         tiny_spec("deberta-v2", "sequence-classification"),
+        tiny_spec("deberta-v2-relative", "token-classification"),
         tiny_spec("modernbert", "token-classification"),
     ],
     ids=[
@@ -114,6 +115,7 @@ GRID = [
         "bert-token",
         "bert-masked",
         "deberta-v2-sequence",
+        "deberta-v2-relative",
         "modernbert-token",
     ],
 )

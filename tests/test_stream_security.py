@@ -13,7 +13,7 @@ from test_decoder_stream import assert_still_serves, first_frame
 from test_decoder_tls import certificate, files, own
 
 from client_pipeline.link.base import LinkError
-from client_pipeline.link.frames import encode
+from client_pipeline.link.frames import PROTOCOL_VERSION, encode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderStream
 from strategies.stream_limits import WRONG_HELLOS, Allowance, HelloGuard, TooManyHellos, printable
 
@@ -107,7 +107,13 @@ def call(address, *frames, **options):
 
 
 def hello(address, **change):
-    header = {"version": 1, "token": address.token, "round": address.round, "cluster": address.cluster, **change}
+    header = {
+        "version": PROTOCOL_VERSION,
+        "token": address.token,
+        "round": address.round,
+        "cluster": address.cluster,
+        **change,
+    }
     return encode({"kind": "hello", **header})
 
 

@@ -191,6 +191,8 @@ def test_clusters_with_files_of_their_own_need_the_list_of_labels(tmp_path):
     config = {"name": "train-{cluster}.tsv", "test_source": "test.tsv", "partition": "files"}
     with pytest.raises(ValueError, match=r"data\.labels: expected the list of labels with data\.partition = files"):
         prepare(files(tmp_path, **config), num_clusters=2)
+    with pytest.raises(ValueError, match=r"data\.labels: expected the list of labels with data\.partition = nodes"):
+        prepare(files(tmp_path, **config | {"partition": "nodes"}), num_clusters=2)
     listed = files(tmp_path, **config, labels="animal,person")
     found = prepare(listed, num_clusters=2)
     chosen = task(TaskConfig(name=NAME))
@@ -387,3 +389,26 @@ def test_the_task_of_the_documentation_is_learned(monkeypatch):
     found = task_cases.prepare("word-order", data, options(dropout=0.0))
     score = found.evaluator.evaluate(train("word-order", found, data, steps=60), "test")
     assert score.metrics["accuracy"] > 0.7
+
+
+def test_the_readmes_task_of_ones_own_is_learned(tmp_path, monkeypatch):
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (source,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "Task)" in block)
+    (tmp_path / "acceptability.py").write_text(source)
+    assert len(source.splitlines()) <= 30
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = task(TaskConfig(name="acceptability:AcceptabilityTask"))
+    data = DataConfig(num_examples=60, evaluation_examples=40, vocab_size=400, max_length=40)
+    prepared = chosen.prepare(data, options(), seed=0, num_clusters=2)
+    score = prepared.evaluator.evaluate(prepared.build(0), "test")
+    assert set(score.metrics) == set(chosen.scores) and -1 <= score.metrics["matthews"] <= 1
+    assert {"good", "bad"} == set(score.references)
+    assert chosen.metrics(["good", "bad"] * 2, ["good", "bad"] * 2)[0]["matthews"] == 1
+    assert chosen.metrics(["good", "bad"] * 2, ["bad", "good"] * 2)[0]["matthews"] == -1
+
+
+def test_a_task_that_cannot_be_imported_is_named():
+    with pytest.raises(ValueError, match=r"task.name: 'no_such:Task': cannot import no_such: .*PYTHONPATH"):
+        task(TaskConfig(name="no_such:Task"))
+    with pytest.raises(ValueError, match="expected module:Class, found None in json"):
+        task(TaskConfig(name="json:Task"))

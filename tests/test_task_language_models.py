@@ -44,6 +44,18 @@ def prepared():
 
 
 @both
+def test_language_models_read_the_words_of_tagged_sentences_and_no_tags(tmp_path, name):
+    # The lines of such a file, tags and all, were once the text.
+    (tmp_path / "a.txt").write_text("A dog barks\nThe king reads")
+    sentences = (("A", "dog", "barks"), ("The", "king", "reads"))
+    (tmp_path / "b.conll").write_text("\n\n".join("\n".join(f"{w}\tO" for w in words) for words in sentences))
+    plain, tagged = (prepare(name, files(tmp_path, file), MODELS[name]) for file in ("a.txt", "b.conll"))
+    assert tagged.tokenizer_json == plain.tokenizer_json
+    found = [share_of(name, files(tmp_path, file), plain, 0, 1).sequences for file in ("a.txt", "b.conll")]
+    assert found[0].ids.tolist() == found[1].ids.tolist() and len(found[0]) == len(found[1]) == 2
+
+
+@both
 def test_text_files_tables_and_hub_datasets_give_the_same_text(tmp_path, name):
     texts = ["A dog barks.", "The king reads a long book."]
     (tmp_path / "a.txt").write_text(texts[0] + "\n\n" + texts[1] + "\n")

@@ -108,6 +108,24 @@ VARIANTS = {
         "deberta-v2",
         {"conv_kernel_size": 0, "embedding_size": 8, "type_vocab_size": 2},
     ),
+    # As DeBERTa-v3: 4 buckets on either side, so that far offsets share one in a batch of 9 tokens.
+    "deberta-v2-relative": (
+        "deberta-v2",
+        {
+            "relative_attention": True,
+            "position_buckets": 4,
+            "max_relative_positions": -1,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": False,
+            "conv_kernel_size": 0,
+        },
+    ),
+    "deberta-v2-relative-unshared": (
+        "deberta-v2",
+        {"relative_attention": True, "max_relative_positions": 6, "pos_att_type": ["c2p", "p2c"]},
+    ),
     "modernbert-mean": ("modernbert", {"classifier_pooling": "mean", "norm_bias": True}),
     "distilbert-sinusoidal": ("distilbert", {"sinusoidal_pos_embds": True}),
     "bart-scaled": ("bart", {"scale_embedding": True}),

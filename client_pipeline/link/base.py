@@ -15,6 +15,10 @@ class LinkError(RuntimeError):
     """The decoder refused, closed or was too late; the message says who and why."""
 
 
+class NotFiniteLink(LinkError):
+    """The decoder refused activations or a loss that hold NaN or Inf."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gradient:
     """The decoder's answer to one micro-batch."""
@@ -74,6 +78,13 @@ class DecoderLink(Protocol):
 
     def receive(self) -> Gradient:
         """Wait for the gradient of the next micro-batch."""
+        ...
+
+    def drop_step(self) -> None:
+        """Break off the step in progress, which may be begun again: its sums are forgotten, here and at the decoder.
+
+        Whoever waits on the link gets a :class:`LinkError`. Never raises.
+        """
         ...
 
     def end_step(self, scale: float) -> None:

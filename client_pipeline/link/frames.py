@@ -6,17 +6,19 @@ it is ever unpickled, and whatever is malformed is refused with a reason.
 Up, from a CU::
 
     hello        version, token, round, cluster, codec (absent: none)
-    tied         round, step, name, start (first row)                           rows [R,...]
+    tied         round, step, name, start (first row), attempt                  rows [R,...]
     micro_batch  round, step, micro_batch, num_micro_batches, weight, seed,   hidden [B,T,D], mask [B,T],
-                 total_weight (first of a step)                               target.<name> [B,...]
+                 total_weight (first of a step), attempt                      target.<name> [B,...]
     step_end     round, step, scale
     bye
+    leave        reason; token, round, cluster (as first frame)
 
 Down, from the decoder::
 
-    welcome      version, decoder_sync
-    gradient     round, step, micro_batch, loss_sum, norm_sq (last of a step)   gradient [B,T,D]
-    tied_gradient round, step, name, start (first row)                          rows [R,...]
+    welcome      version, decoder_sync, resume, step, closed
+    gradient     round, step, micro_batch, loss_sum, norm_sq (last of a step),  gradient [B,T,D]
+                 attempt
+    tied_gradient round, step, name, start (first row), attempt                 rows [R,...]
     step_applied round, step
     goodbye
 
@@ -24,6 +26,11 @@ Down, from the decoder::
 the value, which is that of the round. ``tied_gradient`` frames come after the last gradient of a step. ``hidden`` and
 ``gradient`` are float32, or bytes [B,T,row] of the codec that hello declares
 (:mod:`client_pipeline.link.activation_codec`).
+
+``attempt`` counts how often a step was begun before (absent: 0). A stream that was cut is opened again with a hello
+whose token is ``resume`` of the last welcome, good for one stream. ``step`` of the new welcome is the step in progress:
+unless ``closed`` is 1, all its frames are sent again. ``leave`` takes a cluster out of the round at once, on its own
+stream or, with the round's token, on another one: when the process that held the stream is gone.
 """
 
 from __future__ import annotations
@@ -38,7 +45,7 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 DEFAULT_MAX_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 64 * 2**10
 TARGET_PREFIX = "target."
@@ -63,7 +70,7 @@ _LARGEST_INT = 2**63 - 1
 # Header fields of each kind: type and smallest value; a trailing "?" marks what may be left out.
 _FIELDS: dict[str, dict[str, tuple[type, float | None]]] = {
     "hello": {"version": (int, 0), "token": (str, None), "round": (int, 1), "cluster": (int, 0), "codec?": (str, None)},
-    "tied": {"round": (int, 1), "step": (int, 1), "name": (str, None), "start": (int, 0)},
+    "tied": {"round": (int, 1), "step": (int, 1), "name": (str, None), "start": (int, 0), "attempt?": (int, 0)},
     "micro_batch": {
         "round": (int, 1),
         "step": (int, 1),
@@ -72,18 +79,33 @@ _FIELDS: dict[str, dict[str, tuple[type, float | None]]] = {
         "weight": (float, 0),
         "seed": (int, None),
         "total_weight?": (float, 0),
+        "attempt?": (int, 0),
     },
     "step_end": {"round": (int, 1), "step": (int, 1), "scale": (float, 0)},
     "bye": {},
-    "welcome": {"version": (int, 0), "decoder_sync": (str, None)},
+    "leave": {"reason": (str, None), "token?": (str, None), "round?": (int, 1), "cluster?": (int, 0)},
+    "welcome": {
+        "version": (int, 0),
+        "decoder_sync": (str, None),
+        "resume?": (str, None),
+        "step?": (int, 1),
+        "closed?": (int, 0),
+    },
     "gradient": {
         "round": (int, 1),
         "step": (int, 1),
         "micro_batch": (int, 0),
         "loss_sum": (float, None),
         "norm_sq?": (float, 0),
+        "attempt?": (int, 0),
     },
-    "tied_gradient": {"round": (int, 1), "step": (int, 1), "name": (str, None), "start": (int, 0)},
+    "tied_gradient": {
+        "round": (int, 1),
+        "step": (int, 1),
+        "name": (str, None),
+        "start": (int, 0),
+        "attempt?": (int, 0),
+    },
     "step_applied": {"round": (int, 1), "step": (int, 1)},
     "goodbye": {},
 }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from client_pipeline.link.base import Gradient, LinkError
+from client_pipeline.link.base import Gradient, LinkError, NotFiniteLink
 from client_pipeline.runtime.head import Contribution, HeadTrainer
 from client_pipeline.runtime.micro_batches import StepId
 
@@ -54,8 +56,8 @@ class LocalDecoder:
         """Start a step; what an unclosed one collected is forgotten."""
         if total_weight <= 0:
             raise LinkError(f"the batch of {step} carries no target: expected a total weight above 0")
-        if self._step is not None:
-            self.trainer.discard(self._step.cluster)
+        self.drop_step()
+        self._waiting = queue.SimpleQueue()
         self._step, self._num_micro_batches, self._total_weight, self._done = step, num_micro_batches, total_weight, 0
 
     def send_tied(self, tied: Mapping[str, Tensor]) -> None:
@@ -83,11 +85,16 @@ class LocalDecoder:
                 f"local decoder: no activations of micro-batch {self._done} came within {self.timeout_s:g} s"
             ) from None
         with self._compute:
-            if item is None or self._closed:
+            if item is None or item.step is not self._step:
                 raise LinkError("local decoder: closed while a gradient was awaited")
             tensor, loss_sum = self.trainer.gradient(
                 item.step, item.micro_batch, item.hidden_BTD, item.mask_BT, item.targets, self._total_weight, self._tied
             )
+            if not (math.isfinite(loss_sum) and bool(torch.isfinite(torch.stack(tensor.aminmax())).all())):
+                raise NotFiniteLink(
+                    f"local decoder: loss or gradient of micro-batch {item.micro_batch} holds NaN or Inf: training "
+                    "diverged; lower optimizer.lr or set optimizer.clip-norm"
+                )
             self._done += 1
             last = self._done == self._num_micro_batches
             norm_sq = self.trainer.gradient_norm_sq(item.step.cluster) if last else None
@@ -101,13 +108,18 @@ class LocalDecoder:
         share = Contribution(cluster=step.cluster, weight=self._total_weight, scale=scale)
         self.trainer.apply([share], (step.round - 1) * self.local_steps + step.step)
 
-    def close(self) -> None:
-        """End the round; an unclosed step does not count."""
+    def drop_step(self) -> None:
+        """Forget an unclosed step."""
         with self._compute:
-            self._closed = True
             if self._step is not None:
                 self.trainer.discard(self._step.cluster)
                 self._step = None
-        self._waiting.put(None)
+            # Whoever waits here waits on the queue of this step.
+            self._waiting.put(None)
+
+    def close(self) -> None:
+        """End the round; an unclosed step does not count."""
+        self._closed = True
+        self.drop_step()
 
     abort = close

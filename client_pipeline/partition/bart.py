@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from client_pipeline.partition import hugging_face
 from client_pipeline.partition.encoder import mask_form as mask_form
-from client_pipeline.partition.hugging_face import TRAINED_LOGITS_BIAS, fresh_model, read_config
+from client_pipeline.partition.hugging_face import LABEL_SMOOTHING, TRAINED_LOGITS_BIAS, fresh_model, read_config
 from client_pipeline.partition.parts import Batch, ModelParts
 from client_pipeline.partition.seq2seq import Seq2SeqHead
 from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
@@ -79,7 +79,8 @@ class BartHead(Seq2SeqHead):
 
     def __init__(self, spec: ModelSpec, decoder: nn.Module, output: nn.Module, bias: Tensor) -> None:
         config = library_config(spec)
-        super().__init__(config.decoder_start_token_id, config.pad_token_id)
+        smoothing = spec.config.get(LABEL_SMOOTHING, 0.0)
+        super().__init__(config.decoder_start_token_id, config.pad_token_id, smoothing)
         self.decoder = decoder
         self.lm_head = output
         self.tied = tied(spec)

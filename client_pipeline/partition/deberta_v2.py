@@ -1,9 +1,12 @@
-"""Hugging Face DeBERTa-v2 and v3 with absolute positions (``relative_attention`` false).
+"""Hugging Face DeBERTa-v2 and v3, with relative attention or without.
 
 The convolution beside the first layer reads that layer's input and output alone, so it is a part of TEB 0.
 
-Relative attention is refused: its table ``rel_embeddings`` is one parameter that every layer reads. A copy on each
-device would be another model after the first step, as no device sees the gradient of the others' layers.
+With relative attention all layers read one table of embeddings of relative positions, and its norm. Both live on the CU
+with the embedding, so that every parameter exists once and any layer can be on any device. What the layers need of the
+table travels with the activations, as two further examples of each micro-batch: position t of the first carries the row
+of offset +t, of the second that of offset -t. Each TEB reads them and hands them on, so their gradient comes back to
+the CU as the sum over all layers, by the way of all activation gradients. The last TEB leaves them out.
 """
 
 from __future__ import annotations
@@ -31,16 +34,10 @@ def library_config(spec: ModelSpec) -> Any:
     Raises
     ------
     ValueError
-        For relative attention, which cannot be cut into blocks that move one by one.
+        For what would be a parameter that nothing uses.
     """
     config = encoder.library_config(spec, attention="eager")
-    if config.relative_attention:
-        raise ValueError(
-            "relative_attention: expected false for family deberta-v2, found true; the table rel_embeddings is one "
-            "parameter that all TEBs read, and no device could train it alone. Use a model of absolute positions: "
-            "modernbert, roberta, electra, or a DeBERTa-v2 configuration with relative_attention = false"
-        )
-    if "layer_norm" in str(getattr(config, "norm_rel_ebd", "none")):
+    if not config.relative_attention and _has_norm(config):
         raise ValueError(
             "norm_rel_ebd: expected none without relative_attention, found layer_norm, a norm that nothing would use; "
             "leave norm_rel_ebd out"
@@ -59,16 +56,66 @@ class DebertaMasks(NamedTuple):
     """int64: 1 for a real token."""
 
 
+class RelativePositions(nn.Module):
+    """The table of relative positions, and what all layers need of it for sequences of T tokens."""
+
+    def __init__(self, table: nn.Embedding, norm: nn.Module | None, config: Any) -> None:
+        super().__init__()
+        self.rel_embeddings = table
+        self.norm = norm
+        self.config = config
+
+    def forward(self, length: int) -> Tensor:
+        """Rows of the offsets 0 to T - 1, and of 0 to -(T - 1); [2, T, D]."""
+        rows = self.rel_embeddings(_table_rows(self.config, length, self.rel_embeddings.weight.device))
+        return cast(Tensor, rows if self.norm is None else self.norm(rows))
+
+
+def _span(config: Any) -> int:
+    """Rows of the table on either side of offset 0."""
+    return int(config.position_buckets if getattr(config, "position_buckets", -1) > 0 else _longest(config))
+
+
+def _longest(config: Any) -> int:
+    """Offset from which on all are alike."""
+    longest = int(getattr(config, "max_relative_positions", -1))
+    return int(config.max_position_embeddings) if longest < 1 else longest
+
+
+def _table_rows(config: Any, length: int, device: torch.device) -> Tensor:
+    """Where in the table the offsets are that :class:`RelativePositions` gives, [2, T]."""
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    ahead_T = torch.arange(length, device=device)
+    offsets_2T = torch.stack([ahead_T, -ahead_T])
+    if getattr(config, "position_buckets", -1) > 0:
+        offsets_2T = make_log_bucket_position(offsets_2T, config.position_buckets, _longest(config)).long()
+    span = _span(config)
+    return (offsets_2T + span).clamp(0, 2 * span - 1)
+
+
+def _table(config: Any, rows_2TD: Tensor) -> Tensor:
+    """Put the rows back where they are in the table, [2 span, D]; the others, which nothing reads, are zero."""
+    _, length, width = rows_2TD.shape
+    places = _table_rows(config, length, rows_2TD.device).flatten()
+    number = len(places)
+    # Far offsets share a row. It is there several times; the first stands for all, so that runs repeat bit for bit.
+    first = places.new_full((2 * _span(config),), number)
+    first.scatter_reduce_(0, places, torch.arange(number, device=places.device), "amin")
+    return torch.cat([rows_2TD.reshape(number, width), rows_2TD.new_zeros(1, width)])[first]
+
+
 class DebertaV2Embedding(nn.Module):
     """Word and position embeddings; padding is zero."""
 
-    def __init__(self, embeddings: nn.Module) -> None:
+    def __init__(self, embeddings: nn.Module, relative: RelativePositions | None) -> None:
         super().__init__()
         self.embeddings = embeddings
+        self.relative = relative
 
     def forward(self, batch: Batch) -> Tensor:
-        """Embed a batch; [B, T, D]."""
-        return cast(
+        """Embed a batch; [B, T, D], or [B + 2, T, D] with relative attention."""
+        x_BTD = cast(
             Tensor,
             self.embeddings(
                 input_ids=batch["input_ids"],
@@ -76,22 +123,43 @@ class DebertaV2Embedding(nn.Module):
                 mask=batch["attention_mask"],
             ),
         )
+        return x_BTD if self.relative is None else torch.cat([x_BTD, self.relative(x_BTD.shape[1])])
 
 
 class DebertaV2Block(nn.Module):
-    """One layer, and in TEB 0 the convolution beside it."""
+    """One layer, in TEB 0 the convolution beside it, and the relative positions that pass it by."""
 
-    def __init__(self, layer: nn.Module, conv: nn.Module | None) -> None:
+    def __init__(self, layer: nn.Module, conv: nn.Module | None, config: Any, last: bool) -> None:
         super().__init__()
         self.layer = layer
         self.conv = conv
+        self.config = config
+        self.last = last
 
     def forward(self, x_BTD: Tensor, masks: DebertaMasks | None) -> Tensor:
-        """Apply the layer, [B, T, D]; None: nothing is padded."""
+        """Apply the layer, [B, T, D]; None: nothing is padded.
+
+        With relative attention, [B + 2, T, D]; the last TEB gives [B, T, D].
+        """
+        number = len(x_BTD) - carried_examples_of(self.config)
+        x_BTD, carried = x_BTD[:number], x_BTD[number:]
         if masks is None:
             masks = _masks(x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool))
-        y_BTD = self.layer(x_BTD, masks.attention_B1TT)[0]
-        return cast(Tensor, y_BTD if self.conv is None else self.conv(x_BTD, y_BTD, masks.real_BT))
+        table = _table(self.config, carried) if len(carried) else None
+        y_BTD = self.layer(x_BTD, masks.attention_B1TT, rel_embeddings=table)[0]
+        if self.conv is not None:
+            y_BTD = self.conv(x_BTD, y_BTD, masks.real_BT)
+        return cast(Tensor, y_BTD if self.last or not len(carried) else torch.cat([y_BTD, carried]))
+
+
+def carried_examples_of(config: Any) -> int:
+    """Return the number of examples that carry relative positions."""
+    return 2 if config.relative_attention else 0
+
+
+def carried_examples(spec: ModelSpec) -> int:
+    """See :func:`client_pipeline.partition.families.carried_examples`."""
+    return carried_examples_of(library_config(spec))
 
 
 def _masks(mask_BT: Tensor) -> DebertaMasks:
@@ -118,7 +186,17 @@ def build_embedding(spec: ModelSpec) -> nn.Module:
     """Build the embeddings with fresh weights."""
     from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddings
 
-    return DebertaV2Embedding(DebertaV2Embeddings(library_config(spec)))
+    config = library_config(spec)
+    relative = None
+    if config.relative_attention:
+        table = nn.Embedding(2 * _span(config), config.hidden_size)
+        norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if _has_norm(config) else None
+        relative = RelativePositions(table, norm, config)
+    return DebertaV2Embedding(DebertaV2Embeddings(config), relative)
+
+
+def _has_norm(config: Any) -> bool:
+    return "layer_norm" in str(getattr(config, "norm_rel_ebd", "none"))
 
 
 def build_block(spec: ModelSpec, index: int) -> nn.Module:
@@ -127,7 +205,8 @@ def build_block(spec: ModelSpec, index: int) -> nn.Module:
 
     config = library_config(spec)
     has_conv = index == 0 and getattr(config, "conv_kernel_size", 0) > 0
-    return DebertaV2Block(DebertaV2Layer(config), ConvLayer(config) if has_conv else None)
+    last = index == config.num_hidden_layers - 1
+    return DebertaV2Block(DebertaV2Layer(config), ConvLayer(config) if has_conv else None, config, last)
 
 
 def build_head(spec: ModelSpec) -> nn.Module:
@@ -146,7 +225,15 @@ def build_head(spec: ModelSpec) -> nn.Module:
 
 def split(model: Any, spec: ModelSpec) -> ModelParts:
     """Split a ``DebertaV2For...`` of one of the heads; the parts share its parameters."""
-    layers, conv = model.deberta.encoder.layer, model.deberta.encoder.conv
+    config, body = model.config, model.deberta.encoder
+    last = len(body.layer) - 1
+    blocks = [
+        DebertaV2Block(layer, body.conv if index == 0 else None, config, index == last)
+        for index, layer in enumerate(body.layer)
+    ]
+    relative = None
+    if config.relative_attention:
+        relative = RelativePositions(body.rel_embeddings, body.LayerNorm if _has_norm(config) else None, config)
     head: nn.Module
     if spec.head == MASKED_LM:
         head = MaskedLMHead(model.cls.predictions, tied(spec))
@@ -155,8 +242,8 @@ def split(model: Any, spec: ModelSpec) -> ModelParts:
         head = ClassifierHead(spec, pooler, model.dropout, model.classifier)
     return ModelParts(
         spec=spec,
-        embedding=DebertaV2Embedding(model.deberta.embeddings),
-        blocks=nn.ModuleList([DebertaV2Block(layer, None if index else conv) for index, layer in enumerate(layers)]),
+        embedding=DebertaV2Embedding(model.deberta.embeddings, relative),
+        blocks=nn.ModuleList(blocks),
         head=head,
         mask_form=mask_form,
         reference=model,

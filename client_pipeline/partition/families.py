@@ -226,6 +226,15 @@ def read_library_config(source: str) -> Any:
     return config
 
 
+def carried_examples(spec: ModelSpec) -> int:
+    """Return how many examples a micro-batch has beside its own between the CU and the last TEB.
+
+    They carry what all TEBs read (DeBERTa's relative positions); 0 for most families.
+    """
+    found = getattr(adapter(spec.family), "carried_examples", None)
+    return 0 if found is None else int(found(spec))
+
+
 def max_length(spec: ModelSpec) -> int | None:
     """Return the longest sequence that a model has positions for; None: any length."""
     if spec.family in _OUR_OWN:

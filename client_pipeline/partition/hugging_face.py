@@ -35,7 +35,9 @@ TRAINED_LOGITS_BIAS = "trained_logits_bias"
 zero in new models."""
 OWN_LM_HEAD = "own_lm_head"
 """Key of a T5's specification: the output layer is not the shared embedding (T5 1.1)."""
-OUR_KEYS = (CLASS_WEIGHTS, SERVER_LAYERS, TRAINED_LOGITS_BIAS, OWN_LM_HEAD)
+LABEL_SMOOTHING = "label_smoothing"
+"""Key of a sequence-to-sequence model's specification: of the training loss; absent: 0."""
+OUR_KEYS = (LABEL_SMOOTHING, CLASS_WEIGHTS, SERVER_LAYERS, TRAINED_LOGITS_BIAS, OWN_LM_HEAD)
 """Keys of a specification that are not the library's."""
 
 _DROPOUTS = (
@@ -50,6 +52,7 @@ _DROPOUTS = (
     "embd_pdrop",
     "attn_pdrop",
     "resid_pdrop",
+    "dropout_rate",
 )
 _NOT_KEPT = ("problem_type", "architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
 _LABELS = ("id2label", "label2id", "num_labels")
@@ -94,20 +97,22 @@ def sized_config(
     pad_id: int,
     bos_id: int,
     eos_id: int,
+    decoder_layers: int = 0,
 ) -> Any:
     """Build a library configuration from sizes, whatever the family calls them.
 
     Parameters
     ----------
-    family : the library's model type, of an encoder or a causal model
+    family : the library's model type
     vocab_size : tokens
     width : D
     num_heads : of attention, keys and values alike
     feed_forward : inner width of the feed-forward layers
-    num_layers : all blocks
+    num_layers : all blocks, of an encoder-decoder those of the encoder
     dropout : rate, wherever the family has one but right before a classifier
     max_length : longest sequence
     pad_id, bos_id, eos_id : special tokens
+    decoder_layers : blocks of an encoder-decoder's decoder
     """
     from transformers import AutoConfig
 
@@ -126,10 +131,21 @@ def sized_config(
         "max_position_embeddings": max_length,
         "pad_token_id": pad_id,
         **dict.fromkeys(("bos_token_id", "cls_token_id"), bos_id),
-        **dict.fromkeys(("eos_token_id", "sep_token_id"), eos_id),
+        **dict.fromkeys(("eos_token_id", "sep_token_id", "forced_eos_token_id"), eos_id),
+        # Of encoder-decoders.
+        "decoder_vocab_size": vocab_size,
+        **dict.fromkeys(("decoder_layers", "num_decoder_layers"), decoder_layers),
+        "decoder_attention_heads": num_heads,
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "d_ff"), feed_forward),
     }
     names = {name: default.attribute_map.get(name, name) for name in values}
     known = {names[name]: value for name, value in values.items() if hasattr(default, names[name])}
+    if default.is_encoder_decoder:
+        # BART's decoder begins with the end of a sentence, the others' with padding.
+        known["decoder_start_token_id"] = eos_id if family == "bart" else pad_id
+    if family == "marian":
+        # Its positions are sinusoids of amplitude 1, beside which fresh embeddings would be nothing.
+        known["scale_embedding"] = True
     return AutoConfig.for_model(family, **known)
 
 

@@ -52,6 +52,11 @@ class ClusterPlan:
                 first += self.delta[device]
         return found
 
+    @property
+    def devices(self) -> list[int]:
+        """Those with a segment, in pipeline order."""
+        return [device for device in self.order if self.delta[device] > 0]
+
     def check(
         self,
         *,

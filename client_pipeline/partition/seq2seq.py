@@ -21,6 +21,10 @@ class Seq2SeqHead(nn.Module, ABC):
         self.pad_id = pad_id
         self.label_smoothing = label_smoothing
 
+    def memory(self, memory_BTD: Tensor) -> Tensor:
+        """What the decoder attends to, of what the last TEB gives; [B, T, D]."""
+        return memory_BTD
+
     @abstractmethod
     def hidden(self, memory_BTD: Tensor, mask_BT: Tensor, ids_BU: Tensor) -> Tensor:
         """Decoder states for the target prefix ``ids_BU``, [B, U, D]; ``memory_BTD`` is what the last TEB gives."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from client_pipeline.partition import hugging_face
 from client_pipeline.partition.encoder import mask_form as mask_form
-from client_pipeline.partition.hugging_face import OWN_LM_HEAD, fresh_model, read_config
+from client_pipeline.partition.hugging_face import LABEL_SMOOTHING, OWN_LM_HEAD, fresh_model, read_config
 from client_pipeline.partition.parts import Batch, MaskForm, ModelParts, share_parameters
 from client_pipeline.partition.seq2seq import Seq2SeqHead
 from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
@@ -101,7 +101,8 @@ class T5Head(Seq2SeqHead):
 
     def __init__(self, spec: ModelSpec, memory_norm: nn.Module, decoder: nn.Module, output: nn.Module) -> None:
         config = library_config(spec)
-        super().__init__(config.decoder_start_token_id, config.pad_token_id)
+        smoothing = spec.config.get(LABEL_SMOOTHING, 0.0)
+        super().__init__(config.decoder_start_token_id, config.pad_token_id, smoothing)
         self.memory_norm = memory_norm
         self.decoder = decoder
         self.lm_head = output
@@ -110,9 +111,13 @@ class T5Head(Seq2SeqHead):
         self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
         self.dropout = nn.Dropout(config.dropout_rate)
 
+    def memory(self, memory_BTD: Tensor) -> Tensor:
+        """What the decoder attends to, [B, T, D]: the encoder's output without the extra channels, normalised."""
+        return cast(Tensor, self.dropout(self.memory_norm(memory_BTD[..., : self.width])))
+
     def hidden(self, memory_BTD: Tensor, mask_BT: Tensor, ids_BU: Tensor) -> Tensor:
         """Decoder states for the target prefix ``ids_BU``, [B, U, D]."""
-        memory = self.dropout(self.memory_norm(memory_BTD[..., : self.width]))
+        memory = self.memory(memory_BTD)
         states = self.decoder(
             input_ids=ids_BU, encoder_hidden_states=memory, encoder_attention_mask=mask_BT.long(), use_cache=False
         )

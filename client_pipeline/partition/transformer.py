@@ -228,9 +228,14 @@ class Decoder(Seq2SeqHead):
         self.norm = nn.LayerNorm(config.width) if pre else nn.Identity()
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
+    def memory(self, memory_BTD: Tensor) -> Tensor:
+        """What the decoder attends to, [B, T, D]: the encoder's output, normalised where blocks begin with a norm."""
+        normalised: Tensor = self.memory_norm(memory_BTD)
+        return normalised
+
     def hidden(self, memory_BTD: Tensor, mask_BT: Tensor, ids_BU: Tensor) -> Tensor:
         """Decoder states for the target prefix ``ids_BU``, [B, U, D]; raw encoder output goes in."""
-        memory_BTD = self.memory_norm(memory_BTD)
+        memory_BTD = self.memory(memory_BTD)
         mask = mask_form(mask_BT, memory_BTD.dtype)
         y_BUD = self.embedding.embed(ids_BU)
         for block in self.blocks:

@@ -3,25 +3,71 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from client_pipeline.runtime.control_unit import LIVENESS, ClusterSetup, ControlUnit, RoundOrder, RoundResult
-from client_pipeline.runtime.pipeline import NAMESPACE
+from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder, RoundResult
+from client_pipeline.runtime.device import LIVENESS
+from client_pipeline.runtime.device_pool import NAMESPACE
+from client_pipeline.runtime.faults import FailedRound
+from client_pipeline.runtime.placement import Placement, check_answers, check_devices, wait_for_devices
 
 START_TIMEOUT_S = 600.0
 """A control unit loads its data before it can answer."""
+DEVICES_TIMEOUT_S = 60.0
+"""How long the devices of a cluster may take to join before a run gives up."""
+SILENT_S = 60.0
+"""How long a control unit may not say that it lives, at most; it says so in a thread of its own [s]."""
+_ASK_S = 5.0
 
 
 class ControlUnitError(RuntimeError):
-    """The control unit failed, ended or never started; the message says which and why."""
+    """The control unit failed, ended or never started; the message says which and why.
+
+    Parameters
+    ----------
+    message : names the control unit
+    faults : what went wrong in the round, as JSON values, where it could say so itself
+    """
+
+    def __init__(self, message: str, faults: list[dict[str, Any]] | None = None) -> None:
+        super().__init__(message)
+        self.faults = faults or []
 
 
-def join_ray() -> None:
-    """Use the Ray that runs here: the simulation's, or the one that ``ray start`` opened on an edge box."""
-    if not ray.is_initialized():
-        ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False)
+class ControlUnitLost(ControlUnitError):
+    """The control unit's process ended, or does not answer: it must be started again."""
+
+
+class ControlUnitAbsent(ControlUnitLost):
+    """There is no such process: it was lost before, or had nothing to do for long."""
+
+
+def join_ray(placement: Placement) -> None:
+    """Use the Ray that runs here: the simulation's, or the cluster's own, which ``ray start`` opened on an edge box.
+
+    Raises
+    ------
+    ValueError
+        If nobody answers at the cluster's address.
+    """
+    if ray.is_initialized():
+        return
+    address = placement.ray_address or "auto"
+    # Several Ray nodes may run on one machine: the address says which is this control unit's.
+    own = {"_node_ip_address": placement.host} if placement.spread else {}
+    try:
+        check_answers(placement.ray_address)
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **own)
+    except (OSError, RuntimeError, ray.exceptions.RayError) as error:
+        raise ValueError(
+            f"no Ray of this cluster answers at {address}: {error}; start it with collapipe up cu, and look for a "
+            "remedy with collapipe doctor cu"
+        ) from error
 
 
 def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
@@ -36,18 +82,45 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
     ControlUnitError, ValueError
         ValueError is the control unit's own: data that is missing or does not fit.
     """
-    join_ray()
-    _end_older_runs(setup)
-    # A thread of its own answers whether the process still runs while another trains.
-    actor = (
-        ray.remote(concurrency_groups={LIVENESS: 1})(ControlUnit)
-        .options(name=setup.actor_name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0)
-        .remote(setup)
-    )
+    actor = _make(setup)
     return dict(_answer(actor, actor.prepare.remote(), setup.actor_name, START_TIMEOUT_S))
 
 
-def train_round(run: str, cluster: int, order: RoundOrder, timeout_s: float) -> RoundResult:
+def restart_control_unit(setup: ClusterSetup) -> None:
+    """Have a control unit that was lost start again; it loads its data and goes on from its own checkpoint."""
+    _make(setup).prepare.remote()
+
+
+def _make(setup: ClusterSetup) -> Any:
+    placement = setup.placement
+    join_ray(placement)
+    _end_older_runs(setup)
+    if placement.spread:
+        check_devices(wait_for_devices(placement.num_devices, DEVICES_TIMEOUT_S))
+    # The data is here, on the node that this process belongs to.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    # A thread of its own answers whether the process still runs while another trains.
+    return (
+        ray.remote(concurrency_groups={LIVENESS: 1})(ControlUnit)
+        .options(
+            name=setup.actor_name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            scheduling_strategy=here,
+        )
+        .remote(setup)
+    )
+
+
+def train_round(
+    run: str,
+    cluster: int,
+    order: RoundOrder,
+    timeout_s: float,
+    placement: Placement = Placement(),  # noqa: B008 (it is frozen)
+) -> RoundResult:
     """Have the control unit train one round.
 
     Parameters
@@ -55,19 +128,22 @@ def train_round(run: str, cluster: int, order: RoundOrder, timeout_s: float) -> 
     run, cluster : as in the set-up
     order : the round
     timeout_s : a control unit that does not say within this time that it lives is given up; its own waits are bounded
+    placement : as in the set-up
 
     Raises
     ------
+    ControlUnitAbsent, ControlUnitLost
+        If there is no such process; or if it ended, or does not answer: then it is ended.
     ControlUnitError, ValueError
         ValueError is the control unit's own: a plan or weights that do not fit.
     """
-    join_ray()
+    join_ray(placement)
     name = f"collapipe/{run}/cluster-{cluster}"
     try:
         actor = ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
-        raise ControlUnitError(
-            f"{name}: no control unit is running; it ends itself when idle (runtime.actor-idle): start the run again"
+        raise ControlUnitAbsent(
+            f"{name}: no control unit is running; it ends itself when idle (runtime.actor-idle)"
         ) from None
     result: RoundResult = _answer(actor, actor.train_round.remote(order), name, timeout_s)
     return result
@@ -75,18 +151,31 @@ def train_round(run: str, cluster: int, order: RoundOrder, timeout_s: float) -> 
 
 def _answer(actor: Any, reference: Any, name: str, timeout_s: float) -> Any:
     """Wait for an answer for as long as the process that owes it lives."""
+    allowed_s = min(timeout_s, SILENT_S)
+    first = actor.alive.remote()
     try:
-        while not ray.wait([reference], timeout=timeout_s)[0]:
-            ray.get(actor.alive.remote(), timeout=timeout_s)
+        while not ray.wait([reference], timeout=min(_ASK_S, allowed_s))[0]:
+            ray.get(actor.alive.remote(), timeout=allowed_s)
         return ray.get(reference)
     except ray.exceptions.GetTimeoutError as error:
-        raise ControlUnitError(f"{name}: the control unit has not said for {timeout_s:g} s that it lives") from error
+        _end(actor, ray.get(first) if ray.wait([first], timeout=0)[0] else None)
+        raise ControlUnitLost(f"{name}: the control unit has not said for {allowed_s:g} s that it lives") from error
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ValueError | FileNotFoundError):
             raise error.cause from None
+        if isinstance(error.cause, FailedRound):
+            raise ControlUnitError(f"{name}: {error.cause}", error.cause.faults) from error
         raise ControlUnitError(f"{name}: {type(error.cause).__name__}: {error.cause}") from error
     except ray.exceptions.RayActorError as error:
-        raise ControlUnitError(f"{name}: the control unit's process ended: {error}") from error
+        raise ControlUnitLost(f"{name}: the control unit's process ended") from error
+
+
+def _end(actor: Any, process: tuple[int, str] | None) -> None:
+    """End a control unit that hears nobody: a stopped process does not hear Ray, either."""
+    ray.kill(actor)
+    if process is not None and process[1] == ray.get_runtime_context().get_node_id():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process[0], signal.SIGKILL)
 
 
 def _end_older_runs(setup: ClusterSetup) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from client_pipeline.runtime.precision import PRECISIONS
 
+SNAPSHOTS = ("step", "round")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
@@ -24,12 +26,18 @@ class RuntimeConfig:
     """Of the matrix products in forward and backward passes: ``float32``, or ``bfloat16`` (mixed precision).
     Parameters, optimizer states and what travels stay float32."""
     timeout: float = 120.0
-    """A step without progress for this time [s] has failed."""
+    """A step without progress for this time [s] has failed, whatever the reason. The upper bound of all waits for
+    devices; see :class:`client_pipeline.runtime.deadline.ProgressDeadline`."""
+    snapshots: str = "step"
+    """After what the control unit keeps a copy of all TEBs and their optimizer states: ``step``, or ``round``: a device
+    that is lost then costs its cluster the round."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
         if self.precision not in PRECISIONS:
             raise ValueError(f"runtime.precision: expected one of {', '.join(PRECISIONS)}, found {self.precision!r}")
+        if self.snapshots not in SNAPSHOTS:
+            raise ValueError(f"runtime.snapshots: expected one of {', '.join(SNAPSHOTS)}, found {self.snapshots!r}")
         for name in ("threads", "server_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"runtime.{name.replace('_', '-')}: expected at least 1, found {getattr(self, name)}")

@@ -6,24 +6,24 @@ process may serve any node.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 import torch
 from torch import Tensor
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.link.base import DecoderLink
-from client_pipeline.link.compression import CompressionConfig
+from client_pipeline.link.base import DecoderLink, LinkError, NotFiniteLink
 from client_pipeline.link.local import LocalDecoder
-from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, private_update
+from client_pipeline.link.privacy import NoiseSource, private_update
 from client_pipeline.link.private_link import PrivateLink
-from client_pipeline.link.stream import DecoderAddress, DecoderStream, LinkCertificates
+from client_pipeline.link.stream import DecoderStream
 from client_pipeline.link.update_codec import ErrorFeedback, update_codec
 from client_pipeline.partition.families import adapter, build_embedding, build_head
 from client_pipeline.partition.parts import (
@@ -35,100 +35,26 @@ from client_pipeline.partition.parts import (
     own_parameters,
     part_weights,
 )
-from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime import cluster_checkpoint
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part
-from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.data_order import DataOrder
-from client_pipeline.runtime.device import Watch
+from client_pipeline.runtime.device import LIVENESS, Watch
+from client_pipeline.runtime.fault_injection import FaultInjector
+from client_pipeline.runtime.faults import FailedRound, FaultRecord, NotFinite, PipelineError
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.memory import peak_bytes
 from client_pipeline.runtime.micro_batches import StepId
-from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
-from client_pipeline.runtime.pacing import Pace
+from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
+from client_pipeline.runtime.recovery import Recovery
+from client_pipeline.runtime.replanning import equal_devices
+from client_pipeline.runtime.round_order import ClusterData, ClusterSetup, RoundOrder, RoundResult
+from client_pipeline.runtime.round_report import round_report
+from client_pipeline.runtime.speed import SpeedWatch
 from client_pipeline.runtime.stage import MovedBlock
 
-LIVENESS = "liveness"
-"""Ray concurrency group of :meth:`ControlUnit.alive`."""
+__all__ = ["ClusterData", "ClusterSetup", "ControlUnit", "RoundOrder", "RoundResult"]
 
-
-class ClusterData(Protocol):
-    """A cluster's training examples."""
-
-    def __len__(self) -> int:
-        """Number of examples."""
-        ...
-
-    def collate(self, indices: Sequence[int], seed: int = 0) -> Batch:
-        """Pad the examples into one batch; ``seed`` decides what is random in it."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterSetup:
-    """Everything a control unit is told once, before round 1."""
-
-    run: str
-    """Names the run; a control unit of another run gives way."""
-    cluster: int
-    spec: ModelSpec
-    optimizer: OptimizerConfig
-    runtime: RuntimeConfig
-    seed: int
-    batch_size: int
-    local_steps: int
-    load_data: Callable[[], ClusterData]
-    """Called once, in the control unit's process."""
-    compression: CompressionConfig = field(default_factory=CompressionConfig)
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
-    frozen: Mapping[str, Tensor] = field(default_factory=dict)
-    """What adapters are added to, by global name; empty without adapters."""
-    gradient_accumulation: int = 1
-    """Batches of a step, whose gradients are summed up before the optimizers take it."""
-    certificates: LinkCertificates = field(default_factory=LinkCertificates)
-    checkpoints: Path | None = None
-    """Folder of this control unit's checkpoints; None: it writes none."""
-    checkpoint_every: int = 1
-    """Rounds between the server's commits."""
-    resume_round: int = 0
-    """Committed round to go on from; 0: from the start."""
-
-    @property
-    def actor_name(self) -> str:
-        """Name of the control unit's actor; its devices' names begin with it."""
-        return f"collapipe/{self.run}/cluster-{self.cluster}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundOrder:
-    """What a control unit is told each round."""
-
-    round: int
-    weights: Mapping[str, Tensor]
-    """Global weights; with the head if there is no decoder to talk to."""
-    plan: ClusterPlan
-    decoder: DecoderAddress | None = None
-    """None: the control unit trains the decoder itself."""
-    pace: Pace | None = None
-    """What devices and uplink take; None: as fast as they go."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundResult:
-    """What a control unit answers."""
-
-    weights: dict[str, Tensor]
-    """As they are, or as the update's codec has what they changed by."""
-    weight: int
-    """Targets trained on in the round: the weight in the average."""
-    loss: float
-    """Mean over these targets."""
-    steps: int
-    wall_s: float
-    report: dict[str, Any]
-    """JSON values: devices, clocks, moves."""
+logger = logging.getLogger("collapipe.control_unit")
 
 
 class ControlUnit:
@@ -158,9 +84,20 @@ class ControlUnit:
             runtime=setup.runtime,
             frozen=setup.frozen,
             codec=self.codec,
+            placement=setup.placement,
         )
+        self.recovery = Recovery(self.pipeline, setup.cluster)
+        self.pipeline.on_progress = self._arrived
         self.noise = NoiseSource(setup.privacy.seed)
+        self.injector = FaultInjector(setup.faults, setup.cluster, setup.local_steps)
+        self.recovery.since = self.injector.since
+        self.speed = SpeedWatch()
+        self._slow: dict[int, float] = {}
+        """Devices that were found slow in this round, and by how much; and those of the last one."""
+        self._slow_before: dict[int, float] = {}
         self._own_head: HeadTrainer | None = None
+        self.restored = False
+        """Whether a checkpoint of this control unit was found to go on from."""
 
     def prepare(self) -> dict[str, Any]:
         """Load the data, and say what the server must know before round 1.
@@ -174,69 +111,177 @@ class ControlUnit:
                 self.order = DataOrder(len(data), setup.batch_size, setup.seed, setup.cluster)
                 if setup.checkpoints is not None and setup.resume_round:
                     self._restore(setup.checkpoints, setup.resume_round)
+                elif setup.resume_round:
+                    logger.warning("%s: no checkpoints are written: optimizer states begin anew", setup.actor_name)
+                    steps = setup.resume_round * setup.local_steps * setup.gradient_accumulation
+                    self.order.drawn = steps * setup.batch_size
                 self.data = data
             counts = {
                 "num_examples": len(self.data),
                 "truncated": int(getattr(self.data, "truncated", 0)),
                 "num_blocks": self.num_blocks,
+                "restored": self.restored,
             }
             return {"cluster": self.setup.cluster, "pid": os.getpid(), **counts}
 
     @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
-    def alive(self) -> None:
-        """Answer at once, also while a round is trained."""
+    def alive(self) -> tuple[int, str]:
+        """Answer at once, also while a round is trained: process id and Ray node."""
+        return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def train_round(self, order: RoundOrder) -> RoundResult:
-        """Train ``local-steps`` steps and return the trained weights."""
+        """Train ``local-steps`` steps and return the trained weights.
+
+        Raises
+        ------
+        FailedRound
+            If devices or decoder do not allow it; the next round can be trained all the same.
+        """
         with self.watch:
             self.prepare()
             start = time.perf_counter()
-            link: DecoderLink
-            if order.decoder is None:
-                link = self._own_decoder(order)
-            else:
-                # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
-                link = DecoderStream.open(order.decoder, self.setup.certificates, self.codec)
-                if self.setup.privacy.on_activations:
-                    link = PrivateLink(link, self.setup.privacy, self.noise)
+            optimizer = self._optimizer_state()
+            link: DecoderLink | None = None
             try:
-                self.pipeline.apply_plan(order.plan, order.decoder.step_timeout_s if order.decoder else 0.0)
-                load_parameters(self.parameters, part_weights(order.weights, "embedding"), "embedding")
-                self.pipeline.load({i: block_weights(order.weights, i) for i in range(self.num_blocks)})
-                ready = time.perf_counter()
-                outcomes = [self._local_step(order, step, link) for step in range(1, self.setup.local_steps + 1)]
-                trained = time.perf_counter()
-                link.close()
-            except BaseException:
-                # The pipeline's threads may wait on the link: break it off.
-                link.abort()
-                self.optimizer.discard()
+                # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
+                link = self._open_link(order)
+                result = self._train(order, self.injector.begin_round(order.round, link), start)
+            except BaseException as error:
+                if link is not None:
+                    # The pipeline's threads may wait on the link: break it off.
+                    link.abort()
+                self._go_back(optimizer)
+                if isinstance(error, PipelineError | LinkError):
+                    raise self._failed(order, error, link) from error
                 raise
-            weights = self._weights()
-            if self.setup.privacy.on_updates:
-                place = ("update", order.round, self.setup.cluster)
-                weights = private_update(order.weights, weights, self.setup.privacy, self.noise, *place)
-            if self.feedback is not None:
-                weights = self.feedback.compress(order.weights, weights)
-            memory = self.pipeline.memory()
-            self._checkpoint(order.round)
-            if order.pace is not None:
-                # Collecting and writing are no part of the model: the upload begins when the steps have ended.
-                time.sleep(max(trained + order.pace.uplink_s - time.perf_counter(), 0.0))
-            clock = (start, ready, trained, time.perf_counter())
-            result = self._result(order, outcomes, weights, memory, clock)
+            finally:
+                self.injector.end_round()
             result.report["stream_bytes"] = {"up": link.bytes_up, "down": link.bytes_down}
             result.report["payload_bytes"] = {
                 "up": link.payload_up,
                 "down": link.payload_down,
-                "update": sum(tensor.nbytes for tensor in weights.values()),
+                "update": sum(tensor.nbytes for tensor in result.weights.values()),
             }
             return result
 
-    def _own_decoder(self, order: RoundOrder) -> DecoderLink:
+    def _open_link(self, order: RoundOrder) -> DecoderLink:
+        if order.decoder is not None:
+            stream = DecoderStream.open(order.decoder, self.setup.certificates, self.codec)
+            privacy = self.setup.privacy
+            return PrivateLink(stream, privacy, self.noise) if privacy.on_activations else stream
         head = self._head()
         load_parameters(head.parameters, part_weights(order.weights, "head"), "head")
         return LocalDecoder(head, self.setup.local_steps, self.setup.runtime.timeout)
+
+    def _train(self, order: RoundOrder, link: DecoderLink, start: float) -> RoundResult:
+        recovery, pipeline = self.recovery, self.pipeline
+        wait_s = order.decoder.step_timeout_s if order.decoder else 0.0
+        replan = order.replan or equal_devices(len(order.plan.delta), self.num_blocks)
+        recovery.begin_round(order.round, order.plan, replan, wait_s)
+        self._slow_before, self._slow = self._slow, {}
+        self.speed.begin_round(self._slow_before)
+        load_parameters(self.parameters, part_weights(order.weights, "embedding"), "embedding")
+        recovery.run(lambda: self._load(order))
+        ready = time.perf_counter()
+        outcomes = [self._local_step(order, step, link) for step in range(1, self.setup.local_steps + 1)]
+        trained = time.perf_counter()
+        link.close()
+        weights = recovery.run(self._weights)
+        if self.setup.privacy.on_updates:
+            place = ("update", order.round, self.setup.cluster)
+            weights = private_update(order.weights, weights, self.setup.privacy, self.noise, *place)
+        if self.feedback is not None:
+            weights = self.feedback.compress(order.weights, weights)
+        memory = recovery.run(pipeline.memory)
+        self._checkpoint(order.round)
+        if order.pace is not None:
+            # Collecting and writing are no part of the model: the upload begins when the steps have ended.
+            time.sleep(max(trained + order.pace.uplink_s - time.perf_counter(), 0.0))
+        end = time.perf_counter()
+        weight = sum(outcome.weight for outcome in outcomes)
+        loss = sum(outcome.loss_sum for outcome in outcomes) / max(weight, 1)
+        report = round_report(
+            pipeline=pipeline,
+            plan=recovery.plan,
+            outcomes=outcomes,
+            memory=memory,
+            clock=(start, ready, trained, end),
+            paced=order.pace is not None,
+        )
+        report |= {"cluster": self.setup.cluster, "num_examples": len(self.data or ()), "loss": loss}
+        report["faults"] = [fault.to_dict() for fault in self._faults(order, link, recovered=True)]
+        return RoundResult(
+            weights=weights, weight=weight, loss=loss, steps=len(outcomes), wall_s=end - start, report=report
+        )
+
+    def _load(self, order: RoundOrder) -> None:
+        """Give the devices the round's weights."""
+        self.pipeline.load({i: block_weights(order.weights, i) for i in range(self.num_blocks)})
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        """The embedding's optimizer state before the round, where the TEBs can only be put back to that."""
+        if self.setup.runtime.snapshots == "step":
+            return {}
+        return {name: value.clone() for name, value in self.optimizer.state().items()}
+
+    def _go_back(self, optimizer: dict[str, Tensor]) -> None:
+        """Forget the step in progress; with one copy a round, the whole round."""
+        self.optimizer.discard()
+        if self.setup.runtime.snapshots != "step":
+            self.optimizer = PartOptimizer(self.parameters, self.setup.optimizer)
+            self.optimizer.load_state(optimizer)
+            self.pipeline.placement.sure = False
+
+    def _failed(self, order: RoundOrder, error: PipelineError | LinkError, link: DecoderLink | None) -> FailedRound:
+        faults = self._faults(order, link, recovered=False)
+        if all(fault.recovered for fault in faults):
+            kind = "nan" if isinstance(error, NotFinite | NotFiniteLink) else "cluster"
+            faults.append(
+                FaultRecord(
+                    kind=kind,
+                    cluster=self.setup.cluster,
+                    device=None,
+                    round=order.round,
+                    step=self.recovery.step,
+                    recovered=False,
+                    seconds=None,
+                    reason=str(error).splitlines()[0][:300],
+                )
+            )
+        return FailedRound(str(error), [fault.to_dict() for fault in faults])
+
+    def _arrived(self, kind: str, micro_batch: int) -> None:
+        if kind == "B":
+            self.recovery.finished_micro_batch()
+        if self.setup.faults.any:
+            here = ray.get_runtime_context().get_node_id()
+            all_pids = self.pipeline.pool.pids
+            pids = {device: all_pids[device] for device in self.recovery.plan.devices if device in all_pids}
+            self.injector.arrived(
+                self.recovery.step,
+                kind,
+                micro_batch,
+                self.pipeline.num_micro_batches,
+                {device: pid for device, (pid, node) in pids.items() if node == here},
+            )
+
+    def _faults(self, order: RoundOrder, link: DecoderLink | None, recovered: bool) -> list[FaultRecord]:
+        """The round's records: of the devices, and of a stream that was cut and mended."""
+        cuts = [
+            FaultRecord(
+                kind="stream",
+                cluster=self.setup.cluster,
+                device=None,
+                round=order.round,
+                step=0,
+                recovered=True,
+                seconds=seconds,
+                bytes=size,
+                reason="the stream to the decoder was cut, and opened again",
+            )
+            for _, seconds, size in getattr(link, "cuts", ())
+        ]
+        return [*self.recovery.end_round(recovered), *cuts]
 
     def _head(self) -> HeadTrainer:
         if self._own_head is None:
@@ -259,7 +304,7 @@ class ControlUnit:
         assert self.order is not None
         own = {n: p.detach() for n, p in self.parameters.items()}
         tensors = _named("embedding", MovedBlock(own, self.optimizer.state()))
-        for index, state in self.pipeline.states().items():
+        for index, state in self.recovery.run(self.pipeline.states).items():
             tensors |= _named(f"block.{index}", state)
         if self._own_head is not None:
             head = self._own_head
@@ -275,6 +320,7 @@ class ControlUnit:
         found = cluster_checkpoint.read(folder, committed)
         if found is None:
             return
+        self.restored = True
         assert self.order is not None
         self.order.drawn = found.drawn
         self.optimizer.load_state(part(found.tensors, "embedding/optimizer/"))
@@ -296,20 +342,52 @@ class ControlUnit:
         batches = [
             self.data.collate(self.order.next_batch(), step.data_seed) for _ in range(setup.gradient_accumulation)
         ]
+        committed = self.pipeline.snapshots.version
         global_step = (order.round - 1) * setup.local_steps + number
-        clip = setup.optimizer.clip_norm
-        outcome = self.pipeline.run_step(
-            step, batches, self.embedding, link, None if clip > 0 else global_step, order.pace
+        # Before a round's first step the TEBs have its weights, and the optimizer states of the last commit.
+        first = committed <= global_step - number
+        self.recovery.begin_step(number, replayable=number == 1 or committed == global_step - 1)
+        outcome, scale = self.recovery.run(
+            lambda: self._attempt(order, step, batches, global_step, link),
+            (lambda: self._load(order)) if first else (lambda: None),
         )
-        scale = 1.0
-        if clip > 0:
-            norm_sq = self.optimizer.gradient_norm_sq() + (outcome.decoder_norm_sq or 0.0)
-            scale = clip_scale(clip, norm_sq + sum(report.norm_sq for report in outcome.devices.values()))
+        # The step is committed: nothing of it will be run again.
         link.end_step(scale)
-        if clip > 0:
-            self.pipeline.apply(global_step, scale)
         self.optimizer.apply(global_step, scale)
+        if number < setup.local_steps:
+            self._look_for_slow_ones(outcome)
         return outcome
+
+    def _look_for_slow_ones(self, outcome: StepOutcome) -> None:
+        """Give a device that has become slow less to do from the next step on."""
+        if slow := self.speed.observe(outcome.devices):
+            known = self._slow.keys() | self._slow_before.keys()
+            self._slow |= slow
+            self.recovery.unburden(self._slow, known)
+
+    def _attempt(
+        self, order: RoundOrder, step: StepId, batches: Sequence[Batch], global_step: int, link: DecoderLink
+    ) -> tuple[StepOutcome, float]:
+        """One local step up to its commit: what happened, and the clipping factor. Leaves nothing if it fails."""
+        setup, clip = self.setup, self.setup.optimizer.clip_norm
+        try:
+            outcome = self.pipeline.run_step(
+                step, batches, self.embedding, link, None if clip > 0 else global_step, order.pace
+            )
+            norm_sq = self.optimizer.gradient_norm_sq() + (outcome.decoder_norm_sq or 0.0)
+            norm_sq += sum(report.norm_sq for report in outcome.devices.values())
+            if not math.isfinite(norm_sq):
+                raise NotFinite("the embedding's gradient holds NaN or Inf: training diverged; lower optimizer.lr")
+            scale = clip_scale(clip, norm_sq)
+            if clip > 0:
+                self.pipeline.apply(global_step, scale)
+            if setup.runtime.snapshots == "step" or step.step == setup.local_steps:
+                self.pipeline.commit()
+        except BaseException:
+            link.drop_step()
+            self.optimizer.discard()
+            raise
+        return outcome, scale
 
     def _weights(self) -> dict[str, Tensor]:
         embedding = {name: p.detach().clone() for name, p in self.parameters.items()}
@@ -317,63 +395,6 @@ class ControlUnit:
         if self._own_head is not None:
             head = {name: p.detach().clone() for name, p in self._own_head.parameters.items()}
         return join_weights(embedding, self.pipeline.weights(), head)
-
-    def _result(
-        self,
-        order: RoundOrder,
-        outcomes: list[StepOutcome],
-        weights: dict[str, Tensor],
-        memory: dict[int, dict[str, int]],
-        clock: tuple[float, ...],
-    ) -> RoundResult:
-        weight = sum(outcome.weight for outcome in outcomes)
-        loss = sum(outcome.loss_sum for outcome in outcomes) / max(weight, 1)
-        start, ready, trained, end = clock
-        devices = {
-            str(segment.device): {
-                "blocks": len(segment.blocks),
-                "busy_s": sum(outcome.devices[segment.device].busy_s for outcome in outcomes),
-                **memory[segment.device],
-            }
-            for segment in self.pipeline.segments
-        }
-        report = {
-            "cluster": self.setup.cluster,
-            "num_examples": len(self.data or ()),
-            "loss": loss,
-            "plan": order.plan.to_dict(),
-            "devices": devices,
-            # Of the control unit's own process, since it began: the data and the embedding.
-            "peak_bytes": peak_bytes(),
-            "moved_blocks": self.pipeline.moved_blocks,
-            "moved_bytes": self.pipeline.moved_bytes,
-            "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
-            "timeline": self._timeline(outcomes[-1]),
-            "prepare_s": ready - start,
-            "train_s": trained - ready,
-            "collect_s": end - trained,
-            # Of paced devices: steps and upload, as the model has a round.
-            "paced_s": end - ready if order.pace else None,
-        }
-        return RoundResult(
-            weights=weights,
-            weight=weight,
-            loss=loss,
-            steps=len(outcomes),
-            wall_s=end - start,
-            report=report,
-        )
-
-    def _timeline(self, outcome: StepOutcome) -> list[list[Any]]:
-        """What each stage did with a step's last batch: kind, stage, micro-batch, start and end, from 0 on [s]."""
-        last = slice(-2 * self.pipeline.num_micro_batches, None)
-        events = [
-            (action.kind, stage, action.micro_batch, action.start, action.end)
-            for stage, segment in enumerate(self.pipeline.segments)
-            for action in outcome.devices[segment.device].actions[last]
-        ]
-        zero = min(event[3] for event in events)
-        return [[kind, s, i, start - zero, end - zero] for kind, s, i, start, end in sorted(events, key=lambda e: e[3])]
 
     def close(self) -> None:
         """End the cluster's devices."""

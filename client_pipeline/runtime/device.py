@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.faults import NotFinite
 from client_pipeline.runtime.memory import (
     forget_peak,
     give_freed_memory_back,
@@ -23,8 +25,11 @@ from client_pipeline.runtime.memory import (
     resident_bytes,
 )
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from client_pipeline.runtime.stage import DoneAction, MovedBlock, Stage, StepOrder, run_actions
+from client_pipeline.runtime.stage import BlockArrays, DoneAction, MovedBlock, Stage, StepOrder, run_actions
 from client_pipeline.runtime.transport import GlooTransport, GroupAddress
+
+LIVENESS = "liveness"
+"""Ray concurrency group of what an actor answers at once, whatever else it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,8 @@ class StepReport:
     actions: list[DoneAction]
     norm_sq: float
     """Squared norm of the gradients of its TEBs."""
+    work: float = 0.0
+    """TEBs times positions that went through them: what ``busy_s`` is held against."""
 
     @property
     def busy_s(self) -> float:
@@ -78,15 +85,33 @@ class Device:
         self._idle_bytes = resident_bytes()
         self.stage = Stage(spec, optimizer, recompute=runtime.recompute, precision=runtime.precision)
         self.transport: GlooTransport | None = None
+        self._lineage = ""
+        self._threads = runtime.threads
         self.watch = Watch(runtime.actor_idle)
+
+    @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
+    def alive(self) -> tuple[int, str]:
+        """Answer at once, also while a step runs: process id and Ray node."""
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
+    @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
+    def interrupt(self, generation: int) -> None:
+        """Leave a group while a step runs: whoever waits in it here, or for this device, gets an error.
+
+        Parameters
+        ----------
+        generation : of the group; a later one is left alone, should this come late
+        """
+        if (transport := self.transport) is not None and transport.generation <= generation:
+            transport.close()
 
     def status(self) -> dict[str, Any]:
         """Process id, and which TEBs are here."""
         with self.watch:
             return {"pid": os.getpid(), "blocks": list(self.stage.blocks)}
 
-    def place(self, blocks: list[int], *moved: MovedBlock | None) -> list[int]:
-        """Build TEBs here; ``moved`` brings what each had elsewhere.
+    def place(self, blocks: list[int], version: int, *moved: MovedBlock | None) -> list[int]:
+        """Build TEBs here; ``moved`` brings what each had elsewhere, after optimizer step ``version``.
 
         Returns
         -------
@@ -94,13 +119,67 @@ class Device:
         """
         with self.watch:
             for index, brought in zip(blocks, moved, strict=True):
-                self.stage.place(index, brought)
-            return [sum(t.nbytes for part in brought or () for t in part.values()) for brought in moved]
+                self.stage.place(index, brought, version)
+            return [0 if brought is None else brought.nbytes for brought in moved]
 
     def take(self, index: int) -> MovedBlock:
         """Give a TEB away."""
         with self.watch:
             return self.stage.take(index)
+
+    def settle(self, lineage: str) -> dict[int, int]:
+        """Forget a step that did not complete; what another control unit placed here is dropped.
+
+        Returns
+        -------
+        TEBs that are here, each with the optimizer step that it is after.
+        """
+        with self.watch:
+            self.disconnect()
+            self.stage.discard()
+            if lineage != self._lineage:
+                self.stage.blocks.clear()
+                self._lineage = lineage
+            return {index: block.version for index, block in self.stage.blocks.items()}
+
+    def put_back(
+        self,
+        keep: list[int],
+        blocks: list[tuple[int, int]],
+        version: int,
+        frozen: Mapping[int, dict[str, Tensor]],
+        *copies: dict[int, BlockArrays],
+    ) -> list[int]:
+        """Hold these TEBs and no others: those to keep as they are, the others as copies have them.
+
+        Parameters
+        ----------
+        keep : TEBs that are here
+        blocks : TEB and number of the copies that hold it; -1: it is new
+        version : optimizer step that the copies are after
+        frozen : what the adapters of ``blocks`` are added to, which copies leave out
+        copies : of TEBs
+
+        Returns
+        -------
+        Bytes that were brought, for each TEB of ``blocks``.
+        """
+        with self.watch:
+            for index in set(self.stage.blocks) - set(keep):
+                del self.stage.blocks[index]
+            brought = []
+            for index, place in blocks:
+                own = MovedBlock() if place < 0 else MovedBlock.from_arrays(copies[place][index])
+                brought.append(own._replace(frozen=frozen[index]))
+                self.stage.place(index, brought[-1], version)
+            return [moved.nbytes for moved in brought]
+
+    def snapshot(self) -> tuple[int, dict[int, BlockArrays]]:
+        """Give weights and optimizer state of the TEBs here as arrays, which Ray copies once; and their bytes."""
+        with self.watch:
+            states = self.stage.states()
+            size = sum(state.nbytes for state in states.values())
+            return size, {index: state.as_arrays() for index, state in states.items()}
 
     def load(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Take the round's weights of the TEBs here."""
@@ -146,6 +225,8 @@ class Device:
         with self.watch:
             if self.transport is None:
                 raise RuntimeError("the device is in no group; connect it first")
+            # Of this thread: that of the liveness group is another.
+            torch.set_num_threads(self._threads)
             try:
                 done = run_actions(self.stage, self.transport, order)
             except BaseException:
@@ -153,10 +234,17 @@ class Device:
                 self.stage.discard()
                 self.disconnect()
                 raise
-            norm_sq = self.stage.gradient_norm_sq() if apply_step is None else 0.0
+            norm_sq = self.stage.gradient_norm_sq()
+            if not math.isfinite(norm_sq):
+                blocks = self.stage.not_finite()
+                self.stage.discard()
+                raise NotFinite(
+                    f"the gradients of TEBs {blocks} hold NaN or Inf: training diverged; lower optimizer.lr"
+                )
             if apply_step is not None:
                 self.stage.apply(apply_step, 1.0)
-            return StepReport(actions=done, norm_sq=norm_sq)
+            work = float(len(self.stage.blocks) * order.mask_BT.numel())
+            return StepReport(actions=done, norm_sq=norm_sq, work=work)
 
     def apply(self, step: int, scale: float) -> None:
         """Take optimizer step ``step`` with the gradients times ``scale``."""

@@ -1,64 +1,81 @@
-"""Who is at fault when a local step does not complete."""
+"""What may go wrong with a cluster's devices, as errors and as records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import ray
-
-from client_pipeline.runtime.transport import TransportError
-
-GRACE_S = 2.0
-"""Time for all devices to answer once a step has failed: the first to say so is rarely the one at fault."""
+KILLED, FROZEN, PARTED = "killed", "frozen", "parted"
+"""How a step loses a device: its process ended; it does not answer; or nobody is gone, but neighbours lost each
+other."""
 
 
 class PipelineError(RuntimeError):
     """A local step did not complete; the message names the device and the cause."""
 
 
-def device_fault(name: str, reports: Mapping[int, Any], failed: BaseException | None) -> PipelineError | None:
-    """Find the device at fault, if there is one.
-
-    A device that ended comes first, then one that failed by itself, then one that is silent while others have lost a
-    neighbour.
+class DeviceFault(PipelineError):
+    """A device is gone, or cannot be reached: the step can be played again on those who are left.
 
     Parameters
     ----------
-    name : of the pipeline, for the message
-    reports : what each device will answer, by its index
-    failed : what a thread of the control unit has met; None while all is well there
+    message : names the device and the cause
+    kind : one of :data:`KILLED`, :data:`FROZEN`, :data:`PARTED`
+    devices : at fault; none if it is not known who
     """
-    answered = _answered(reports, 0.0 if failed is None else GRACE_S)
-    if failed is None and any(answered.values()):
-        answered = _answered(reports, GRACE_S)
-    faults = {device: error for device, error in answered.items() if error is not None}
-    for device, error in faults.items():
-        if isinstance(error, ray.exceptions.RayActorError):
-            return PipelineError(f"{name}: device {device}: its process ended: {error}")
-    for device, error in faults.items():
-        if not isinstance(error, TransportError):
-            return PipelineError(f"{name}: device {device}: it failed: {error}")
-    lost = next(iter(faults.values()), failed if isinstance(failed, TransportError) else None)
-    if lost is None:
-        return None
-    silent = [device for device in reports if device not in answered]
-    if silent:
-        return PipelineError(f"{name}: device {silent[0]}: no answer; a neighbour says: {lost}")
-    return PipelineError(f"{name}: the devices lost each other: {lost}")
+
+    def __init__(self, message: str, kind: str, devices: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.devices = devices
 
 
-def _answered(reports: Mapping[int, Any], wait_s: float) -> dict[int, BaseException | None]:
-    """Devices that have answered within ``wait_s``, with their error if it was one."""
-    ready, _ = ray.wait(list(reports.values()), num_returns=len(reports), timeout=wait_s)
-    answered: dict[int, BaseException | None] = {}
-    for device, reference in reports.items():
-        if reference in ready:
-            try:
-                ray.get(reference)
-                answered[device] = None
-            except ray.exceptions.RayActorError as error:
-                answered[device] = error
-            except ray.exceptions.RayTaskError as error:
-                answered[device] = error.cause or error
-    return answered
+class NotFinite(PipelineError):
+    """Gradients hold NaN or Inf: no optimizer has taken them."""
+
+
+class LostRound(PipelineError):
+    """The cluster cannot go on with this round; the message says why."""
+
+
+class FailedRound(RuntimeError):
+    """How a control unit answers a round that it could not finish.
+
+    Parameters
+    ----------
+    message : the reason
+    faults : JSON values of the :class:`FaultRecord` of the round, at least one
+    """
+
+    def __init__(self, message: str, faults: list[dict[str, Any]]) -> None:
+        super().__init__(message, faults)
+        self.faults = faults
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultRecord:
+    """One fault, as it stands in the round's line."""
+
+    kind: str
+    """``device`` (its process ended), ``freeze``, ``link`` (devices lost each other), ``slow``, ``joined`` (a lost
+    device is back), ``stream``, ``nan``, ``cluster`` (its control unit was lost) or ``server``."""
+    cluster: int | None
+    device: int | None
+    round: int
+    step: int
+    """Local step in progress, from 1; 0: before the first, or not known."""
+    recovered: bool
+    """Whether the cluster's round went on; for ``server``: whether the run did."""
+    seconds: float | None
+    """From the fault to the next finished micro-batch [s]; from the last sign of progress where nobody saw when it
+    happened. None if there was none."""
+    bytes: int = 0
+    """Weights and optimizer states that were put back, or bytes that were sent again."""
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)

@@ -12,7 +12,6 @@ Devices compute one after the other: those that share a machine would share its 
 from __future__ import annotations
 
 import contextlib
-import socket
 import statistics
 import time
 from collections import Counter
@@ -24,14 +23,15 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from client_pipeline.partition.families import adapter
+from client_pipeline.partition.families import adapter, carried_examples
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.device_pool import NAMESPACE
 from client_pipeline.runtime.machine import available_memory, clock_frequency
 from client_pipeline.runtime.memory import keep_freed_memory
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from client_pipeline.runtime.pipeline import NAMESPACE
+from client_pipeline.runtime.placement import check_answers, device_nodes
 from client_pipeline.runtime.stage import Stage
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, open_store
 
@@ -43,7 +43,6 @@ _FIRST_FLOATS, _MOST_FLOATS = 2**14, 2**23
 """Of a large message: it grows fourfold from 64 KiB to 32 MiB, until its round trip takes long enough."""
 _LONG_TRIP_S = 0.05
 _ROUND_TRIPS = 9
-_CONNECT_S = 10.0
 
 
 class MeasurementError(RuntimeError):
@@ -139,7 +138,7 @@ class MeasuredDevice:
         """Time one TEB's passes, all sizes in turn so that a slow moment touches them alike."""
         stage, step = Stage(self._spec, OptimizerConfig(name="sgd")), StepId(seed=0, round=1, step=1, cluster=0)
         stage.place(0)
-        width = adapter(self._spec.family).width(self._spec)
+        width, carried = adapter(self._spec.family).width(self._spec), carried_examples(self._spec)
         times: dict[int, list[tuple[float, float]]] = {size: [] for size in samples}
         until = time.monotonic() + _COMPUTE_BUDGET_S
         for turn in range(_MOST_PASSES + 1):
@@ -147,7 +146,7 @@ class MeasuredDevice:
                 break
             for size in samples:
                 mask_BT = torch.ones(size, length, dtype=torch.bool)
-                x_BTD, gradient_BTD = torch.randn(size, length, width), torch.randn(size, length, width)
+                x_BTD, gradient_BTD = (torch.randn(size + carried, length, width) for _ in range(2))
                 began = time.perf_counter()
                 stage.forward(step, 0, x_BTD, mask_BT)
                 turned = time.perf_counter()
@@ -227,8 +226,10 @@ def measure(
     """
     threads = RuntimeConfig().threads
     with _ray(address):
+        # Nodes that say which device they are stand for that one, and the others for none.
+        named = device_nodes()
         nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: str(n["NodeManagerAddress"]))
-        places = [node for node in nodes for _ in range(devices_per_node)]
+        places = [named[k] for k in sorted(named)] or [node for node in nodes for _ in range(devices_per_node)]
         hosts = [str(node["NodeManagerAddress"]) for node in places]
         actors: list[Any] = []
         try:
@@ -324,12 +325,9 @@ def _ray(address: str) -> Iterator[None]:
     options = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if address:
         try:
-            if address != "auto":
-                # Ray would try for a minute, and say less.
-                host, _, port = address.rpartition(":")
-                socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+            check_answers(address)
             ray.init(address=address, **options)
-        except (OSError, RuntimeError, ValueError, OverflowError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ValueError(
                 f"--address: no Ray cluster answers at {address!r}; expected HOST:PORT as ray start --head printed it, "
                 f"or auto on one of its nodes: {error}"

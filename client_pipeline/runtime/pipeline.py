@@ -1,50 +1,37 @@
-"""The control unit's end of the pipeline: who holds which TEB, and one local step over all devices.
-
-One step, with the control unit as rank 0 of a ring (F: activations, B: gradients)::
-
-    batch -> embedding -F-> device -F-> device -F-> control unit -> decoder
-             embedding <-B- device <-B- device <-B- control unit <- decoder
-
-Three threads follow the three arrows that touch the control unit; the devices follow their action lists.
-"""
+"""The control unit's end of the pipeline: its devices under a plan, and one local step over all of them."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import ray
-import torch
 from torch import Tensor, nn
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.link.base import DecoderLink, LinkError
-from client_pipeline.partition.families import adapter, tied
-from client_pipeline.partition.parts import Batch, block_weights, target_weight, targets
-from client_pipeline.partition.plan import ClusterPlan, Segment
+from client_pipeline.link.base import DecoderLink
+from client_pipeline.partition.families import adapter, carried_examples, tied
+from client_pipeline.partition.parts import Batch, target_weight, targets
+from client_pipeline.partition.plan import ClusterPlan, Segment, micro_batch_sizes
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.batch_run import BatchRun
+from client_pipeline.runtime.block_placement import BlockPlacement
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.device import Device, StepReport
-from client_pipeline.runtime.faults import PipelineError, device_fault
-from client_pipeline.runtime.head import check_tied
-from client_pipeline.runtime.micro_batches import EMBEDDING_UNIT, StepId, split_batch
+from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
+from client_pipeline.runtime.device import StepReport
+from client_pipeline.runtime.device_pool import DevicePool
+from client_pipeline.runtime.faults import PipelineError
+from client_pipeline.runtime.group import Group
+from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
-from client_pipeline.runtime.precision import autocast
+from client_pipeline.runtime.placement import Placement
+from client_pipeline.runtime.snapshots import Snapshots
 from client_pipeline.runtime.stage import MovedBlock, StepOrder
-from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, open_store
 
 T = TypeVar("T")
-
-NAMESPACE = "collapipe"
-"""Ray namespace of all actors: a named actor is found by any process of the cluster."""
-
-WATCH_INTERVAL_S = 0.2
-"""How often a running step looks for a dead device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +47,16 @@ class StepOutcome:
     """Activations and gradients that went over each link between two stages."""
     decoder_norm_sq: float | None
     """Squared norm of the decoder's gradient, as the decoder said it."""
+    segments: list[Segment]
+    """That it ran on."""
 
     def __add__(self, later: StepOutcome) -> StepOutcome:
         """Join it with that of the step's next batch; norms are of all that was accumulated until then."""
         devices = {
             device: StepReport(
-                actions=report.actions + later.devices[device].actions, norm_sq=later.devices[device].norm_sq
+                actions=report.actions + later.devices[device].actions,
+                norm_sq=later.devices[device].norm_sq,
+                work=report.work + later.devices[device].work,
             )
             for device, report in self.devices.items()
         }
@@ -75,11 +66,16 @@ class StepOutcome:
             devices=devices,
             link_bytes=self.link_bytes + later.link_bytes,
             decoder_norm_sq=later.decoder_norm_sq,
+            segments=later.segments,
         )
 
 
 class Pipeline:
-    """The devices of one cluster."""
+    """The devices of one cluster.
+
+    After a :class:`DeviceFault` the caller decides on a plan for the devices that :meth:`survivors` names;
+    :meth:`apply_plan` then puts all TEBs back to the last :meth:`commit`.
+    """
 
     def __init__(
         self,
@@ -88,18 +84,15 @@ class Pipeline:
         spec: ModelSpec,
         optimizer: OptimizerConfig,
         runtime: RuntimeConfig,
-        host: str = "127.0.0.1",
+        placement: Placement = Placement(),  # noqa: B008 (it is frozen)
         frozen: Mapping[str, Tensor] | None = None,
         codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
     ) -> None:
         self.name = name
         self.spec = spec
-        self.optimizer = optimizer
         self.runtime = runtime
-        self.host = host
         self.width = adapter(spec.family).width(spec)
-        self.frozen = dict(frozen or {})
-        """What adapters are added to, by global name: for TEBs that no device holds yet."""
+        self.carried = carried_examples(spec)
         self.codec = codec
         """How activations and gradients travel between the devices."""
         self.tied = tied(spec)
@@ -107,20 +100,26 @@ class Pipeline:
         self.segments: list[Segment] = []
         self.schedule = "gpipe"
         self.num_micro_batches = 1
-        self.moved_blocks = 0
-        """TEBs that changed owner since the pipeline began, first placements left out."""
-        self.moved_bytes = 0
-        """Bytes of their weights and optimizer state."""
-        self._restored: dict[int, MovedBlock] = {}
-        self._devices: dict[int, Any] = {}
-        self._owner: dict[int, int] = {}
-        self._transport: GlooTransport | None = None
-        self._ring: tuple[int, ...] = ()
-        self._generation = 0
-        self._store = open_store(host, runtime.timeout)
-        self._threads = _three_threads()
+        self.pool = DevicePool(name, spec, optimizer, runtime, placement)
+        self.snapshots = Snapshots(runtime.timeout)
+        self.placement = BlockPlacement(self.pool, self.snapshots, frozen or {})
+        self.group = Group(self.pool, placement.host, codec.name)
+        self.deadline = ProgressDeadline(runtime.timeout, first_s=LEAST_S)
+        """Of a step's waits; it remembers over steps how long micro-batches take."""
+        self.on_progress: Callable[[str, int], None] = lambda kind, micro_batch: None
+        """Told of each arrival at the control unit, in the threads of a step; see :data:`batch_run.Progress`."""
 
     # The plan.
+
+    @property
+    def moved_blocks(self) -> int:
+        """TEBs that changed owner since the pipeline began, first placements left out."""
+        return self.placement.moved_blocks
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of their weights and optimizer state."""
+        return self.placement.moved_bytes
 
     def apply_plan(self, plan: ClusterPlan, decoder_wait_s: float = 0.0) -> None:
         """Start the devices that the plan needs and move the TEBs that change owner, with their optimizer state.
@@ -130,110 +129,52 @@ class Pipeline:
         plan : the round's plan
         decoder_wait_s : how long the decoder may keep a gradient back while it waits for other clusters; devices
             bear with it that much longer than with each other
+
+        Raises
+        ------
+        DeviceFault
+            If a device is gone; apply another plan without it.
         """
         segments = plan.segments()
-        wanted = {index: segment.device for segment in segments for index in segment.blocks}
-        ring = tuple(segment.device for segment in segments)
-        for device in ring:
-            if device not in self._devices or not (device in self._owner.values() or self._lives(device)):
-                self._devices[device] = self._start(device)
-        arriving: dict[int, list[tuple[int, Any]]] = {}
-        moving: set[int] = set()
-        for index, device in sorted(wanted.items()):
-            owner = self._owner.get(index)
-            if owner != device:
-                # The object goes from device to device; the control unit holds a reference only.
-                moved = self._at_rest(index) if owner is None else self._devices[owner].take.remote(index)
-                if owner is not None:
-                    moving.add(index)
-                arriving.setdefault(device, []).append((index, moved))
-        placed = [
-            self._devices[device].place.remote([index for index, _ in blocks], *(moved for _, moved in blocks))
-            for device, blocks in arriving.items()
-        ]
-        # Until all are placed nobody is known to own a TEB that moves: a failure here must not leave a wrong owner.
-        for blocks in arriving.values():
-            for index, _ in blocks:
-                self._owner.pop(index, None)
-        brought = self._wait(placed, "placing TEBs")
-        self.moved_bytes += sum(
-            size
-            for blocks, sizes in zip(arriving.values(), brought, strict=True)
-            for (index, _), size in zip(blocks, sizes, strict=True)
-            if index in moving
-        )
-        self._owner = wanted
-        self.moved_blocks += len(moving)
+        self.segments = []
+        self.placement.place(segments)
+        self.deadline.most_s = self.runtime.timeout + decoder_wait_s
+        self.group.join(tuple(segment.device for segment in segments), self.deadline.most_s)
         self.segments, self.schedule, self.num_micro_batches = segments, plan.schedule, plan.m
-        if ring != self._ring or self._transport is None:
-            self._connect(ring, self.runtime.timeout + decoder_wait_s)
-
-    def _at_rest(self, index: int) -> MovedBlock | None:
-        """What a TEB that no device holds begins with: what a checkpoint had of it, and its frozen weights."""
-        moved = self._restored.pop(index, MovedBlock())._replace(frozen=block_weights(self.frozen, index))
-        return moved if any(moved) else None
-
-    def _lives(self, device: int) -> bool:
-        """Whether a device that has had nothing to do is still there; it ends itself when idle for long."""
-        try:
-            ray.get(self._devices[device].status.remote(), timeout=self.runtime.timeout)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            return False
-        return True
-
-    def _start(self, device: int) -> Any:
-        actor = ray.remote(Device).options(
-            name=f"{self.name}/device-{device}",
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-        )
-        return actor.remote(self.spec, self.optimizer, self.runtime)
-
-    def _connect(self, ring: tuple[int, ...], timeout_s: float) -> None:
-        self.disconnect()
-        self._generation += 1
-        address = GroupAddress(
-            host=self.host,
-            port=self._store.port,
-            generation=self._generation,
-            size=len(ring) + 1,
-            timeout_s=timeout_s,
-            codec=self.codec.name,
-        )
-        joined = [self._devices[device].connect.remote(address, rank + 1) for rank, device in enumerate(ring)]
-        try:
-            self._transport = GlooTransport(address, 0, self._store)
-            self._wait(joined, "joining the cluster's group")
-        except BaseException as error:
-            self.disconnect()
-            if isinstance(error, RuntimeError) and not isinstance(error, PipelineError):
-                raise PipelineError(f"{self.name}: joining the cluster's group: {error}") from error
-            raise
-        self._ring = ring
 
     def disconnect(self) -> None:
         """Leave the group; the next plan builds another."""
-        self._ring = ()
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        self.group.leave()
 
-    def _wait(self, references: Sequence[Any], what: str) -> list[Any]:
-        try:
-            return list(ray.get(list(references), timeout=self.runtime.timeout))
-        except ray.exceptions.GetTimeoutError as error:
-            raise PipelineError(f"{self.name}: {what}: no answer within {self.runtime.timeout:g} s") from error
-        except ray.exceptions.RayActorError as error:
-            raise PipelineError(f"{self.name}: {what}: a device process ended: {error}") from error
-        except ray.exceptions.RayTaskError as error:
-            raise PipelineError(f"{self.name}: {what}: {error.cause or error}") from error
+    def survivors(self, devices: Sequence[int]) -> list[int]:
+        """Give up the devices that do not answer; those that do are freed from what they were doing.
+
+        Parameters
+        ----------
+        devices : to choose from; those that run already are asked
+
+        Returns
+        -------
+        Those that can be planned with. A device that was given up earlier is one of them as soon as it answers.
+        """
+        self.disconnect()
+        self.placement.sure = False
+        for device, kind in self.pool.interrupt(self.pool.running, self.group.generation).items():
+            self.pool.lose(device, kind)
+        return self.usable(devices)
+
+    def usable(self, devices: Sequence[int]) -> list[int]:
+        """Devices that can be planned with: all that are not lost, or have come back."""
+        lost = set(self.pool.lost)
+        back = {device for device in lost if device in devices and self.pool.is_back(device)}
+        if back:
+            # It may hold what was true when it was lost.
+            self.placement.sure = False
+        return [device for device in devices if device not in lost or device in back]
 
     def _on_devices(self, call: Callable[[Any, int], Any], what: str) -> dict[int, Any]:
         """Call every scheduled device at once; answers by device index."""
-        ring = [segment.device for segment in self.segments]
-        return dict(zip(ring, self._wait([call(self._devices[d], d) for d in ring], what), strict=True))
+        return self.pool.call([segment.device for segment in self.segments], call, what)
 
     # Weights.
 
@@ -252,7 +193,7 @@ class Pipeline:
 
     def restore(self, states: Mapping[int, MovedBlock]) -> None:
         """Give TEBs that no device holds yet the weights and optimizer state of a checkpoint, when they are placed."""
-        self._restored = dict(states)
+        self.snapshots.restore(states)
 
     def memory(self) -> dict[int, dict[str, int]]:
         """Memory of each scheduled device's process, as :meth:`Device.memory` says."""
@@ -269,10 +210,23 @@ class Pipeline:
     def apply(self, step: int, scale: float) -> None:
         """All devices take optimizer step ``step`` with their gradients times ``scale``."""
         self._on_devices(lambda actor, _: actor.apply.remote(step, scale), "taking the optimizer step")
+        self.placement.version = step
 
     def discard(self) -> None:
         """All devices forget their waiting gradients."""
         self._on_devices(lambda actor, _: actor.discard.remote(), "discarding gradients")
+
+    def commit(self) -> None:
+        """Copy all TEBs: from here on a lost device is put back to this step.
+
+        Raises
+        ------
+        DeviceFault
+            If a device is gone: the last commit stands.
+        """
+        actors = {segment.device: self.pool[segment.device] for segment in self.segments}
+        blocks = {segment.device: list(segment.blocks) for segment in self.segments}
+        self.snapshots.commit(actors, blocks, self.placement.version, self.pool.answers)
 
     # One local step.
 
@@ -301,13 +255,14 @@ class Pipeline:
 
         Raises
         ------
+        DeviceFault
+            If a device died or froze: the step can be run again.
         PipelineError
-            If a device died, froze or failed.
+            If a device failed.
         LinkError
             If the decoder refused or was too late.
         """
-        transport = self._transport
-        if transport is None:
+        if not self.group.joined or not self.segments:
             raise PipelineError(f"{self.name}: no plan is applied")
         m, last = self.num_micro_batches, len(batches) - 1
         link.begin_step(step, m * len(batches), sum(target_weight(targets(batch)) for batch in batches))
@@ -315,145 +270,89 @@ class Pipeline:
             link.send_tied({name: embedding.get_parameter(own).detach() for name, own in self.tied.items()})
         outcomes = [
             self._run_batch(
-                transport,
                 replace(step, first=m * i),
                 batch,
                 embedding,
                 link,
-                i == last,
-                apply_step if i == last else None,
-                pace,
+                is_last=i == last,
+                apply_step=apply_step if i == last else None,
+                pace=pace,
             )
             for i, batch in enumerate(batches)
         ]
+        if apply_step is not None:
+            self.placement.version = apply_step
         return functools.reduce(operator.add, outcomes)
 
     def _run_batch(
         self,
-        transport: GlooTransport,
         step: StepId,
         batch: Batch,
         embedding: nn.Module,
         link: DecoderLink,
+        *,
         is_last: bool,
         apply_step: int | None,
         pace: Pace | None,
     ) -> StepOutcome:
         """Run one batch of a step; after the last one the decoder gives the gradient of the tied matrices."""
-        pieces = split_batch(batch, self.num_micro_batches)
-        weight = target_weight(targets(batch))
         shared = {name: embedding.get_parameter(own) for name, own in self.tied.items()} if is_last else {}
         order = StepOrder(
             step=step,
             schedule=self.schedule,
-            sizes=[len(piece["input_ids"]) for piece in pieces],
+            sizes=micro_batch_sizes(len(batch["input_ids"]), self.num_micro_batches),
             mask_BT=batch["attention_mask"],
             width=self.width,
+            carried=self.carried,
             pace=pace,
         )
-        ring = [segment.device for segment in self.segments]
-        reports = [self._devices[device].run.remote(order, apply_step) for device in ring]
-        last = len(ring)
-        embedded: list[Tensor] = []
-        shapes = [(size, order.mask_BT.shape[1], self.width) for size in order.sizes]
-
-        # Receives are posted before anything moves, for the reason that run_actions gives.
-        def forward() -> None:
-            outputs = [transport.receive(shape, last, FORWARD, i) for i, shape in enumerate(shapes)]
-            for i, piece in enumerate(pieces):
-                with step.dropout(EMBEDDING_UNIT, i), autocast(self.runtime.precision, order.mask_BT.device):
-                    embedded.append(embedding(piece).float())
-                transport.send(embedded[i], 1, FORWARD, i)
-            for i, piece in enumerate(pieces):
-                link.send(step.first + i, outputs[i].wait(), piece["attention_mask"], targets(piece))
-
-        def answer() -> tuple[float, float | None, dict[str, Tensor]]:
-            loss_sum, norm_sq = 0.0, None
-            for i in range(len(pieces)):
-                gradient = link.receive()
-                if tuple(gradient.tensor.shape) != shapes[i] or gradient.tensor.dtype != torch.float32:
-                    raise LinkError(
-                        f"the decoder's gradient of micro-batch {step.first + i} is {gradient.tensor.dtype} of shape "
-                        f"{list(gradient.tensor.shape)}, expected float32 of {list(shapes[i])}"
-                    )
-                loss_sum += gradient.loss_sum
-                norm_sq = gradient.norm_sq
-                transport.send(gradient.tensor, last, BACKWARD, i)
-            tied_gradient = link.receive_tied() if shared else {}
-            try:
-                check_tied({name: parameter.shape for name, parameter in shared.items()}, tied_gradient)
-            except ValueError as error:
-                raise LinkError(f"the decoder's gradient of the {error}") from None
-            return loss_sum, norm_sq, tied_gradient
-
-        def backward() -> None:
-            received = [transport.receive(shape, 1, BACKWARD, i) for i, shape in enumerate(shapes)]
-            for i, receive in enumerate(received):
-                gradient = receive.wait()
-                # Only now is embedded[i] sure to be there: its gradient cannot arrive before it left.
-                if embedded[i].requires_grad:
-                    torch.autograd.backward(embedded[i], gradient)
-
-        futures: list[Any] = [self._threads.submit(task) for task in (forward, answer, backward)]
+        transport = self.group.transport
+        self.deadline.begin()
+        reports = {s.device: self.pool[s.device].run.remote(order, apply_step) for s in self.segments}
+        run = BatchRun(
+            order=order,
+            batch=batch,
+            embedding=embedding,
+            transport=transport,
+            link=link,
+            shared=shared,
+            precision=self.runtime.precision,
+            progress=self._arrived,
+        )
+        run.start()
         try:
-            self._watch(futures, dict(zip(ring, reports, strict=True)))
-            answers = dict(zip(ring, self._wait(reports, "ending the step"), strict=True))
+            answer = run.watch(self.pool, reports, self.deadline)
+            devices = self.pool.answers(reports, "ending the step")
             transport.flush()
         except BaseException:
-            self._abandon(futures)
+            self.placement.sure = False
+            self.disconnect()
+            run.abandon()
+            # Those who wait for a lost neighbour would do so for as long as a step may take.
+            self.pool.interrupt(reports, self.group.generation, wait_s=0.0)
             raise
-        loss_sum, norm_sq, tied_gradient = futures[1].result()
         # One matrix, one gradient: from here on the optimizer, and the norm that clips, see the sum of both ends.
         for name, parameter in shared.items():
-            gradient = tied_gradient[name]
+            gradient = answer.tied[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return StepOutcome(
-            loss_sum=loss_sum,
-            weight=weight,
-            devices=answers,
-            link_bytes=2 * order.mask_BT.numel() * self.codec.row_bytes(self.width),
-            decoder_norm_sq=norm_sq,
+            loss_sum=answer.loss_sum,
+            weight=target_weight(targets(batch)),
+            devices=devices,
+            link_bytes=2 * sum(size * length for size, length, _ in order.shapes()) * self.codec.row_bytes(self.width),
+            decoder_norm_sq=answer.norm_sq,
+            segments=self.segments,
         )
 
-    def _watch(self, futures: list[Any], reports: dict[int, Any]) -> None:
-        """Wait for the three threads, and look for a device that ended in the meantime."""
-        pending = set(futures)
-        while pending:
-            done, pending = concurrent.futures.wait(
-                pending, timeout=WATCH_INTERVAL_S, return_when=concurrent.futures.FIRST_EXCEPTION
-            )
-            failed = next((f.exception() for f in done if f.exception()), None)
-            if isinstance(failed, LinkError):
-                raise failed
-            if failed is not None or pending:
-                if (fault := device_fault(self.name, reports, failed)) is not None:
-                    raise fault from failed
-            if failed is not None:
-                raise PipelineError(f"{self.name}: {failed}") from failed
-
-    def _abandon(self, futures: list[Any]) -> None:
-        """Free everything that waits for a step that will not complete."""
-        self.disconnect()
-        # The embedding's gradients are the caller's again: no thread may add to them from here on.
-        concurrent.futures.wait(futures[2:], timeout=self.runtime.timeout)
-        # A thread that waits on the link is the link's to free; the next step must not wait for it.
-        self._threads.shutdown(wait=False)
-        self._threads = _three_threads()
-        for segment in self.segments:
-            self._devices[segment.device].discard.remote()
+    def _arrived(self, kind: str, micro_batch: int) -> None:
+        self.deadline.progress()
+        self.on_progress(kind, micro_batch)
 
     def close(self) -> None:
         """End the devices of this cluster."""
         self.disconnect()
-        for actor in self._devices.values():
-            ray.kill(actor)
-        self._devices.clear()
-        self._owner.clear()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _three_threads() -> concurrent.futures.ThreadPoolExecutor:
-    return concurrent.futures.ThreadPoolExecutor(3, thread_name_prefix="pipeline")
+        self.pool.close()
+        self.placement.sure = False
 
 
 def _joined(by_device: Mapping[int, Mapping[int, T]]) -> dict[int, T]:

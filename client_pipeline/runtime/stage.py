@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_pipeline.partition.families import Adapter, adapter, build_block
@@ -20,6 +22,9 @@ from client_pipeline.runtime.precision import autocast
 from client_pipeline.runtime.schedules import Action, actions
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, Receive
 
+BlockArrays = list[dict[str, NDArray[Any]]]
+"""A TEB away from a device, as NumPy arrays."""
+
 
 class MovedBlock(NamedTuple):
     """A TEB away from a device: on its way to another, or at rest."""
@@ -30,6 +35,20 @@ class MovedBlock(NamedTuple):
     """Empty: no step was taken."""
     frozen: dict[str, Tensor] = {}
     """What adapters are added to; it is not of a checkpoint. Empty without adapters."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its tensors."""
+        return sum(tensor.nbytes for part in self for tensor in part.values())
+
+    def as_arrays(self) -> BlockArrays:
+        """The same as NumPy arrays: Ray copies these once, and tensors several times."""
+        return [{name: tensor.numpy() for name, tensor in part.items()} for part in self]
+
+    @classmethod
+    def from_arrays(cls, arrays: BlockArrays) -> MovedBlock:
+        """What :meth:`as_arrays` gave, in memory of its own: what Ray hands out cannot be written to."""
+        return cls(*({name: torch.tensor(array) for name, array in part.items()} for part in arrays))
 
 
 class DoneAction(NamedTuple):
@@ -55,11 +74,19 @@ class StepOrder:
     """Padding mask of the whole batch, bool."""
     width: int
     """D."""
+    carried: int = 0
+    """Examples that each micro-batch has beside its own until the last TEB."""
     pace: Pace | None = None
     """None: as fast as it goes."""
 
+    def shapes(self, *, last: bool = False) -> list[tuple[int, int, int]]:
+        """Shape of each micro-batch's activations on a link; of the ``last`` TEB's output without what it carries."""
+        carried = 0 if last else self.carried
+        return [(size + carried, self.mask_BT.shape[1], self.width) for size in self.sizes]
 
-class TrainedBlock(NamedTuple):
+
+@dataclass
+class TrainedBlock:
     """A TEB with the optimizer that belongs to it."""
 
     module: nn.Module
@@ -67,6 +94,8 @@ class TrainedBlock(NamedTuple):
     frozen: dict[str, nn.Parameter]
     """What adapters are added to; empty without adapters."""
     optimizer: PartOptimizer
+    version: int = 0
+    """Optimizer step that it is after."""
 
     def state(self) -> MovedBlock:
         """What a checkpoint keeps."""
@@ -92,14 +121,14 @@ class Stage:
 
     # TEBs come and go with the plan.
 
-    def place(self, index: int, moved: MovedBlock | None = None) -> None:
-        """Build TEB ``index`` here, with what it had elsewhere, if anything."""
+    def place(self, index: int, moved: MovedBlock | None = None, version: int = 0) -> None:
+        """Build TEB ``index`` here, with what it had elsewhere, if anything, after optimizer step ``version``."""
         module, moved = build_block(self.spec, index).train(), moved or MovedBlock()
         parameters, frozen = own_parameters(module), frozen_parameters(module) if self.spec.lora else {}
         load_parameters(frozen, moved.frozen, f"TEB {index} (frozen)")
         if moved.weights:
             load_parameters(parameters, moved.weights, f"TEB {index}")
-        block = TrainedBlock(module, parameters, frozen, PartOptimizer(parameters, self.optimizer))
+        block = TrainedBlock(module, parameters, frozen, PartOptimizer(parameters, self.optimizer), version)
         block.optimizer.load_state(moved.optimizer)
         self.blocks[index] = block
         self.blocks = dict(sorted(self.blocks.items()))
@@ -167,6 +196,11 @@ class Stage:
         """Take the optimizers' step number ``step``."""
         for block in self.blocks.values():
             block.optimizer.apply(step, scale)
+            block.version = step
+
+    def not_finite(self) -> list[int]:
+        """TEBs whose waiting gradients hold NaN or Inf."""
+        return [i for i, block in self.blocks.items() if not math.isfinite(block.optimizer.gradient_norm_sq())]
 
     def discard(self) -> None:
         """Drop gradients and activations of a step that will not complete."""
@@ -189,8 +223,8 @@ def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> lis
     previous, following = rank - 1, (rank + 1) % transport.size
 
     def post(action: Action) -> Receive:
-        shape = (order.sizes[action.micro_batch], order.mask_BT.shape[1], order.width)
         peer, direction = (previous, FORWARD) if action.kind == "F" else (following, BACKWARD)
+        shape = order.shapes(last=direction == BACKWARD and rank == last)[action.micro_batch]
         return transport.receive(shape, peer, direction, action.micro_batch)
 
     # With 1F1B the first stage alone could be flooded: the control unit's schedule is to send at once.

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.link.stream import is_loopback
+from client_pipeline.link.hosts import is_loopback
 
 FORWARD, BACKWARD = 0, 1
 
@@ -40,6 +40,9 @@ class GroupAddress:
     generation: int
     size: int
     timeout_s: float
+    """How long a member waits for another's tensor [s]."""
+    join_s: float | None = None
+    """How long the members wait for each other to come [s]; ``timeout_s`` if None."""
     codec: str = "none"
     """How activations and gradients travel between the members; see :class:`ActivationCodec`."""
 
@@ -52,6 +55,7 @@ class Receive:
     work: Any
     what: str
     codec: ActivationCodec
+    timeout: timedelta
 
     def wait(self) -> Tensor:
         """Wait for the tensor.
@@ -62,7 +66,7 @@ class Receive:
             If the peer closed or stayed silent for the group's timeout.
         """
         try:
-            self.work.wait()
+            self.work.wait(self.timeout)
         except RuntimeError as error:
             raise TransportError(f"{self.what}: {error}") from error
         return self.codec.decode(self.tensor)
@@ -72,10 +76,11 @@ class GlooTransport:
     """One member of a cluster's group."""
 
     def __init__(self, address: GroupAddress, rank: int, store: TCPStore | None = None) -> None:
-        timeout = timedelta(seconds=address.timeout_s)
+        self._timeout = timedelta(seconds=address.timeout_s)
         if store is None:
-            store = TCPStore(address.host, address.port, is_master=False, timeout=timeout)
+            store = TCPStore(address.host, address.port, is_master=False, timeout=_join_timeout(address))
         self.rank = rank
+        self.generation = address.generation
         self.size = address.size
         self._store = store
         self.codec = ActivationCodec(address.codec)
@@ -112,7 +117,7 @@ class GlooTransport:
                 work = self._group(direction).recv([tensor], peer, micro_batch)
             except RuntimeError as error:
                 raise TransportError(f"{what}: {error}") from error
-        return Receive(tensor, work, what, self.codec)
+        return Receive(tensor, work, what, self.codec, self._timeout)
 
     def _group(self, direction: int) -> Any:
         if not self._groups:
@@ -125,7 +130,7 @@ class GlooTransport:
             sent, self._sent = self._sent, []
         for _, work in sent:
             try:
-                work.wait()
+                work.wait(self._timeout)
             except RuntimeError as error:
                 raise TransportError(f"sending: {error}") from error
 
@@ -143,14 +148,28 @@ class GlooTransport:
 
 def _options(address: GroupAddress) -> Any:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timedelta(seconds=address.timeout_s)
-    # Neighbours speak in plain bytes: within one machine nobody outside it may listen. Between machines gloo takes
-    # the address that the host's name stands for.
-    local = is_loopback(address.host)
-    options._devices = [
-        ProcessGroupGloo.create_device(hostname=address.host) if local else ProcessGroupGloo.create_default_device()
-    ]
+    options._timeout = _join_timeout(address)
+    options._devices = [ProcessGroupGloo.create_device(hostname=_own_address(address))]
     return options
+
+
+def _join_timeout(address: GroupAddress) -> timedelta:
+    return timedelta(seconds=address.timeout_s if address.join_s is None else address.join_s)
+
+
+def _own_address(address: GroupAddress) -> str:
+    """Where this member listens to its neighbours.
+
+    They speak in plain bytes: within one machine nobody outside it may listen, and between machines only who can
+    reach the cluster's own network. Gloo would take what the machine's name stands for, which is often a loopback.
+    """
+    if is_loopback(address.host):
+        return address.host
+    family, kind, protocol, _, peer = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # Sends nothing; the system chooses the address that it would reach the control unit from.
+        probe.connect(peer)
+        return str(probe.getsockname()[0])
 
 
 def open_store(host: str, timeout_s: float) -> TCPStore:

@@ -47,7 +47,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from client_pipeline.partition.families import adapter, build_block
+    from client_pipeline.partition.families import adapter, build_block, carried_examples
 
     saved: dict[int, int] = {}
 
@@ -62,7 +62,8 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     kept: list[torch.UntypedStorage] = []
     with torch.device("meta"):
         block = build_block(spec, 0)
-        x_BTD = torch.empty(1, sequence_length, adapter(spec.family).width(spec), requires_grad=True)
+        carried = carried_examples(spec)
+        x_BTD = torch.empty(1 + carried, sequence_length, adapter(spec.family).width(spec), requires_grad=True)
     weights = {id(p.untyped_storage()) for p in block.parameters()}
     with FlopCounterMode(display=False) as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         y_BTD = block(x_BTD, None)
@@ -76,7 +77,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         trained=tuple(p.numel() for p in parameters if p.requires_grad),
         saved_bytes=sum(size for storage, size in saved.items() if storage not in weights),
-        activation_bits=8 * y_BTD.numel() * y_BTD.element_size(),
+        activation_bits=8 * y_BTD[0].numel() * y_BTD.element_size(),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DEVICE_PREFIX = "collapipe-device-"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
@@ -46,3 +48,8 @@ class UplinkProfile:
     """C8, of one upload [J]."""
     mean_energy_j: float | None
     """Mean upload energy that the energy queue keeps [J]; None: no such queue."""
+
+
+def device_resource(device: int) -> str:
+    """Name of the custom resource that a device's Ray node offers, where devices are machines of their own."""
+    return f"{DEVICE_PREFIX}{device}"

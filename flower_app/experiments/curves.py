@@ -1,7 +1,8 @@
 """The TOML files of ``configs/paper``: one folder an experiment, one file a curve.
 
 ``label``, ``seeds`` (1) and three tables: ``[run]`` is a run configuration, ``[figure]`` what the figure varies, and
-``[smoke]`` what a quick check changes of all these.
+``[smoke]`` what a quick check changes of all these. ``base`` names another such file, seen from this one, over
+which all this goes: what the curves of a figure share.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any
 from flower_app.config_sources import config_of
 from flower_app.experiments.experiment import Curve
 
-_KEYS = {"label": str, "seeds": int, "run": dict, "figure": dict, "smoke": dict}
+_KEYS = {"base": str, "label": str, "seeds": int, "run": dict, "figure": dict, "smoke": dict}
 
 
-def load_curves(experiment: str, *, smoke: bool, folder: Path | None = None, sets: Sequence[str] = ()) -> list[Curve]:
+def load_curves(
+    experiment: str, *, smoke: bool, folder: Path | None = None, sets: Sequence[str] = (), only: str = ""
+) -> list[Curve]:
     """Read an experiment's curves, in the order of their file names.
 
     Parameters
@@ -27,11 +30,12 @@ def load_curves(experiment: str, *, smoke: bool, folder: Path | None = None, set
     smoke : whether ``[smoke]`` applies
     folder : that holds the folders; the packaged ``configs/paper`` if None
     sets : pairs ``key=value`` over every curve's ``[run]``
+    only : curves whose name contains this; all if empty
 
     Raises
     ------
     FileNotFoundError
-        If there is no such folder, or no curve in it.
+        If there is no such folder, or no such curve in it.
     ValueError
         Naming the file and key at fault.
     """
@@ -39,22 +43,16 @@ def load_curves(experiment: str, *, smoke: bool, folder: Path | None = None, set
     files = sorted((root / experiment).glob("*.toml"))
     if not files:
         raise FileNotFoundError(f"{experiment}: no curves in {root / experiment}; expected one TOML for each curve")
-    return [_load(file, smoke, sets) for file in files]
+    chosen = [file for file in files if only in file.stem]
+    if not chosen:
+        names = ", ".join(file.stem for file in files)
+        raise FileNotFoundError(f"{experiment}: expected a part of one of the curves' names {names}; found {only!r}")
+    return [_load(file, smoke, sets) for file in chosen]
 
 
 def _load(file: Path, smoke: bool, sets: Sequence[str]) -> Curve:
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{file}: expected TOML, {error}") from error
+    document = _document(file)
     changes = document.get("smoke", {})
-    for table, where in ((document, ""), (changes, "smoke.")):
-        for key, value in table.items():
-            kind = _KEYS.get(key)
-            if kind is None or (where and key == "smoke"):
-                raise ValueError(f"{file}: {where}{key}: unknown key; expected one of {', '.join(_KEYS)}")
-            if not isinstance(value, kind) or isinstance(value, bool):
-                raise ValueError(f"{file}: {where}{key}: expected {kind.__name__}, found {value!r}")
     if smoke:
         document = _changed(document, changes)
     seeds = document.get("seeds", 1)
@@ -67,6 +65,30 @@ def _load(file: Path, smoke: bool, sets: Sequence[str]) -> Curve:
     name = file.stem
     label = document.get("label", name)
     return Curve(name=name, label=label, config=config, seeds=seeds, figure=document.get("figure", {}))
+
+
+def _document(file: Path, is_base: bool = False) -> dict[str, Any]:
+    """A curve's file over its base."""
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{file}: expected TOML, {error}") from error
+    changes = document.get("smoke", {})
+    for table, where in ((document, ""), (changes, "smoke.")):
+        for key, value in table.items():
+            kind = _KEYS.get(key)
+            if kind is None or (where and key == "smoke"):
+                raise ValueError(f"{file}: {where}{key}: unknown key; expected one of {', '.join(_KEYS)}")
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ValueError(f"{file}: {where}{key}: expected {kind.__name__}, found {value!r}")
+    if not (base := document.get("base", "")):
+        return document
+    below = file.parent / base
+    if not below.is_file() or below.resolve() == file.resolve():
+        raise ValueError(f"{file}: base: expected another file such as ../base/translation.toml, found {base!r}")
+    if is_base:
+        raise ValueError(f"{file}: base: expected none in a file that is a base itself, found {base!r}")
+    return _changed(_document(below, is_base=True), document)
 
 
 def _changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from flower_app.experiments import computation, drift, fig4, fig5, fig11
+from flower_app.experiments import computation, drift, fig4, fig5, fig6, fig11, grid, table3, theorem1
 from flower_app.experiments.curves import load_curves
-from flower_app.experiments.experiment import Experiment, Finding
-from flower_app.experiments.results import PICTURE, read_rows, write_findings, write_rows
+from flower_app.experiments.experiment import Curve, Experiment, Finding, Row
+from flower_app.experiments.results import PICTURE, ROWS, read_rows, write_findings, write_means, write_rows
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         fig4.EXPERIMENT,
         fig5.EXPERIMENT,
+        fig6.EXPERIMENT,
+        grid.FIG9,
+        grid.FIG10,
         computation.FIG7,
         computation.FIG8,
         fig11.EXPERIMENT,
+        table3.EXPERIMENT,
+        theorem1.EXPERIMENT,
         drift.EXPERIMENT,
     )
 }
@@ -40,6 +46,8 @@ class Options:
     """Folder of curves instead of the packaged ``configs/paper``."""
     sets: Sequence[str] = ()
     """Pairs ``key=value`` over every curve's run configuration."""
+    only: str = ""
+    """Curves whose name contains this; the rows of the others stay as they are."""
 
 
 def reproduce(name: str, options: Options, say: Callable[[str], None]) -> dict[str, list[Finding]]:
@@ -64,7 +72,10 @@ def reproduce(name: str, options: Options, say: Callable[[str], None]) -> dict[s
     curves = {}
     if not options.plot_only:
         curves = {
-            e.name: load_curves(e.name, smoke=options.smoke, folder=options.curves, sets=options.sets) for e in chosen
+            e.name: load_curves(
+                e.name, smoke=options.smoke, folder=options.curves, sets=options.sets, only=options.only
+            )
+            for e in chosen
         }
     found = {}
     for experiment in chosen:
@@ -73,14 +84,25 @@ def reproduce(name: str, options: Options, say: Callable[[str], None]) -> dict[s
             rows = read_rows(folder)
         else:
             say(f"{experiment.name}: {experiment.shows}")
-            rows = write_rows(experiment.run(curves[experiment.name], folder, say), folder)
+            kept = _others(folder, curves[experiment.name]) if options.only else []
+            rows = write_rows(chain(kept, experiment.run(curves[experiment.name], folder, say)), folder)
         from flower_app.experiments.style import DPI
 
         experiment.draw(rows).savefig(folder / PICTURE, dpi=DPI)
+        if not experiment.trains:
+            write_means(rows, folder)
         found[experiment.name] = experiment.findings(rows)
         write_findings(found[experiment.name], folder)
         say(f"{experiment.name}: {folder / PICTURE}")
     return found
+
+
+def _others(folder: Path, curves: Sequence[Curve]) -> list[Row]:
+    """Rows of an earlier call that are of other curves."""
+    if not (folder / ROWS).is_file():
+        return []
+    now = {curve.name for curve in curves}
+    return [row for row in read_rows(folder) if row["curve"] not in now]
 
 
 def _named(name: str) -> list[Experiment]:

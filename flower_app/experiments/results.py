@@ -9,7 +9,8 @@ from pathlib import Path
 
 from flower_app.experiments.experiment import Finding, Row
 
-ROWS, TABLE, FINDINGS, PICTURE = "results.jsonl", "results.csv", "findings.json", "figure.png"
+ROWS, TABLE, MEANS = "results.jsonl", "results.csv", "means.csv"
+FINDINGS, PICTURE = "findings.json", "figure.png"
 
 
 def write_rows(rows: Iterable[Row], folder: Path) -> list[Row]:
@@ -31,12 +32,39 @@ def write_rows(rows: Iterable[Row], folder: Path) -> list[Row]:
             file.write(json.dumps(row) + "\n")
             file.flush()
             written.append(row)
-    columns = list(dict.fromkeys(column for row in written for column in row))
-    with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
+    _write_table(written, folder / TABLE)
+    return written
+
+
+def write_means(rows: Sequence[Row], folder: Path) -> None:
+    """Write ``means.csv``: of each curve and seed the mean of every number over its rows, where it has several.
+
+    Rows of planned rounds are too many to read; so their first quarter, while the queues fill, is left out here.
+    """
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        if "seed" not in row or "round" not in row:
+            return
+        groups.setdefault((row["curve"], row["seed"]), []).append(row)
+    means = []
+    for (curve, seed), group in groups.items():
+        last = max(row["round"] for row in group)
+        counted = [row for row in group if row["round"] > last // 4]
+        mean: Row = {"curve": curve, "seed": seed, "rows": len(counted)}
+        for column in group[0]:
+            values = [row[column] for row in counted if isinstance(row[column], float)]
+            if values:
+                mean[column] = float(f"{sum(values) / len(values):.6g}")
+        means.append(mean)
+    _write_table(means, folder / MEANS)
+
+
+def _write_table(rows: Sequence[Row], path: Path) -> None:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
-        writer.writerows(written)
-    return written
+        writer.writerows(rows)
 
 
 def read_rows(folder: Path) -> list[Row]:

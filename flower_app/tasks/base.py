@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from client_pipeline.plugins import class_named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +22,7 @@ TASKS = {
     "masked-lm": "flower_app.tasks.masked_lm:MaskedLMTask",
     "causal-lm": "flower_app.tasks.causal_lm:CausalLMTask",
 }
-"""Name of each task -> its class. A new task is one module and one line here."""
+"""Name of each task -> its class."""
 DECODINGS = ("greedy", "beam")
 CLASS_WEIGHTS = ("none", "balanced")
 
@@ -31,7 +32,7 @@ class TaskConfig:
     """Table ``[task]``: what is learned and how it is scored."""
 
     name: str = "translation"
-    """One of :data:`TASKS`."""
+    """One of :data:`TASKS`, or a class of one's own: ``module:Class``."""
     decode: str = "greedy"
     """How translations are searched for scoring: ``greedy`` or ``beam``."""
     beam_size: int = 4
@@ -52,8 +53,8 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
-        if self.name not in TASKS:
-            raise ValueError(f"task.name: expected one of {', '.join(TASKS)}, found {self.name!r}")
+        if self.name not in TASKS and ":" not in self.name:
+            raise ValueError(f"task.name: expected one of {', '.join(TASKS)}, or module:Class, found {self.name!r}")
         if not 0 < self.mask_probability < 1:
             raise ValueError(f"task.mask-probability: expected a number in (0, 1), found {self.mask_probability}")
         for name, known in (("decode", DECODINGS), ("class_weights", CLASS_WEIGHTS)):
@@ -206,6 +207,11 @@ class Task(Protocol):
 
 
 def task(config: TaskConfig) -> Task:
-    """Build the configured task."""
-    module, _, name = TASKS[config.name].partition(":")
-    return cast(Task, getattr(importlib.import_module(module), name)(config))
+    """Build the configured task.
+
+    Raises
+    ------
+    ValueError
+        If a task of the user's own cannot be imported.
+    """
+    return cast(Task, class_named("task.name", TASKS.get(config.name, config.name))(config))

@@ -15,7 +15,20 @@ from flower_app.tasks import generator, tables
 from flower_app.tasks.texts import Indices, Texts, lines, subset
 
 SOURCES = ("generated", "files", "hub")
-PARTITIONS = ("iid", "size", "linear", "square", "exponential", "dirichlet", "pathological", "natural-id", "files")
+PARTITIONS = (
+    "iid",
+    "size",
+    "linear",
+    "square",
+    "exponential",
+    "dirichlet",
+    "pathological",
+    "natural-id",
+    "files",
+    "nodes",
+)
+OWN_FILES = ("files", "nodes")
+"""Partitions in which each cluster reads a training file of its own."""
 LENGTH_CLASSES = 5
 
 Classes = Sequence[str] | npt.NDArray[np.int64]
@@ -63,7 +76,8 @@ class DataConfig:
     """How training text is shared out. At random: ``iid`` (evenly), ``size`` (by ``partition-sizes``), or in proportion
     to n + 1 (``linear``), its square (``square``) or e^n (``exponential``) for cluster n from 0. By class, see
     ``label-column``: ``dirichlet`` (each class falls unevenly on the clusters), ``pathological`` (each cluster has few
-    classes), ``natural-id`` (each class is on one cluster). ``files``: one training file per cluster."""
+    classes), ``natural-id`` (each class is on one cluster). ``files``: one training file per cluster. ``nodes``: the
+    same, and only the cluster's own node reads it: the server needs a ready tokenizer, and the list of labels."""
     partition_sizes: str = ""
     """``size``: a number for each cluster, with commas between; the shares are in proportion to them."""
     dirichlet_alpha: float = 0.5
@@ -117,9 +131,9 @@ class DataConfig:
                 "data.validation-source: expected a file name (or data.test-source), found none; "
                 "a run is scored on text that it does not train on"
             )
+        if self.partition in OWN_FILES and self.source != "files":
+            raise ValueError(f"data.partition = {self.partition} needs data.source = files, found {self.source!r}")
         if self.partition == "files":
-            if self.source != "files":
-                raise ValueError(f"data.partition = files needs data.source = files, found {self.source!r}")
             for name in ("train_source", "train_target"):
                 value = getattr(self, name)
                 if value and "{cluster}" not in value:

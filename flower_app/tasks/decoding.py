@@ -1,18 +1,22 @@
 """Greedy and beam search over the decoder, one new position at a time.
 
-Keys and values of earlier positions are kept, so a step costs one position instead of the whole prefix; a test
-holds the result to the decoder's own full computation. Shapes: B sentences (times beams), T source positions, U
-target positions so far, H heads, D width, V vocabulary.
+Models of the transformers library are decoded by the library. For the classic one, keys and values of earlier
+positions are kept, so a step costs one position instead of the whole prefix; a test holds the result to the decoder's
+own full computation. Shapes: B sentences (times beams), T source positions, U target positions so far, H heads, D
+width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from client_pipeline.partition.parts import ModelParts
+from client_pipeline.partition.seq2seq import Seq2SeqHead
 from client_pipeline.partition.transformer import Attention, Decoder, DecoderBlock, mask_form
 
 
@@ -23,7 +27,7 @@ class IncrementalDecoder:
         self.decoder = decoder
         self.position = 0
         self._blocks: list[DecoderBlock] = list(decoder.blocks)  # type: ignore[arg-type]
-        memory_BTD = decoder.memory_norm(memory_BTD)
+        memory_BTD = decoder.memory(memory_BTD)
         self._mask = mask_form(mask_BT, memory_BTD.dtype)
         self._memory = [_keys_values(block.cross_attention, memory_BTD) for block in self._blocks]
         self._past: list[tuple[Tensor, Tensor]] = []
@@ -79,6 +83,44 @@ def _attend(attention: Attention, x_B1D: Tensor, key: Tensor, value: Tensor, mas
     attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     out: Tensor = attention.output(attended.transpose(1, 2).flatten(2))
     return out
+
+
+def library_search(
+    parts: ModelParts,
+    memory_BTD: Tensor,
+    mask_BT: Tensor,
+    limits: list[int],
+    beam_size: int = 1,
+    length_penalty: float = 1.0,
+) -> list[list[int]]:
+    """Let the transformers library decode with the decoder of one of its models; 1 beam is greedy search.
+
+    Arguments and result are those of :func:`greedy` and :func:`beam`; all marks stay out.
+    """
+    from transformers import GenerationConfig
+    from transformers.modeling_outputs import BaseModelOutput
+
+    head, model = cast(Seq2SeqHead, parts.head), cast(Any, parts.reference)
+    config = model.config
+    begin_id = getattr(config, "bos_token_id", None)  # T5 has none
+    ids_BU = model.generate(
+        encoder_outputs=BaseModelOutput(last_hidden_state=head.memory(memory_BTD)),
+        attention_mask=mask_BT.long(),
+        # One of our own: what a pretrained model was saved with (sampling, more beams) is not what was asked for.
+        generation_config=GenerationConfig(
+            max_new_tokens=max(limits),
+            num_beams=beam_size,
+            length_penalty=length_penalty,
+            decoder_start_token_id=head.start_id,
+            pad_token_id=head.pad_id,
+            bos_token_id=begin_id,
+            eos_token_id=config.eos_token_id,
+        ),
+    )
+    marks = {head.start_id, head.pad_id, begin_id, config.eos_token_id}
+    return [
+        [i for i in row[1 : limit + 1] if i not in marks] for row, limit in zip(ids_BU.tolist(), limits, strict=True)
+    ]
 
 
 def greedy(decoder: Decoder, memory_BTD: Tensor, mask_BT: Tensor, limits: list[int]) -> list[list[int]]:

@@ -33,8 +33,8 @@ class EncodedText:
 
     @classmethod
     def encode(cls, texts: Iterable[str], tokenizer: TextTokenizer, max_length: int) -> EncodedText:
-        """Encode texts, each closed by the end of sentence; the longest has ``max_length`` ids with it."""
-        return cls.closed(tokenizer.encode_each(texts), [], [tokenizer.eos_id], max_length)
+        """Encode texts, each within the tokenizer's marks; the longest has ``max_length`` ids with them."""
+        return cls.closed(tokenizer.encode_each(texts), *tokenizer.marks, max_length)
 
     @classmethod
     def closed(

@@ -17,7 +17,7 @@ from client_pipeline.partition.families import max_length
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from client_pipeline.partition.spec import ModelSpec
 from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
-from flower_app.tasks.corpus import GENERATED_EVALUATION_SEED, DataConfig
+from flower_app.tasks.corpus import GENERATED_EVALUATION_SEED, OWN_FILES, DataConfig
 from flower_app.tasks.encoded import evaluating
 from flower_app.tasks.labelled import Examples, LabelledData, X, balanced_weights, in_order, listed
 from flower_app.tasks.partition import training_share, training_shares
@@ -118,6 +118,11 @@ class LabelledTask(ABC, Generic[X]):
             tokenizer = train_wordpiece(texts, data.vocab_size, data.pretokenized, data.lowercase)
         factors = None
         if self.config.class_weights == "balanced":
+            if not found.shares:
+                raise ValueError(
+                    "task.class-weights: balanced needs the labels of all clusters, which data.partition = nodes "
+                    'keeps from the server; set it to "none"'
+                )
             counts = Counter(name for share in found.shares for label in share.labels for name in self.parts_of(label))
             factors = balanced_weights(counts, found.labels)
         spec, weights = load_start(self.head, model, tokenizer, seed, found.labels, factors)
@@ -165,7 +170,7 @@ class LabelledTask(ABC, Generic[X]):
 
     def saved(self, data: DataConfig) -> dict[str, Any]:
         """Name of the task; the labels stand in the model's specification."""
-        return {"name": self.name, "pretokenized": data.pretokenized}
+        return {"name": self.config.name, "pretokenized": data.pretokenized}
 
     def encode_examples(
         self, examples: Examples[X], labels: Sequence[str], tokenizer: TextTokenizer, max_length: int, split: str
@@ -189,10 +194,10 @@ class LabelledTask(ABC, Generic[X]):
     def _labels(self, data: DataConfig, shares: Sequence[Examples[X]]) -> tuple[str, ...]:
         """Names of the classes: as listed, as the dataset declares them, or as they occur in the training data."""
         kinds = listed(data)
-        if not kinds and data.partition == "files":
+        if not kinds and data.partition in OWN_FILES:
             raise ValueError(
-                "data.labels: expected the list of labels with data.partition = files, found none; no cluster sees "
-                "the labels of the others"
+                f"data.labels: expected the list of labels with data.partition = {data.partition}, found none; no "
+                "cluster sees the labels of the others"
             )
         if not kinds and shares[0].declared:
             # In the order of the declaration.

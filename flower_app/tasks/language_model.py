@@ -98,7 +98,7 @@ class LanguageModelTask(ABC):
 
     def saved(self, data: DataConfig) -> dict[str, Any]:
         """Name of the task."""
-        return {"name": self.name, "pretokenized": data.pretokenized}
+        return {"name": self.config.name, "pretokenized": data.pretokenized}
 
     def encode(self, text: PlainText, tokenizer: TextTokenizer, longest: int) -> SequenceData:
         """Encode texts as ``[BOS] tokens [EOS]``; a text that is longer goes on in another sequence."""

@@ -8,7 +8,7 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from flower_app.tasks.corpus import Classes, DataConfig, check_files
+from flower_app.tasks.corpus import OWN_FILES, Classes, DataConfig, check_files
 
 Indices = npt.NDArray[np.int64]
 
@@ -45,7 +45,7 @@ def training_shares(
 
     Returns
     -------
-    The examples, one share for each file; and each cluster's number of them.
+    The examples, one share for each file; and each cluster's number of them. Neither, if they are the nodes' alone.
 
     Raises
     ------
@@ -54,6 +54,8 @@ def training_shares(
     """
     if num_clusters < 1:
         raise ValueError(f"num-clusters: expected at least 1 cluster to share the data out to, found {num_clusters}")
+    if config.partition == "nodes":
+        return [], ()
     if config.partition == "files":
         check_files(config, num_clusters)
         shares = [load(cluster) for cluster in range(num_clusters)]
@@ -66,7 +68,7 @@ def training_share(
     config: DataConfig, load: Callable[[int | None], S], cluster: int, num_clusters: int, seed: int
 ) -> tuple[S, S]:
     """Load one cluster's training examples, and all that were read for them; see :func:`training_shares`."""
-    if config.partition == "files":
+    if config.partition in OWN_FILES:
         mine = load(cluster)
         return mine, mine
     everything = load(None)

@@ -15,6 +15,7 @@ from flower_app.tasks.corpus import (
     length_classes,
     texts,
 )
+from flower_app.tasks.tagging import CONLL, read_conll
 from flower_app.tasks.texts import Indices, Texts, lines, subset
 
 
@@ -43,8 +44,8 @@ def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = Non
 
     Parameters
     ----------
-    data : where the text is: a text file with one text a line, a table or hub dataset (column ``text``), or generated
-        English sentences
+    data : where the text is: a text file with one text a line, the words of a ``.conll`` or ``.bio`` file, a table or
+        hub dataset (column ``text``), or generated English sentences
     split : ``train``, ``validation`` or ``test``; of the last two, one stands for the other where that is missing
     seed : of the run; generated training text depends on it
     cluster : with ``partition = files``, whose training file
@@ -73,6 +74,8 @@ def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = Non
                 raise ValueError(
                     f"data.label-column: the text file {path} has no columns; use a table, or leave it empty"
                 )
+            if path.suffix in CONLL and path.suffix != ".txt":
+                return PlainText([" ".join(words) for words in read_conll(path, data, key).inputs])
             # Never empty: a file without text is refused.
             return PlainText(Texts(text for line in lines(path, key) if (text := line.strip())))
         table, where = tables.read_table(path, columns, key), str(path)

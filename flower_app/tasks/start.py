@@ -17,8 +17,14 @@ from client_pipeline.partition.families import (
     merged,
     read_library_config,
 )
-from client_pipeline.partition.hugging_face import CLASS_WEIGHTS, SERVER_LAYERS, sized_config, spec_from_config
-from client_pipeline.partition.spec import CAUSAL_LM, ModelSpec
+from client_pipeline.partition.hugging_face import (
+    CLASS_WEIGHTS,
+    LABEL_SMOOTHING,
+    SERVER_LAYERS,
+    sized_config,
+    spec_from_config,
+)
+from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, ModelSpec
 from flower_app.saved_model import SavedModel, load_model
 from flower_app.tasks.base import ModelOptions
 from flower_app.tasks.corpus import DataConfig
@@ -26,8 +32,8 @@ from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer
 
 _PADDING = 128
 """A vocabulary of this many more rows than tokens counts as rounded up."""
-_LABELS = ("num_labels", "id2label", CLASS_WEIGHTS)
-"""Keys of a specification that belong to its head's labels."""
+_LABELS = ("num_labels", "id2label", CLASS_WEIGHTS, LABEL_SMOOTHING)
+"""Keys of a specification that belong to its head's labels and loss."""
 
 
 def check_model(task: str, head: str, model: ModelOptions, longest: int) -> None:
@@ -50,7 +56,7 @@ def check_model(task: str, head: str, model: ModelOptions, longest: int) -> None
         raise ValueError(
             f"task.name = {task}: expected model.family to be one of {', '.join(able)}, found {model.family!r}"
         )
-    if model.label_smoothing:
+    if model.label_smoothing and head != SEQ2SEQ:
         raise ValueError(
             f"model.label-smoothing: task.name = {task} has none; found {model.label_smoothing}, set it to 0"
         )
@@ -83,6 +89,11 @@ def ready_tokenizer(data: DataConfig, model: ModelOptions) -> TextTokenizer | No
         tokenizer = load_tokenizer(model.pretrained, "model.pretrained")
     elif model.from_:
         return TextTokenizer.from_json(run_to_start_from(model).tokenizer_json)
+    elif data.partition == "nodes":
+        raise ValueError(
+            "data.tokenizer: expected a tokenizer's folder or hub id with data.partition = nodes, found none; the "
+            "server sees no training text to train one on"
+        )
     else:
         return None
     if model.pretrained:
@@ -123,6 +134,8 @@ def load_start(
     The specification, and by global name the weights that are not fresh.
     """
     own: dict[str, Any] = {SERVER_LAYERS: model.decoder_layers} if head == CAUSAL_LM else {}
+    if head == SEQ2SEQ and model.label_smoothing:
+        own[LABEL_SMOOTHING] = model.label_smoothing
     if labels:
         own |= {"num_labels": len(labels), "id2label": {str(i): name for i, name in enumerate(labels)}}
     if class_weights is not None:
@@ -147,6 +160,7 @@ def load_start(
         pad_id=tokenizer.pad_id,
         bos_id=tokenizer.bos_id,
         eos_id=tokenizer.eos_id,
+        decoder_layers=model.decoder_layers,
     )
     return spec_from_config(config, head, **own), {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,18 @@ class TextTokenizer:
             if found is not None:
                 return name, int(found)
         raise ValueError(f"data.tokenizer: expected a token {' or '.join(_MASKS)} to mask others with, found none")
+
+    @property
+    def marks(self) -> tuple[list[int], list[int]]:
+        """Ids before and after a text: what the tokenizer puts there by itself; where it has no rule, its end."""
+        plain, marked = (self._backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+        at = next((i for i in range(len(marked)) if marked[i : i + len(plain)] == plain), 0)
+        return marked[:at], marked[at + len(plain) :] or [self.eos_id]
+
+    def without_rule(self) -> TextTokenizer:
+        """Return this tokenizer without a rule of its own for the marks: nothing before a text, the end after it."""
+        state = json.loads(self.to_json()) | {"post_processor": None}
+        return self.from_json(json.dumps(state))
 
     @property
     def vocab_size(self) -> int:

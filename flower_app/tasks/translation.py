@@ -1,7 +1,8 @@
-"""Translation: parallel text in, BLEU out."""
+"""Translation: parallel text in, BLEU and chrF out."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,14 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from client_pipeline.partition import transformer
+from client_pipeline.partition.families import max_length
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
+from client_pipeline.partition.seq2seq import Seq2SeqHead
+from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
 from flower_app.tasks import decoding
 from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
 from flower_app.tasks.corpus import DataConfig, Pairs, load_pairs
 from flower_app.tasks.encoded import EncodedText, evaluating
 from flower_app.tasks.partition import training_share, training_shares
-from flower_app.tasks.start import check_length, ready_tokenizer, run_to_start_from
+from flower_app.tasks.start import check_length, check_model, load_start, ready_tokenizer, run_to_start_from
 from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer
+
+CLASSIC = "transformer"
+"""The family that the transformers library does not know."""
 
 
 @dataclass
@@ -51,10 +58,11 @@ class TranslationData:
 
 
 class TranslationEvaluator:
-    """Loss and BLEU on held-out pairs.
+    """Loss, BLEU and chrF on held-out pairs.
 
     The loss is the plain cross-entropy per target token, without the label smoothing of training. BLEU is sacreBLEU
-    in percent: as it stands on tokenised text (``data.pretokenized``), else with the standard tokenisation 13a.
+    in percent: as it stands on tokenised text (``data.pretokenized``), else with the standard tokenisation 13a. chrF is
+    sacreBLEU's chrF2, in percent, too.
     """
 
     def __init__(self, config: TaskConfig, data: DataConfig, tokenizer: TextTokenizer) -> None:
@@ -87,9 +95,9 @@ class TranslationEvaluator:
                     translations[i] = ids
         predictions = self.tokenizer.decode(translations)
         sources, references = list(pairs.sources[:number]), list(pairs.targets[:number])
-        bleu, signature = bleu_score(predictions, references, self.data.pretokenized)
+        scores, signature = translation_scores(predictions, references, self.data.pretokenized)
         return Score(
-            metrics={"loss": loss_sum / weight, "bleu": bleu},
+            metrics={"loss": loss_sum / weight, **scores},
             examples=number,
             signature=signature,
             truncated=encoded.truncated,
@@ -100,16 +108,16 @@ class TranslationEvaluator:
 
 
 class TranslationTask:
-    """Sequence-to-sequence training of a classic Transformer on parallel text."""
+    """Sequence-to-sequence training of an encoder-decoder on parallel text."""
 
-    scores = ("loss", "bleu")
+    scores = ("loss", "bleu", "chrf")
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
 
     def check(self, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int) -> None:
         """Load what :meth:`prepare` loads, and train no tokenizer."""
-        _load_training(data, model, seed, num_clusters)
+        _load_training(self.config, data, model, seed, num_clusters)
         for split in ("validation", "test"):
             load_pairs(data, split, seed=0)
 
@@ -121,31 +129,16 @@ class TranslationTask:
         ValueError
             For all that cannot be loaded, a cluster without an example, or a model that cannot translate.
         """
-        shares, sizes, tokenizer = _load_training(data, model, seed, num_clusters)
+        shares, sizes, tokenizer = _load_training(self.config, data, model, seed, num_clusters)
         if tokenizer is None:
             texts = (text for pairs in shares for side in (pairs.sources, pairs.targets) for text in side)
             tokenizer = train_tokenizer(texts, data.vocab_size, data.pretokenized)
-        spec = transformer.spec(
-            vocab_size=tokenizer.vocab_size,
-            width=model.width,
-            num_heads=model.num_heads,
-            feed_forward=model.feed_forward,
-            encoder_layers=model.encoder_layers,
-            decoder_layers=model.decoder_layers,
-            dropout=model.dropout,
-            norm=model.norm,
-            max_length=model.max_length,
-            pad_id=tokenizer.pad_id,
-            bos_id=tokenizer.bos_id,
-            eos_id=tokenizer.eos_id,
-            label_smoothing=model.label_smoothing,
-        )
-        weights: Mapping[str, Tensor] = {}
-        if model.from_:
-            start = run_to_start_from(model)
-            check_length(start.spec, model, data.max_length)
-            spec = replace(start.spec, config={**start.spec.config, "label_smoothing": model.label_smoothing})
-            weights = start.parts.weights()
+        if model.family == CLASSIC:
+            # Its decoder begins with the mark that others' tokenizers put before the text.
+            tokenizer = tokenizer.without_rule()
+            spec, weights = _classic(data, model, tokenizer)
+        else:
+            spec, weights = load_start(SEQ2SEQ, model, tokenizer, seed)
         return Prepared(
             spec=spec,
             tokenizer_json=tokenizer.to_json(),
@@ -171,10 +164,10 @@ class TranslationTask:
         if not inputs:
             return []
         tokenizer = TextTokenizer.from_json(tokenizer_json)
-        longest = int(parts.spec.config["max_length"])
-        encoded = EncodedText.encode([text.strip() for text in inputs], tokenizer, longest + 1)
+        longest = max_length(parts.spec)
+        encoded = EncodedText.encode([text.strip() for text in inputs], tokenizer, (longest or sys.maxsize - 1) + 1)
         for text, length in zip(inputs, encoded.lengths().tolist(), strict=True):
-            if length > longest:
+            if longest is not None and length > longest:
                 raise ValueError(
                     f"a sentence of over {longest} tokens does not fit the model: {text[:60]!r}...; split it"
                 )
@@ -185,31 +178,63 @@ class TranslationTask:
 
     def saved(self, data: DataConfig) -> dict[str, Any]:
         """Name of the task, and how its text is written."""
-        return {"name": "translation", "pretokenized": data.pretokenized}
+        return {"name": self.config.name, "pretokenized": data.pretokenized}
 
 
-def bleu_score(predictions: list[str], references: list[str], pretokenized: bool) -> tuple[float, str]:
-    """Return sacreBLEU in percent and its signature."""
-    from sacrebleu.metrics import BLEU
+def translation_scores(
+    predictions: list[str], references: list[str], pretokenized: bool
+) -> tuple[dict[str, float], str]:
+    """Return sacreBLEU's BLEU and chrF2 in percent, and BLEU's signature."""
+    from sacrebleu.metrics import BLEU, CHRF
 
     # On tokenised text sacrebleu would warn that it looks tokenised: that is meant.
     metric = BLEU(tokenize="none" if pretokenized else "13a", force=pretokenized)
-    return float(metric.corpus_score(predictions, [references]).score), str(metric.get_signature())
+    bleu, chrf = (m.corpus_score(predictions, [references]).score for m in (metric, CHRF()))
+    return {"bleu": float(bleu), "chrf": float(chrf)}, str(metric.get_signature())
+
+
+def _classic(data: DataConfig, model: ModelOptions, tokenizer: TextTokenizer) -> tuple[ModelSpec, Mapping[str, Tensor]]:
+    """Specification of the classic Transformer, and the weights that are not fresh."""
+    if model.from_:
+        start = run_to_start_from(model)
+        check_length(start.spec, model, data.max_length)
+        spec = replace(start.spec, config={**start.spec.config, "label_smoothing": model.label_smoothing})
+        return spec, start.parts.weights()
+    spec = transformer.spec(
+        vocab_size=tokenizer.vocab_size,
+        width=model.width,
+        num_heads=model.num_heads,
+        feed_forward=model.feed_forward,
+        encoder_layers=model.encoder_layers,
+        decoder_layers=model.decoder_layers,
+        dropout=model.dropout,
+        norm=model.norm,
+        max_length=model.max_length,
+        pad_id=tokenizer.pad_id,
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+        label_smoothing=model.label_smoothing,
+    )
+    return spec, {}
 
 
 def _load_training(
-    data: DataConfig, model: ModelOptions, seed: int, num_clusters: int
+    config: TaskConfig, data: DataConfig, model: ModelOptions, seed: int, num_clusters: int
 ) -> tuple[list[Pairs], tuple[int, ...], TextTokenizer | None]:
     """Load the training text (one share for each file), each cluster's number of examples, and a ready tokenizer."""
-    if model.family != "transformer" or model.pretrained:
-        found = f"model.pretrained = {model.pretrained!r}" if model.pretrained else f"model.family = {model.family}"
-        raise ValueError(f"task.name = translation trains a fresh model.family = transformer, found {found}")
+    if model.family != CLASSIC:
+        check_model(config.name, SEQ2SEQ, model, data.max_length)
+    elif model.pretrained:
+        raise ValueError(
+            f"model.pretrained: a model.family = {CLASSIC} starts fresh or from another run (model.from), found "
+            f"{model.pretrained!r}; name its family, such as bart or t5, or leave it empty"
+        )
     shares, sizes = training_shares(data, partial(load_pairs, data, "train", seed), num_clusters, seed)
     return shares, sizes, ready_tokenizer(data, model)
 
 
 def _plain_loss(parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> tuple[float, int]:
-    decoder = cast(transformer.Decoder, parts.head)
+    decoder = cast(Seq2SeqHead, parts.head)
     labels = batch["labels"]
     real = labels != IGNORED_LABEL
     states = decoder.hidden(memory_BTD, batch["attention_mask"], decoder.shift_right(labels))
@@ -218,9 +243,14 @@ def _plain_loss(parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> tuple[fl
 
 def _search(config: TaskConfig, parts: ModelParts, memory_BTD: Tensor, batch: Batch) -> list[list[int]]:
     """Translate a batch that is already encoded."""
-    longest = int(parts.spec.config["max_length"])
+    longest = max_length(parts.spec)
     mask = batch["attention_mask"]
-    limits = [min(longest, config.max_new_tokens or 2 * n + 10) for n in mask.sum(dim=1).tolist()]
+    limits = [config.max_new_tokens or 2 * n + 10 for n in mask.sum(dim=1).tolist()]
+    if longest is not None:
+        limits = [min(longest, limit) for limit in limits]
+    if parts.spec.family != CLASSIC:
+        beams = config.beam_size if config.decode == "beam" else 1
+        return decoding.library_search(parts, memory_BTD, mask, limits, beams, config.length_penalty)
     decoder = cast(transformer.Decoder, parts.head)
     if config.decode == "beam":
         return decoding.beam(decoder, memory_BTD, mask, limits, config.beam_size, config.length_penalty)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import Strategy
 
+from client_pipeline.plugins import class_named
 from strategies.records import LOSS_KEY, WEIGHT_KEY
 
 
@@ -76,14 +76,7 @@ def make_stock(name: str, options: Mapping[str, Any], num_clusters: int) -> Stra
 
 def _imported(name: str) -> type[Strategy]:
     """Return the class that ``module:Class`` names."""
-    module_name, _, class_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(
-            f"strategy: {name!r}: cannot import {module_name}: {error}; expected module:Class, importable by the server"
-        ) from error
-    found = getattr(module, class_name, None)
-    if not (inspect.isclass(found) and issubclass(found, Strategy)) or inspect.isabstract(found):
+    found = class_named("strategy", name)
+    if not issubclass(found, Strategy) or inspect.isabstract(found):
         raise ValueError(f"strategy: {name!r}: expected a class of flwr.serverapp.strategy.Strategy, found {found!r}")
     return found

@@ -1,0 +1,126 @@
+"""Where the decoder's service is in a round, and how a channel to it is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from client_pipeline.link.frames import DEFAULT_MAX_BYTES
+from client_pipeline.link.hosts import is_loopback
+
+SERVICE = "collapipe.Decoder"
+METHOD = "Exchange"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderAddress:
+    """What a CU is told, in its Flower train message, about the decoder of one round. All values are scalars."""
+
+    target: str
+    """``host:port``."""
+    token: str = field(repr=False)
+    """Good for one stream of this round and cluster."""
+    round: int
+    cluster: int
+    join_timeout_s: float = 60.0
+    """How long the decoder may wait for the other CUs before it welcomes this one."""
+    step_timeout_s: float = 300.0
+    """How long the decoder may wait for the other CUs to close a step."""
+    max_frame_bytes: int = DEFAULT_MAX_BYTES
+    tls: bool = False
+    root_certificate: str = ""
+    """PEM text that the decoder's certificate is checked against."""
+
+    def to_dict(self) -> dict[str, str | int | float | bool]:
+        """Return scalars by name, as a Flower ConfigRecord takes them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DecoderAddress:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises
+        ------
+        ValueError
+            If a value is missing, unknown or of another type.
+        """
+        kinds = {"str": str, "int": int, "float": float, "bool": bool}
+        expected = {f.name: kinds[str(f.type)] for f in fields(cls)}
+        wrong = sorted(expected.keys() ^ values.keys())
+        wrong += [name for name, kind in expected.items() if name in values and type(values[name]) is not kind]
+        if wrong:
+            raise ValueError(f"address of the decoder: missing, unknown or of another type: {', '.join(wrong)}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkCertificates:
+    """A CU's own files for TLS (PEM); empty where they are not needed."""
+
+    certificate: str = ""
+    """The CU's certificate, for mutual TLS."""
+    key: str = field(default="", repr=False)
+    """Path of its private key."""
+    root_certificate: str = ""
+    """Checks the decoder's certificate in place of the root that the train message brings."""
+
+
+def channel_options(max_frame_bytes: int) -> list[tuple[str, int]]:
+    """Options that both ends share."""
+    return [
+        ("grpc.max_send_message_length", max_frame_bytes),
+        ("grpc.max_receive_message_length", max_frame_bytes),
+        # Activations of a MiB in one HTTP/2 frame, not in 64 of the default size.
+        ("grpc.http2.max_frame_size", 2**24 - 1),
+        # A peer that vanished without a word is noticed within about a minute.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 30_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ]
+
+
+def open_channel(address: DecoderAddress, certificates: LinkCertificates) -> grpc.Channel:
+    """Open a channel to the decoder, with TLS where the address says so.
+
+    Raises
+    ------
+    ValueError
+        If a certificate file cannot be read.
+    """
+    # One connection per stream; a proxy for the outer world must not stand between two local processes.
+    options = [*channel_options(address.max_frame_bytes), ("grpc.use_local_subchannel_pool", 1)]
+    if is_loopback(address.target.rpartition(":")[0]):
+        options.append(("grpc.enable_http_proxy", 0))
+    if not address.tls:
+        return grpc.insecure_channel(address.target, options=options)
+    root = read_pem(certificates.root_certificate, "root certificate") or address.root_certificate.encode()
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=root or None,
+        private_key=read_pem(certificates.key, "private key"),
+        certificate_chain=read_pem(certificates.certificate, "certificate"),
+    )
+    return grpc.secure_channel(address.target, credentials, options=options)
+
+
+def read_pem(path: str, what: str) -> bytes | None:
+    """Read a PEM file; None for an empty path.
+
+    Raises
+    ------
+    ValueError
+        If the file cannot be read or holds no PEM.
+    """
+    if not path:
+        return None
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{what} {path}: {error.strerror}; give the path of a PEM file") from None
+    if b"-----BEGIN" not in data:
+        raise ValueError(f"{what} {path}: expected a PEM file (-----BEGIN ...), found something else")
+    return data

@@ -1,0 +1,295 @@
+"""The CU's call to the decoder: bytes out, bytes in, opened again when it is cut."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import grpc
+
+from client_pipeline.link.address import METHOD, SERVICE, DecoderAddress, LinkCertificates, open_channel
+from client_pipeline.link.base import LinkError, NotFiniteLink
+from client_pipeline.link.frames import Frame, FrameError, decode, encode
+
+REOPEN_S = 20.0
+"""How long a cut stream is tried to be opened again [s]; the decoder waits a little longer."""
+_WELCOME_S = 5.0
+"""How long one attempt may take [s]."""
+_PAUSES_S = (0.0, 0.1, 0.3, 1.0, 2.0)
+_FRUITLESS = 5
+"""Streams that may be cut one after the other without a single answer between."""
+_LEAVE_S = 1.0
+
+
+class Journal:
+    """Frames of the steps that the decoder has not confirmed, to be sent again after a cut."""
+
+    def __init__(self) -> None:
+        self._frames: dict[int, list[bytes]] = {}
+
+    def add(self, step: int, data: bytes) -> None:
+        """Note a frame."""
+        self._frames.setdefault(step, []).append(data)
+
+    def forget(self, step: int) -> None:
+        """Drop the frames of a step that will be begun again."""
+        self._frames.pop(step, None)
+
+    def confirm(self, step: int) -> None:
+        """Drop the frames of a step that counted, and of those before it."""
+        for old in [number for number in self._frames if number <= step]:
+            del self._frames[old]
+
+    def since(self, step: int) -> list[bytes]:
+        """Frames from a step on, in the order in which they were sent."""
+        return [data for number in sorted(self._frames) if number >= step for data in self._frames[number]]
+
+
+class Connection:
+    """A bidirectional gRPC call with a thread that reads it. Safe to call from several threads.
+
+    Parameters
+    ----------
+    address : the decoder's
+    certificates : the CU's own
+    hello : makes the first frame of a stream from its token
+
+    Raises
+    ------
+    ValueError
+        If a certificate file cannot be read.
+    """
+
+    def __init__(self, address: DecoderAddress, certificates: LinkCertificates, hello: Callable[[str], bytes]) -> None:
+        self.address = address
+        self.journal = Journal()
+        self.confirmed = 0
+        """Last step that the decoder is known to have taken."""
+        self.cuts: list[tuple[float, float, int]] = []
+        """Of each cut that was mended: when it was noticed [s, monotonic], how long it took [s], bytes sent again."""
+        self._certificates = certificates
+        self._hello = hello
+        self._resume = ""
+        self._lock = threading.Lock()
+        self._inbox: queue.SimpleQueue[bytes | LinkError | None] = queue.SimpleQueue()
+        self._failure: LinkError | None = None
+        self._closed = False
+        self._fruitless = 0
+        self._ready = True
+        """Whether frames go out at once; between a cut and its end they are only noted."""
+        self._open_call()
+        self._outbox.put(hello(address.token))
+        self._reader = threading.Thread(target=self._read, name="decoder-stream", daemon=True)
+        self._reader.start()
+
+    def _open_call(self) -> None:
+        self._channel = open_channel(self.address, self._certificates)
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        exchange = self._channel.stream_stream(
+            f"/{SERVICE}/{METHOD}", request_serializer=None, response_deserializer=None
+        )
+        self._call: Any = exchange(iter(self._outbox.get, None))
+
+    def _close_call(self) -> None:
+        self._outbox.put(None)  # the thread in grpc that reads the outbox has no other way to end
+        self._call.cancel()
+        self._channel.close()
+
+    @property
+    def failure(self) -> LinkError | None:
+        """Why there is no stream any more; None while there is."""
+        return self._failure
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed from this side."""
+        return self._closed
+
+    def resume_with(self, token: str) -> None:
+        """Note the token that opens the next stream."""
+        with self._lock:
+            self._resume = token
+
+    def put(self, data: bytes, step: int) -> None:
+        """Send a frame; it is kept until its step is confirmed."""
+        with self._lock:
+            self.journal.add(step, data)
+            if self._ready:
+                self._outbox.put(data)
+
+    def confirm(self, step: int) -> None:
+        """Note that the decoder has taken a step."""
+        with self._lock:
+            self.confirmed = max(self.confirmed, step)
+            self.journal.confirm(step)
+
+    def drop(self, step: int) -> None:
+        """Forget the frames of a step that will be begun again, and wake who waits for an answer."""
+        with self._lock:
+            self.journal.forget(step)
+        self._inbox.put(None)
+
+    def take(self, timeout_s: float) -> bytes | LinkError | None:
+        """Wait for the next answer; None: whoever waits for the answers of a dropped step need wait no longer.
+
+        Raises
+        ------
+        queue.Empty
+            If nothing comes in time.
+        """
+        found = self._inbox.get(timeout=timeout_s)
+        if isinstance(found, LinkError):
+            self._inbox.put(found)  # for whoever asks next
+        return found
+
+    def cut(self) -> None:
+        """Cut the stream as a network would: for tests, and for faults that a user injects."""
+        with self._lock:
+            self._call.cancel()
+
+    def abort(self, reason: str) -> None:
+        """Leave the round, and break off. Never raises."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._outbox.put(encode({"kind": "leave", "reason": reason[:300]}))
+            self._outbox.put(None)
+        # The decoder ends the stream when it has read so far; it may be waiting for other clusters.
+        self._reader.join(timeout=_LEAVE_S)
+        with self._lock:
+            self._close_call()
+        self._reader.join(timeout=_LEAVE_S)
+
+    # The reader.
+
+    def _read(self) -> None:
+        """Move answers into the inbox, so that waiting for them can be bounded."""
+        ended = self._drain()
+        while not self._closed and _is_cut(ended):
+            refused = self._reopen(time.monotonic())
+            if refused is not None:
+                ended = refused or ended
+                break
+            ended = self._drain()
+        with self._lock:
+            self._failure = self._failure_of(ended)
+            if not self._closed:
+                self._close_call()
+        self._inbox.put(self._failure)
+
+    def _failure_of(self, ended: grpc.RpcError | None) -> LinkError:
+        if ended is None:
+            return LinkError(self.told("the stream has ended"))
+        call = cast(grpc.Call, ended)
+        kind = NotFiniteLink if call.code() is grpc.StatusCode.OUT_OF_RANGE else LinkError
+        return kind(self.told(_reason(call.code(), call.details() or "no reason given")))
+
+    def _drain(self) -> grpc.RpcError | None:
+        """Read the call to its end; returns the error that it ended with."""
+        try:
+            for data in self._call:
+                self._fruitless = 0
+                self._inbox.put(data)
+        except grpc.RpcError as error:
+            return error
+        except ValueError:
+            pass  # the channel was closed under the call
+        return None
+
+    def _reopen(self, noticed: float) -> grpc.RpcError | Literal[False] | None:
+        """Open the stream again and send what the decoder has not confirmed.
+
+        Returns
+        -------
+        None if that succeeded; else the decoder's refusal, or False if it could not be reached.
+        """
+        self._fruitless += 1
+        if self._fruitless > _FRUITLESS:
+            return False
+        until = noticed + min(REOPEN_S, self.address.step_timeout_s)
+        tries = 0
+        while time.monotonic() < until:
+            time.sleep(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
+            tries += 1
+            with self._lock:
+                if self._closed or not self._resume:
+                    return False
+                self._ready = False
+                self._close_call()
+                self._open_call()
+                self._outbox.put(self._hello(self._resume))
+            welcome = self._welcome()
+            if isinstance(welcome, grpc.RpcError):
+                return welcome
+            if welcome is None:
+                continue
+            with self._lock:
+                self._ready = True
+                self._resume = str(welcome.header.get("resume", ""))
+                step = int(welcome.header.get("step", 1))
+                self.confirmed = max(self.confirmed, step - 1)
+                self.journal.confirm(step - 1)
+                again = self.journal.since(step + int(welcome.header.get("closed", 0)))
+                for data in again:
+                    self._outbox.put(data)
+                self.cuts.append((noticed, time.monotonic() - noticed, sum(map(len, again))))
+            return None
+        return False
+
+    def _welcome(self) -> Frame | grpc.RpcError | None:
+        """The first answer of a stream that was opened again, or the decoder's refusal; None if there is none."""
+        timer = threading.Timer(_WELCOME_S, self._call.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            frame = decode(next(self._call), self.address.max_frame_bytes)
+        except grpc.RpcError as error:
+            return None if _is_cut(error) else error
+        except (FrameError, StopIteration, ValueError):
+            return None
+        finally:
+            timer.cancel()
+        return frame if frame.kind == "welcome" else None
+
+    def told(self, text: str) -> str:
+        """A message with the decoder's address, the round and the cluster before it."""
+        where = f"round {self.address.round}, cluster {self.address.cluster}"
+        return f"decoder at {self.address.target} ({where}): {text}"
+
+
+def give_up(address: DecoderAddress, certificates: LinkCertificates, reason: str, timeout_s: float = 5.0) -> bool:
+    """Tell the decoder that a cluster's control unit is gone, so that the others need not wait for it.
+
+    Returns
+    -------
+    Whether the decoder has heard it.
+    """
+    place = {"token": address.token, "round": address.round, "cluster": address.cluster}
+    frame = encode({"kind": "leave", "reason": reason[:300], **place})
+    channel = open_channel(address, certificates)
+    try:
+        exchange = channel.stream_stream(f"/{SERVICE}/{METHOD}", request_serializer=None, response_deserializer=None)
+        list(exchange(iter([frame]), timeout=timeout_s))
+    except grpc.RpcError:
+        return False
+    finally:
+        channel.close()
+    return True
+
+
+def _is_cut(error: grpc.RpcError | None) -> bool:
+    """Whether a network may be the cause, not the decoder's will."""
+    codes = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
+    return error is not None and cast(grpc.Call, error).code() in codes
+
+
+def _reason(code: grpc.StatusCode, details: str) -> str:
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return f"cannot be reached, or went away: {details}"
+    if code is grpc.StatusCode.CANCELLED:
+        return "the stream was broken off"
+    return f"refused ({code.name.lower().replace('_', ' ')}): {details}"

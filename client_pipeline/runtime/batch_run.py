@@ -1,0 +1,166 @@
+"""One batch through all devices of a cluster, as the control unit sees it.
+
+The control unit is rank 0 of a ring (F: activations, B: gradients)::
+
+    batch -> embedding -F-> device -F-> device -F-> control unit -> decoder
+             embedding <-B- device <-B- device <-B- control unit <- decoder
+
+Three threads follow the three arrows that touch the control unit; the devices follow their action lists.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from client_pipeline.link.base import DecoderLink, LinkError
+from client_pipeline.partition.parts import Batch, targets
+from client_pipeline.runtime.deadline import ProgressDeadline
+from client_pipeline.runtime.device_pool import GRACE_S, WATCH_INTERVAL_S, DevicePool
+from client_pipeline.runtime.faults import PipelineError
+from client_pipeline.runtime.head import check_tied
+from client_pipeline.runtime.micro_batches import EMBEDDING_UNIT, split_batch
+from client_pipeline.runtime.precision import autocast
+from client_pipeline.runtime.stage import StepOrder
+from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport
+
+Progress = Callable[[str, int], None]
+"""Told what has arrived at the control unit: ``F`` (activations that the devices have made), ``G`` (the decoder's
+gradient) or ``B`` (a micro-batch that is through), and the number of the micro-batch in its batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchAnswer:
+    """What the decoder said of a batch."""
+
+    loss_sum: float
+    norm_sq: float | None
+    """Squared norm of the decoder's gradient, after a step's last batch."""
+    tied: dict[str, Tensor]
+    """Gradient of the tied matrices, after a step's last batch."""
+
+
+class BatchRun:
+    """The three threads of one batch.
+
+    Parameters
+    ----------
+    order : what the devices were told
+    batch : its tensors
+    embedding : the control unit's part
+    transport : the control unit's place in the group
+    link : the decoder, with the step begun
+    shared : the embedding's tied matrices, after a step's last batch
+    precision : of the embedding's matrix products
+    progress : told of each arrival
+    """
+
+    def __init__(
+        self,
+        *,
+        order: StepOrder,
+        batch: Batch,
+        embedding: nn.Module,
+        transport: GlooTransport,
+        link: DecoderLink,
+        shared: Mapping[str, nn.Parameter],
+        precision: str,
+        progress: Progress,
+    ) -> None:
+        self._order, self._link, self._transport = order, link, transport
+        self._embedding, self._shared = embedding, shared
+        self._precision, self._progress = precision, progress
+        self._pieces = split_batch(batch, len(order.sizes))
+        self._shapes = order.shapes(last=True)
+        self._embedded: list[Tensor] = []
+        self._pool = concurrent.futures.ThreadPoolExecutor(3, thread_name_prefix="pipeline")
+        self._futures: list[Any] = []
+
+    def start(self) -> None:
+        """Begin; the devices have their orders."""
+        self._futures = [self._pool.submit(task) for task in (self._forward, self._answer, self._backward)]
+
+    def watch(self, devices: DevicePool, reports: Mapping[int, Any], deadline: ProgressDeadline) -> BatchAnswer:
+        """Wait for the three threads, and look for a device that is gone in the meantime.
+
+        Raises
+        ------
+        PipelineError
+            If a device died, froze or failed.
+        LinkError
+            If the decoder refused or was too late.
+        """
+        pending = set(self._futures)
+        while pending:
+            done, pending = concurrent.futures.wait(
+                pending, timeout=WATCH_INTERVAL_S, return_when=concurrent.futures.FIRST_EXCEPTION
+            )
+            failed = next((f.exception() for f in done if f.exception()), None)
+            if isinstance(failed, LinkError):
+                raise failed
+            if failed is not None or pending:
+                if (fault := devices.fault_of(reports, failed)) is not None:
+                    raise fault from failed
+            if failed is not None:
+                raise PipelineError(f"{devices.name}: {failed}") from failed
+            if pending:
+                devices.look_after(reports, deadline, "a step was running")
+        self._pool.shutdown()
+        answer: BatchAnswer = self._futures[1].result()
+        return answer
+
+    def abandon(self) -> None:
+        """Let the threads go that work for a batch which will not complete."""
+        self._link.drop_step()
+        # The embedding's gradients are the caller's again: no thread may add to them from here on.
+        concurrent.futures.wait(self._futures, timeout=GRACE_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # Receives are posted before anything moves, for the reason that run_actions gives.
+
+    def _forward(self) -> None:
+        transport, order, last = self._transport, self._order, self._transport.size - 1
+        outputs = [transport.receive(shape, last, FORWARD, i) for i, shape in enumerate(self._shapes)]
+        for i, piece in enumerate(self._pieces):
+            with order.step.dropout(EMBEDDING_UNIT, i), autocast(self._precision, order.mask_BT.device):
+                self._embedded.append(self._embedding(piece).float())
+            transport.send(self._embedded[i], 1, FORWARD, i)
+        for i, piece in enumerate(self._pieces):
+            output = outputs[i].wait()
+            self._progress("F", i)
+            self._link.send(order.step.first + i, output, piece["attention_mask"], targets(piece))
+
+    def _answer(self) -> BatchAnswer:
+        loss_sum, norm_sq = 0.0, None
+        for i, shape in enumerate(self._shapes):
+            gradient = self._link.receive()
+            if tuple(gradient.tensor.shape) != shape or gradient.tensor.dtype != torch.float32:
+                raise LinkError(
+                    f"the decoder's gradient of micro-batch {self._order.step.first + i} is {gradient.tensor.dtype} of "
+                    f"shape {list(gradient.tensor.shape)}, expected float32 of {list(shape)}"
+                )
+            loss_sum += gradient.loss_sum
+            norm_sq = gradient.norm_sq
+            self._progress("G", i)
+            self._transport.send(gradient.tensor, self._transport.size - 1, BACKWARD, i)
+        tied = self._link.receive_tied() if self._shared else {}
+        try:
+            check_tied({name: parameter.shape for name, parameter in self._shared.items()}, tied)
+        except ValueError as error:
+            raise LinkError(f"the decoder's gradient of the {error}") from None
+        return BatchAnswer(loss_sum=loss_sum, norm_sq=norm_sq, tied=tied)
+
+    def _backward(self) -> None:
+        shapes = self._order.shapes()
+        received = [self._transport.receive(shape, 1, BACKWARD, i) for i, shape in enumerate(shapes)]
+        for i, receive in enumerate(received):
+            gradient = receive.wait()
+            # Only now is the embedding's output sure to be there: its gradient cannot arrive before it left.
+            if self._embedded[i].requires_grad:
+                torch.autograd.backward(self._embedded[i], gradient)
+            self._progress("B", i)

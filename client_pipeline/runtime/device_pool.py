@@ -1,0 +1,308 @@
+"""The device actors of one cluster: started, asked, given up, and taken back when they answer again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
+from client_pipeline.runtime.device import LIVENESS, Device
+from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, NotFinite, PipelineError
+from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.placement import Placement
+from client_pipeline.runtime.transport import TransportError
+
+NAMESPACE = "collapipe"
+"""Ray namespace of all actors: a named actor is found by any process of the cluster."""
+
+WATCH_INTERVAL_S = 0.2
+"""How often a wait looks for a device that is gone."""
+GRACE_S = 2.0
+"""Time for all devices to answer once a step has failed: the first to say so is rarely the one at fault."""
+
+
+@dataclass
+class _Lost:
+    kind: str
+    actor: Any
+    sign: Any
+    """Its answer, if ever one comes, to the question whether it is there."""
+
+
+class DevicePool:
+    """Handles of the devices by index, and what is known of those that are lost.
+
+    Parameters
+    ----------
+    name : the cluster's; actors are named after it
+    spec, optimizer, runtime : what a device is made with
+    placement : where the devices are
+    """
+
+    def __init__(
+        self, name: str, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig, placement: Placement
+    ) -> None:
+        self.name = name
+        self._placement = placement
+        self.runtime = runtime
+        self.pids: dict[int, tuple[int, str]] = {}
+        """Process and Ray node of each device that was started."""
+        self._made_with = (spec, optimizer, runtime)
+        self._actors: dict[int, Any] = {}
+        self._lost: dict[int, _Lost] = {}
+
+    @property
+    def running(self) -> list[int]:
+        """Devices that were started and are not lost."""
+        return sorted(self._actors)
+
+    def __getitem__(self, device: int) -> Any:
+        """Actor of a device that runs."""
+        return self._actors[device]
+
+    # Who is there.
+
+    def start(self, devices: Iterable[int], busy: Collection[int] = ()) -> None:
+        """Start devices that do not run.
+
+        Parameters
+        ----------
+        devices : that are needed
+        busy : those that hold something and are taken to be there; of the others one may have ended itself for want of
+            work, which is no fault
+
+        Raises
+        ------
+        DeviceFault
+            If one does not start within the runtime's timeout, or is frozen.
+        """
+        wanted = list(devices)
+        missing = [device for device in wanted if device not in self._actors]
+        idle = self.silent([device for device in wanted if device in self._actors and device not in busy])
+        if frozen := tuple(device for device, how in idle.items() if how == FROZEN):
+            raise DeviceFault(f"{self.name}: device {frozen[0]}: no answer", FROZEN, frozen)
+        new = {device: self._make(device) for device in [*missing, *idle]}
+        if not new:
+            return
+        signs = {device: actor.alive.remote() for device, actor in new.items()}
+        ray.wait(list(signs.values()), num_returns=len(signs), timeout=self.runtime.timeout)
+        for device, sign in signs.items():
+            try:
+                self.pids[device] = ray.get(sign, timeout=0.1)
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+                self._lost[device] = _Lost(KILLED, new[device], sign)
+                text = f"{self.name}: device {device}: it did not start within {self.runtime.timeout:g} s: {error}"
+                raise DeviceFault(text, KILLED, (device,)) from error
+            self._actors[device] = new[device]
+
+    def _make(self, device: int) -> Any:
+        # A thread of its own says whether the process is there while another computes.
+        return (
+            ray.remote(concurrency_groups={LIVENESS: 1})(Device)
+            .options(
+                name=f"{self.name}/device-{device}",
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                **self._placement.device_options(device),
+            )
+            .remote(*self._made_with)
+        )
+
+    def silent(self, devices: Iterable[int], wait_s: float = LEAST_S) -> dict[int, str]:
+        """Ask devices whether they are there; returns how those are lost that do not say so, by device."""
+        return self._unheard({d: self._actors[d].alive.remote() for d in devices if d in self._actors}, wait_s)
+
+    def interrupt(self, devices: Iterable[int], generation: int, wait_s: float = LEAST_S) -> dict[int, str]:
+        """Break off what devices are doing in a group; returns how those are lost that do not answer."""
+        signs = {d: self._actors[d].interrupt.remote(generation) for d in devices if d in self._actors}
+        return self._unheard(signs, wait_s)
+
+    @staticmethod
+    def _unheard(signs: Mapping[int, Any], wait_s: float) -> dict[int, str]:
+        if not signs:
+            return {}
+        ready, _ = ray.wait(list(signs.values()), num_returns=len(signs), timeout=wait_s)
+        found = {}
+        for device, sign in signs.items():
+            if sign not in ready:
+                found[device] = FROZEN
+                continue
+            try:
+                ray.get(sign)
+            except ray.exceptions.RayActorError:
+                found[device] = KILLED
+        return found
+
+    def lose(self, device: int, kind: str) -> None:
+        """Give a device up; one whose process ended is started again, to be there when it is needed next."""
+        actor = self._actors.pop(device)
+        if kind == KILLED:
+            # Its number may soon be another process's.
+            self.pids.pop(device, None)
+            actor = self._make(device)
+        self._lost[device] = _Lost(kind, actor, actor.alive.remote())
+
+    def is_back(self, device: int) -> bool:
+        """Whether a lost device has answered since; if so it is one of the pool again. Does not wait."""
+        lost = self._lost[device]
+        if not ray.wait([lost.sign], timeout=0)[0]:
+            return False
+        try:
+            self.pids[device] = ray.get(lost.sign)
+        except ray.exceptions.RayActorError:
+            # The new process ended, too; or the name still stood for the old one.
+            self.pids.pop(device, None)
+            actor = self._make(device)
+            self._lost[device] = _Lost(KILLED, actor, actor.alive.remote())
+            return False
+        self._actors[device] = lost.actor
+        del self._lost[device]
+        return True
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """Devices that were given up and have not been taken back, and how they were lost."""
+        return {device: lost.kind for device, lost in sorted(self._lost.items())}
+
+    # Waiting for answers.
+
+    def answers(self, references: Mapping[int, Any], what: str) -> dict[int, Any]:
+        """Wait for one answer of each device.
+
+        Raises
+        ------
+        DeviceFault
+            If one ended, froze or lost the others.
+        PipelineError
+            If one failed, or does not answer although it is there; the message names it.
+        """
+        waiting, found = dict(references), dict.fromkeys(references)
+        deadline = ProgressDeadline(self.runtime.timeout, first_s=LEAST_S)
+        while waiting:
+            ready, _ = ray.wait(list(waiting.values()), num_returns=1, timeout=WATCH_INTERVAL_S)
+            if ready:
+                deadline.progress()
+            for device in [device for device, reference in waiting.items() if reference in ready]:
+                found[device] = self._answer(device, waiting.pop(device), what)
+            if waiting and not ready:
+                self.look_after(waiting, deadline, what)
+        return found
+
+    def look_after(self, devices: Iterable[int], deadline: ProgressDeadline, what: str) -> None:
+        """Ask devices whether they are there if a wait for them is overdue.
+
+        Raises
+        ------
+        DeviceFault
+            If one is not.
+        PipelineError
+            If all are, but the wait has had its time.
+        """
+        if not deadline.overdue:
+            return
+        devices = list(devices)
+        if lost := self.silent(devices):
+            device, kind = next(iter(lost.items()))
+            happened = "no answer" if kind == FROZEN else "its process ended"
+            text = f"{self.name}: device {device}: {happened}, while {what}"
+            raise DeviceFault(text, kind, tuple(d for d, k in lost.items() if k == kind))
+        if deadline.expired:
+            raise PipelineError(f"{self.name}: {what}: no answer from devices {devices} within {deadline.most_s:g} s")
+        deadline.extend()
+
+    def _answer(self, device: int, reference: Any, what: str) -> Any:
+        try:
+            return ray.get(reference)
+        except ray.exceptions.RayActorError as error:
+            # It may be another's end: that of the device which was to hand it a TEB.
+            ended = tuple(d for d, how in self.silent(self._actors).items() if how == KILLED)
+            if not ended:
+                raise DeviceFault(f"{self.name}: {what}: {error}", PARTED) from error
+            text = f"{self.name}: {what}: device {ended[0]}: its process ended: {error}"
+            raise DeviceFault(text, KILLED, ended) from error
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause or error
+            text = f"{self.name}: {what}: device {device}: {cause}"
+            if isinstance(cause, TransportError):
+                raise DeviceFault(text, PARTED) from error
+            raise (NotFinite if isinstance(cause, NotFinite) else PipelineError)(text) from error
+        except ray.exceptions.RayError as error:
+            # A copy that was lost with the machine that it was on, before it had come here.
+            raise PipelineError(f"{self.name}: {what}: device {device}: {error}") from error
+
+    def fault_of(self, references: Mapping[int, Any], failed: BaseException | None) -> PipelineError | None:
+        """Find the device at fault in a step, if there is one.
+
+        A device that ended comes first, then one that failed by itself, then one that is silent while others have
+        lost a neighbour.
+
+        Parameters
+        ----------
+        references : what each device will answer
+        failed : what a thread of the control unit has met; None while all is well there
+        """
+        answered = _answered(references, 0.0 if failed is None else GRACE_S)
+        if failed is None and any(answered.values()):
+            answered = _answered(references, GRACE_S)
+        faults = {device: error for device, error in answered.items() if error is not None}
+        if ended := [d for d, error in faults.items() if isinstance(error, ray.exceptions.RayActorError)]:
+            text = f"{self.name}: device {ended[0]}: its process ended: {faults[ended[0]]}"
+            return DeviceFault(text, KILLED, tuple(ended))
+        for device, error in faults.items():
+            if not isinstance(error, TransportError):
+                text = f"{self.name}: device {device}: it failed: {error}"
+                return NotFinite(text) if isinstance(error, NotFinite) else PipelineError(text)
+        lost = next(iter(faults.values()), failed if isinstance(failed, TransportError) else None)
+        if lost is None:
+            return None
+        silent = self.silent(references)
+        for kind, happened in ((KILLED, "its process ended"), (FROZEN, "no answer")):
+            if found := tuple(device for device, how in silent.items() if how == kind):
+                text = f"{self.name}: device {found[0]}: {happened}; a neighbour says: {lost}"
+                return DeviceFault(text, kind, found)
+        return DeviceFault(f"{self.name}: the devices lost each other: {lost}", PARTED)
+
+    def call(self, devices: Iterable[int], call: Callable[[Any, int], Any], what: str) -> dict[int, Any]:
+        """Call devices at once; answers by device."""
+        return self.answers({device: call(self._actors[device], device) for device in devices}, what)
+
+    # The end.
+
+    def close(self) -> None:
+        """End all devices."""
+        here = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        for device, actor in [*self._actors.items(), *((d, lost.actor) for d, lost in self._lost.items())]:
+            ray.kill(actor)
+            pid, node = self.pids.get(device, (0, ""))
+            # A process that was stopped hears no one but the system.
+            if device in self._lost and pid and node == here:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._actors.clear()
+        self._lost.clear()
+
+
+def _answered(references: Mapping[int, Any], wait_s: float) -> dict[int, BaseException | None]:
+    """Devices that have answered within ``wait_s``, with their error if it was one."""
+    ready, _ = ray.wait(list(references.values()), num_returns=len(references), timeout=wait_s)
+    answered: dict[int, BaseException | None] = {}
+    for device, reference in references.items():
+        if reference in ready:
+            try:
+                ray.get(reference)
+                answered[device] = None
+            except ray.exceptions.RayActorError as error:
+                answered[device] = error
+            except ray.exceptions.RayTaskError as error:
+                answered[device] = error.cause or error
+    return answered

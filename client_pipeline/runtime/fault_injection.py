@@ -1,0 +1,216 @@
+"""Faults on purpose, seeded: what a user sets in ``[faults]`` really happens to the run's own processes.
+
+Whether a cluster has a fault in a round, at which local step, at which micro-batch and to which device, follows from
+seed, round and cluster alone, and one kind's rate does not change what becomes of another kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client_pipeline.link.base import DecoderLink
+
+logger = logging.getLogger("collapipe.faults")
+
+KINDS = ("device", "freeze", "slow", "cluster", "stream", "nan", "server")
+_MOMENTS = ("F", "G", "B")
+_DUTY_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultConfig:
+    """Table ``[faults]``: what goes wrong on purpose. Rates are probabilities per round, and per cluster in it."""
+
+    device: float = 0.0
+    """A device's process is killed in the middle of a step."""
+    freeze: float = 0.0
+    """A device's process is stopped for ``freeze-seconds``."""
+    slow: float = 0.0
+    """A device computes ``slow-factor`` times slower until the round ends."""
+    cluster: float = 0.0
+    """The control unit's process is killed."""
+    stream: float = 0.0
+    """The stream to the decoder is cut."""
+    nan: float = 0.0
+    """The activations of a micro-batch become NaN."""
+    server: float = 0.0
+    """The server's process is killed; ``collapipe run --resume`` goes on. Per round, not per cluster."""
+    freeze_seconds: float = 30.0
+    slow_factor: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no probability."""
+        for kind in KINDS:
+            if not 0 <= getattr(self, kind) <= 1:
+                raise ValueError(f"faults.{kind}: expected a probability from 0 to 1, found {getattr(self, kind)}")
+        if not self.freeze_seconds > 0:
+            raise ValueError(f"faults.freeze-seconds: expected a number above 0, found {self.freeze_seconds}")
+        if not self.slow_factor > 1:
+            raise ValueError(f"faults.slow-factor: expected a number above 1, found {self.slow_factor}")
+        if self.seed < 0:
+            raise ValueError(f"faults.seed: expected at least 0, found {self.seed}")
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is to go wrong."""
+        return any(getattr(self, kind) > 0 for kind in KINDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One fault that is to come."""
+
+    kind: str
+    step: int
+    """Local step, from 1."""
+    moment: str
+    """What arrives at the control unit just then: see :data:`client_pipeline.runtime.batch_run.Progress`."""
+    place: float
+    """Where in the step's micro-batches, from 0 to 1."""
+    who: float
+    """Which of the plan's devices, from 0 to 1."""
+
+
+def planned(config: FaultConfig, round_: int, cluster: int, local_steps: int) -> list[Planned]:
+    """The faults of a cluster in a round; ``server`` is not among them."""
+    found = []
+    for number, kind in enumerate(KINDS):
+        draw = np.random.default_rng([config.seed, round_, cluster, number])
+        hit, place, who = draw.random(3)
+        step, moment = int(draw.integers(1, local_steps + 1)), _MOMENTS[int(draw.integers(len(_MOMENTS)))]
+        if kind != "server" and hit < getattr(config, kind):
+            found.append(Planned(kind=kind, step=step, moment=moment, place=float(place), who=float(who)))
+    return found
+
+
+def server_dies(config: FaultConfig, round_: int) -> float | None:
+    """Whether the server is killed in a round; then after which share of its time, from 0 to 1."""
+    hit, place = np.random.default_rng([config.seed, round_, len(KINDS)]).random(2)
+    return float(place) if hit < config.server else None
+
+
+class FaultInjector:
+    """One control unit's faults.
+
+    Parameters
+    ----------
+    config : the table
+    cluster : its index
+    local_steps : of a round
+    """
+
+    def __init__(self, config: FaultConfig, cluster: int, local_steps: int) -> None:
+        self.config = config
+        self._cluster, self._local_steps = cluster, local_steps
+        self._due: list[Planned] = []
+        self._began: dict[int, float] = {}
+        self._link: DecoderLink | None = None
+        self._slowing: list[subprocess.Popen[bytes]] = []
+        self._shells: list[subprocess.Popen[bytes]] = []
+        """Processes that hold a device, for this round or longer."""
+
+    def begin_round(self, round_: int, link: DecoderLink) -> DecoderLink:
+        """Draw the round's faults; returns the link that the round is to use."""
+        self._began.clear()
+        self._due = planned(self.config, round_, self._cluster, self._local_steps) if self.config.any else []
+        self._link = link
+        for fault in self._due:
+            logger.warning("cluster %s, round %s: to be injected: %s", self._cluster, round_, fault)
+        poisoned = [fault for fault in self._due if fault.kind == "nan"]
+        self._due = [fault for fault in self._due if fault.kind != "nan"]
+        return _Poisoned(link, poisoned[0]) if poisoned else link
+
+    def end_round(self) -> None:
+        """Let go of the devices that were slow."""
+        for shell in self._slowing:
+            shell.terminate()
+        # Those that have ended are collected here, or they would stay as zombies.
+        self._shells = [shell for shell in [*self._shells, *self._slowing] if shell.poll() is None]
+        self._slowing = []
+
+    def since(self, device: int) -> float | None:
+        """When a device's fault was injected in this round [s, monotonic]."""
+        return self._began.get(device)
+
+    def arrived(
+        self, step: int, moment: str, micro_batch: int, num_micro_batches: int, pids: Mapping[int, int]
+    ) -> None:
+        """Do what is due at this moment.
+
+        Parameters
+        ----------
+        step : local step
+        moment, micro_batch : what has arrived at the control unit
+        num_micro_batches : m
+        pids : process of each device that the plan uses and that runs on this machine, by device
+        """
+        for fault in list(self._due):
+            here = fault.step == step and fault.moment == moment
+            if here and micro_batch == int(fault.place * num_micro_batches):
+                self._due.remove(fault)
+                self._strike(fault, pids)
+
+    def _strike(self, fault: Planned, pids: Mapping[int, int]) -> None:
+        if fault.kind == "cluster":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.kind == "stream":
+            # A cluster that trains its decoder itself has no stream.
+            getattr(self._link, "cut", lambda: None)()
+        elif devices := sorted(pids.keys() - self._began.keys()):
+            device = devices[min(int(fault.who * len(devices)), len(devices) - 1)]
+            self._began[device] = time.monotonic()
+            if fault.kind == "device":
+                # It may have ended by itself.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pids[device], signal.SIGKILL)
+            elif fault.kind == "freeze":
+                self._shells.append(_shell(_FREEZE, pids[device], self.config.freeze_seconds))
+            else:
+                running = _DUTY_S / self.config.slow_factor
+                self._slowing.append(_shell(_SLOW, pids[device], os.getpid(), _DUTY_S - running, running))
+
+
+_FREEZE = """kill -STOP $1 && sleep $2; kill -CONT $1"""
+_SLOW = """
+trap 'kill -CONT $1; exit' TERM
+while kill -0 $2 && kill -STOP $1; do sleep $3; kill -CONT $1; sleep $4; done
+kill -CONT $1
+"""
+
+
+def _shell(script: str, *arguments: float) -> subprocess.Popen[bytes]:
+    """Run a script that outlives this process: whom it stops must go on even if the control unit is killed."""
+    command = ["sh", "-c", script, "sh", *(f"{argument:g}" for argument in arguments)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+class _Poisoned:
+    """A link on which the activations of one micro-batch become NaN."""
+
+    def __init__(self, link: DecoderLink, fault: Planned) -> None:
+        self._link, self._fault, self._step, self._size = link, fault, 0, 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def begin_step(self, step: Any, num_micro_batches: int, total_weight: float) -> None:
+        self._step, self._size = step.step, num_micro_batches
+        self._link.begin_step(step, num_micro_batches, total_weight)
+
+    def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
+        if self._step == self._fault.step and micro_batch == int(self._fault.place * self._size):
+            hidden_BTD = torch.full_like(hidden_BTD, torch.nan)
+        self._link.send(micro_batch, hidden_BTD, mask_BT, targets)

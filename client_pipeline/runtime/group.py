@@ -1,0 +1,95 @@
+"""The control unit's place in its cluster's gloo group: joined with a plan's devices, left after a fault."""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+from client_pipeline.runtime.device_pool import DevicePool
+from client_pipeline.runtime.faults import PARTED, DeviceFault
+from client_pipeline.runtime.transport import GlooTransport, GroupAddress, open_store
+
+JOIN_S = 30.0
+"""How long members wait for each other to come; all have answered a moment before [s]."""
+
+
+class Group:
+    """Rank 0 of the ring. A group belongs to one ring of devices: another one, or a fault, makes another group.
+
+    Parameters
+    ----------
+    pool : the devices
+    host : address of this machine that the devices reach
+    codec : how activations and gradients travel
+    """
+
+    def __init__(self, pool: DevicePool, host: str, codec: str) -> None:
+        self.host = host
+        self._pool = pool
+        self._codec = codec
+        self._ring: tuple[int, ...] = ()
+        self.generation = 0
+        """Of the last group."""
+        self._transport: GlooTransport | None = None
+        self._store = open_store(host, pool.runtime.timeout)
+
+    @property
+    def joined(self) -> bool:
+        """Whether there is a group."""
+        return self._transport is not None
+
+    @property
+    def transport(self) -> GlooTransport:
+        """The control unit's end of it."""
+        assert self._transport is not None
+        return self._transport
+
+    def join(self, ring: tuple[int, ...], timeout_s: float) -> None:
+        """Join with the devices of a plan, in pipeline order; the same ring stays as it is.
+
+        Raises
+        ------
+        DeviceFault
+            If a device is gone, or the members do not find each other.
+        """
+        if ring == self._ring and self._transport is not None:
+            return
+        self.leave()
+        self.generation += 1
+        address = GroupAddress(
+            host=self.host,
+            port=self._store.port,
+            generation=self.generation,
+            size=len(ring) + 1,
+            timeout_s=timeout_s,
+            join_s=min(JOIN_S, timeout_s),
+            codec=self._codec,
+        )
+        joined = {device: self._pool[device].connect.remote(address, rank + 1) for rank, device in enumerate(ring)}
+        # In a thread of its own: a device that dies now keeps whoever waits for it until the end of join_s.
+        thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="join")
+        own = thread.submit(GlooTransport, address, 0)
+        try:
+            self._pool.answers(joined, "joining the cluster's group")
+            self._transport = own.result(timeout=address.join_s)
+        except (RuntimeError, TimeoutError) as error:
+            own.add_done_callback(_close)
+            if isinstance(error, RuntimeError) and not isinstance(error, DeviceFault):
+                text = f"{self._pool.name}: joining the cluster's group: {error}"
+                raise DeviceFault(text, PARTED) from error
+            raise
+        finally:
+            thread.shutdown(wait=False)
+        self._ring = ring
+
+    def leave(self) -> None:
+        """Leave the group; the next plan builds another."""
+        self._ring = ()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+
+def _close(joined: concurrent.futures.Future[GlooTransport]) -> None:
+    """Leave a group that was joined too late."""
+    if joined.exception() is None:
+        joined.result().close()

@@ -1,0 +1,171 @@
+"""Where a cluster's actors run: all in one Ray, or each device on the Ray node that stands for it.
+
+On an edge box the control unit starts a Ray of its own (``ray start --head``) and real devices join it
+(``ray start --address``). Each offers a custom resource that names it::
+
+    control unit, head        device, node              device, node
+    collapipe-device-0: 1     collapipe-device-1: 1     collapipe-device-2: 1
+    (if it is one itself)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import socket
+import time
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from client_pipeline.system.devices import DEVICE_PREFIX, device_resource
+
+_RESERVED = 0.001
+"""Share of the resource that an actor takes: it names the place, and nobody is kept out who comes after a crash."""
+_CONNECT_S = 5.0
+_CHECK_TIMEOUT_S = 120.0
+"""A device's first process imports torch [s]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Which Ray a cluster uses, and where its devices are."""
+
+    ray_address: str = ""
+    """``host:port`` of the cluster's own Ray, whose nodes are the devices; empty: all actors run in the Ray that is
+    here already."""
+    host: str = "127.0.0.1"
+    """Address of the control unit that its devices reach."""
+    num_devices: int = 0
+    """Devices that must have joined."""
+
+    @property
+    def spread(self) -> bool:
+        """Whether devices are nodes of their own."""
+        return bool(self.ray_address)
+
+    def device_options(self, device: int) -> dict[str, Any]:
+        """Ray options that put an actor on its device."""
+        return {"resources": {device_resource(device): _RESERVED}} if self.spread else {}
+
+
+def check_answers(address: str) -> None:
+    """Raise ``OSError`` or ``ValueError`` if nobody listens at ``host:port``: Ray would try for a minute, and say less.
+
+    An empty address, ``auto`` and ``local`` name no host and pass.
+    """
+    if address in ("", "auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"expected HOST:PORT, found {address!r}")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+
+
+def device_nodes() -> dict[int, dict[str, Any]]:
+    """Ray nodes that say which device they are, by device.
+
+    Raises
+    ------
+    ValueError
+        If two nodes say that they are the same device.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for node in ray.nodes():
+        for name in node["Resources"] if node["Alive"] else ():
+            if match := re.fullmatch(rf"{DEVICE_PREFIX}(\d+)", name):
+                device = int(match[1])
+                if device in found:
+                    both = f"{found[device]['NodeManagerAddress']} and {node['NodeManagerAddress']}"
+                    raise ValueError(
+                        f"device {device}: both {both} say they are it; give each device of a cluster a number of its "
+                        "own (collapipe up device --device)"
+                    )
+                found[device] = node
+    return found
+
+
+def joined_devices() -> dict[int, str]:
+    """Devices that have joined this Ray, with their addresses; raises as :func:`device_nodes`."""
+    return {device: str(node["NodeManagerAddress"]) for device, node in device_nodes().items()}
+
+
+def wait_for_devices(num_devices: int, timeout_s: float) -> dict[int, str]:
+    """Wait until the devices 0 .. ``num_devices`` - 1 have joined; returns the address of each.
+
+    Raises
+    ------
+    ValueError
+        Naming those that did not come, and the remedy.
+    """
+    deadline = time.monotonic() + timeout_s
+    while missing := sorted(set(range(num_devices)) - joined_devices().keys()):
+        if time.monotonic() > deadline:
+            here = ", ".join(map(str, sorted(joined_devices()))) or "none"
+            raise ValueError(
+                f"devices {', '.join(map(str, missing))} of {num_devices} have not joined the cluster's Ray within "
+                f"{timeout_s:g} s (there: {here}); start them with collapipe up device, or describe the devices that "
+                "the cluster has in a device profile"
+            )
+        time.sleep(0.5)
+    joined = joined_devices()
+    return {device: joined[device] for device in range(num_devices)}
+
+
+def software() -> dict[str, str]:
+    """What this process runs: versions, and a digest of the code that devices share with their control unit."""
+    versions = {name: metadata.version(name) for name in ("ray", "torch")}
+    return {"code": code_digest(), "python": platform.python_version(), **versions}
+
+
+@cache
+def code_digest() -> str:
+    """Digest of the sources of ``client_pipeline``, wherever they came from."""
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        # As text: a bundle may have other line ends.
+        digest.update(f"{path.relative_to(root).as_posix()}\n{path.read_text(encoding='utf-8')}".encode())
+    return digest.hexdigest()[:16]
+
+
+def device_software(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) -> dict[int, dict[str, str] | str]:
+    """Ask each device what it runs; a text says why one could not answer."""
+    ask = ray.remote(num_cpus=0)(software)
+    asked = {k: ask.options(resources={device_resource(k): _RESERVED}).remote() for k in devices}
+    deadline = time.monotonic() + timeout_s
+    answers: dict[int, dict[str, str] | str] = {}
+    for device, reference in asked.items():
+        try:
+            answers[device] = ray.get(reference, timeout=max(deadline - time.monotonic(), 0.1))
+        except ray.exceptions.GetTimeoutError:
+            answers[device] = f"no answer within {timeout_s:g} s"
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None) or error
+            answers[device] = f"{type(cause).__name__}: {cause}"
+    return answers
+
+
+def check_devices(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) -> None:
+    """Refuse devices that cannot run what the control unit runs.
+
+    Raises
+    ------
+    ValueError
+        Naming the device, what it has, and the remedy.
+    """
+    mine = code_digest()
+    for device, answer in device_software(devices, timeout_s).items():
+        where = f"device {device} at {devices[device]}"
+        if isinstance(answer, str):
+            raise ValueError(f"{where}: cannot run CollaPipe: {answer}; install the same release there")
+        if answer["code"] != mine:
+            raise ValueError(
+                f"{where}: another release of CollaPipe (code {answer['code']}, here {mine}); install the same "
+                "release on the server, the control units and the devices"
+            )

@@ -1,0 +1,189 @@
+"""Going on after a device was lost: who is left, a plan for them, the TEBs put back, the step again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, FaultRecord, LostRound
+from client_pipeline.runtime.pipeline import Pipeline
+from client_pipeline.runtime.replanning import NoPlan, Replan
+
+T = TypeVar("T")
+
+logger = logging.getLogger("collapipe.recovery")
+
+_KINDS = {KILLED: "device", FROZEN: "freeze", PARTED: "link"}
+_TRIES = 3
+"""How often devices may lose each other in a row without anyone being gone."""
+
+
+class Recovery:
+    """Runs what needs the devices, and runs it again on those that are left when one is lost.
+
+    Parameters
+    ----------
+    pipeline : the cluster's
+    cluster : its index, for the records
+    """
+
+    def __init__(self, pipeline: Pipeline, cluster: int) -> None:
+        self.records: list[FaultRecord] = []
+        """Since :meth:`begin_round`; what is not over yet is missing."""
+        self.plan = ClusterPlan(delta=(), order=(), m=1)
+        """That is applied."""
+        self.since: Callable[[int], float | None] = lambda device: None
+        """When a fault of a device began [s, ``time.monotonic``], where someone knows: who injects faults."""
+        self._pipeline = pipeline
+        self._cluster = cluster
+        self._replan: Replan | None = None
+        self.step = 0
+        """Local step in progress; 0 before the first."""
+        self.round = 0
+        self._replayable = True
+        self._decoder_wait_s = 0.0
+        self._open: list[tuple[FaultRecord, float]] = []
+
+    def begin_round(self, round_: int, plan: ClusterPlan, replan: Replan, decoder_wait_s: float) -> None:
+        """Apply the round's plan, or one for the devices that are there.
+
+        Raises
+        ------
+        LostRound
+            If they cannot hold the TEBs.
+        """
+        self.records, self._open = [], []
+        self.round, self.step, self._replayable = round_, 0, True
+        self._replan, self._decoder_wait_s = replan, decoder_wait_s
+        self._pipeline.deadline.begin()
+        away = set(self._pipeline.pool.lost)
+        usable = self._pipeline.usable(range(len(plan.delta)))
+        for device in sorted(away & set(usable)):
+            logger.warning("cluster %s, round %s: device %s is back", self._cluster, round_, device)
+            self.records.append(self._record("joined", device, "it answers again", recovered=True))
+        self.plan = self._fitting(plan, usable)
+        self.use(self.plan)
+
+    def begin_step(self, step: int, replayable: bool) -> None:
+        """Say which local step comes, and whether the TEBs can be put back to its beginning."""
+        self.step, self._replayable = step, replayable
+
+    def unburden(self, slow: Mapping[int, float], known: Collection[int]) -> None:
+        """Plan again with the speed that was measured.
+
+        Parameters
+        ----------
+        slow : by how much devices are slower than usual
+        known : those that are in a record already
+        """
+        where = (self._cluster, self.round)
+        for device, factor in sorted(slow.items()):
+            logger.warning("cluster %s, round %s: device %s is %.1f times slower than usual", *where, device, factor)
+            if device not in known:
+                record = self._record("slow", device, f"{factor:.1f} times slower than usual")
+                began = self.since(device)
+                self._open.append((record, time.monotonic() if began is None else began))
+        usable = [device for device in range(len(self.plan.delta)) if device not in self._pipeline.pool.lost]
+        before = self._pipeline.placement.moved_bytes
+        self.use(self._fitting(self.plan, usable, slow))
+        moved = self._pipeline.placement.moved_bytes - before
+        self._open = [(replace(record, bytes=record.bytes + moved), began) for record, began in self._open]
+
+    def use(self, plan: ClusterPlan) -> None:
+        """Change to a plan."""
+        self.plan = plan
+        self.run(lambda: self._pipeline.apply_plan(self.plan, self._decoder_wait_s))
+
+    def run(self, action: Callable[[], T], again: Callable[[], None] = lambda: None) -> T:
+        """Run an action; after a fault, put all TEBs back to the last commit on those who are left and run it again.
+
+        Parameters
+        ----------
+        action : has no effect if it fails
+        again : what must come before the action after a fault, when a plan is applied
+
+        Raises
+        ------
+        LostRound
+            If there are not enough devices left, or the TEBs' copies are too old.
+        """
+        parted, faulty = 0, False
+        while True:
+            try:
+                if faulty:
+                    self._apply_again()
+                    again()
+                return action()
+            except DeviceFault as fault:
+                parted = parted + 1 if fault.kind == PARTED else 0
+                if parted > _TRIES:
+                    raise
+                self._give_up(fault)
+                faulty = True
+
+    def _apply_again(self) -> None:
+        before = self._pipeline.placement.restored_bytes
+        self._pipeline.apply_plan(self.plan, self._decoder_wait_s)
+        size = self._pipeline.placement.restored_bytes - before
+        self._open = [(replace(record, bytes=record.bytes + size), began) for record, began in self._open]
+
+    def _give_up(self, fault: DeviceFault) -> None:
+        pool, last_sign = self._pipeline.pool, time.monotonic() - self._pipeline.deadline.waited_s
+        away = set(pool.lost)
+        usable = self._pipeline.survivors(range(len(self.plan.delta)))
+        scheduled = set(self.plan.devices)
+        gone = ((set(pool.lost) & scheduled) | set(fault.devices)) - away
+        logger.warning("cluster %s, round %s, step %s: %s", self._cluster, self.round, self.step, fault)
+        for device in sorted(gone) if gone else (None,):
+            kind = fault.kind if device is None else pool.lost.get(device, fault.kind)
+            began = None if device is None else self.since(device)
+            record = self._record(_KINDS[kind], device, str(fault).splitlines()[0][:300])
+            self._open.append((record, last_sign if began is None else began))
+        if not self._replayable:
+            raise LostRound(
+                f"{fault}; runtime.snapshots = round keeps no copy of step {self.step - 1}: the round is lost; "
+                "runtime.snapshots = step would play the step again"
+            )
+        self.plan = self._fitting(self.plan, usable)
+        logger.warning("cluster %s goes on with %s", self._cluster, self.plan.segments())
+
+    def _fitting(
+        self, plan: ClusterPlan, usable: list[int], slowdown: Mapping[int, float] | None = None
+    ) -> ClusterPlan:
+        """The plan, if all its devices are there; or another."""
+        if set(plan.devices) <= set(usable) and not slowdown:
+            return plan
+        assert self._replan is not None
+        try:
+            return self._replan(plan, usable, slowdown or {})
+        except NoPlan as error:
+            raise LostRound(str(error)) from error
+
+    def finished_micro_batch(self) -> None:
+        """Note that a micro-batch is through: whatever was wrong is over."""
+        now = time.monotonic()
+        opened, self._open = self._open, []
+        for record, began in opened:
+            self.records.append(replace(record, recovered=True, seconds=now - began))
+
+    def end_round(self, recovered: bool) -> list[FaultRecord]:
+        """Return the round's records; what no micro-batch has ended is over with the round, or ended it."""
+        opened, self._open = self._open, []
+        records, self.records = self.records, []
+        return records + [replace(record, recovered=recovered) for record, _ in opened]
+
+    def _record(self, kind: str, device: int | None, reason: str, recovered: bool = False) -> FaultRecord:
+        return FaultRecord(
+            kind=kind,
+            cluster=self._cluster,
+            device=device,
+            round=self.round,
+            step=self.step,
+            recovered=recovered,
+            seconds=None,
+            reason=reason,
+        )

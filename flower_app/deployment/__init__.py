@@ -1,0 +1,1 @@
+"""On real machines: certificates, the programs of each, what is wrong with them, and runs there."""

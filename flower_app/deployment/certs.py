@@ -1,0 +1,152 @@
+"""``collapipe certs``: everything that the machines of a deployment need to know each other, in a folder for each."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+
+from flower_app.deployment.authority import Authority, read_certificate, supernode_keys, write_public, write_secret
+from flower_app.deployment.credentials import (
+    AUTHORITY,
+    SERVER,
+    AuthorityFiles,
+    CuFiles,
+    DeviceFiles,
+    ServerFiles,
+    cu_name,
+    devices_name,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertsRequest:
+    """The command's options."""
+
+    servers: Sequence[str]
+    """Names and addresses that the control units may reach the edge server at."""
+    clusters: int
+    """N."""
+    out: Path
+    days: int = 365
+    renew: bool = False
+    """Make new certificates in place of those that are there; authority, SuperNode keys and Ray tokens stay."""
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ValueError("--server: expected the names or addresses of the edge server, found none")
+        for host in self.servers:
+            if not (_NAME.fullmatch(host) or _is_address(host)):
+                raise ValueError(f"--server: expected a name or an address without a port, found {host!r}")
+        if self.clusters < 1:
+            raise ValueError(f"--clusters: expected at least 1, found {self.clusters}")
+        if self.days < 1:
+            raise ValueError(f"--days: expected at least 1, found {self.days}")
+
+
+def make_certificates(request: CertsRequest, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Make what is not there yet; see :mod:`flower_app.deployment.credentials` for the folders.
+
+    Returns
+    -------
+    ``folder`` of each machine, ``made`` (files that are new) and ``expires`` of each certificate.
+
+    Raises
+    ------
+    ValueError
+        If the server's certificate is there already and is for other hosts.
+    """
+    made: list[Path] = []
+    authority = _authority(AuthorityFiles(request.out / AUTHORITY), made)
+    server = ServerFiles(request.out / SERVER)
+    _server(authority, server, request, made)
+    for cluster in range(request.clusters):
+        cu = CuFiles(request.out / cu_name(cluster))
+        _control_unit(authority, cu, cu_name(cluster), request, made)
+        write_public(server.supernodes / f"{cu_name(cluster)}.pub", cu.supernode_public_key.read_bytes())
+        devices = DeviceFiles(request.out / devices_name(cluster))
+        if not devices.ray_token.is_file():
+            write_secret(devices.ray_token, cu.ray_token.read_bytes())
+            made.append(devices.ray_token)
+    certificates = {SERVER: server.certificate} | {
+        cu_name(n): CuFiles(request.out / cu_name(n)).certificate for n in range(request.clusters)
+    }
+    expires = {name: f"{read_certificate(path).not_valid_after_utc:%Y-%m-%d}" for name, path in certificates.items()}
+    for name, path in certificates.items():
+        say(f"{name}: {path.parent}, valid until {expires[name]}")
+    return {"folder": str(request.out), "made": [str(path) for path in made], "expires": expires}
+
+
+def _authority(files: AuthorityFiles, made: list[Path]) -> Authority:
+    if files.certificate.is_file() or files.key.is_file():
+        return Authority.load(files)
+    authority = Authority.create()
+    authority.save(files)
+    made += files.files()
+    return authority
+
+
+def _server(authority: Authority, files: ServerFiles, request: CertsRequest, made: list[Path]) -> None:
+    if files.certificate.is_file() and not request.renew:
+        covered = certificate_hosts(read_certificate(files.certificate))
+        if missing := [host for host in request.servers if normal_host(host) not in covered]:
+            raise ValueError(
+                f"--server: {files.certificate} is there already and is not for {', '.join(missing)}, but for "
+                f"{', '.join(covered)}; give --renew to make a new one"
+            )
+    else:
+        certificate, key = authority.issue_server(request.servers, request.days)
+        write_public(files.certificate, certificate)
+        write_secret(files.key, key)
+        made += (files.certificate, files.key)
+    write_public(files.ca, authority.pem)
+
+
+def _control_unit(authority: Authority, files: CuFiles, name: str, request: CertsRequest, made: list[Path]) -> None:
+    if not files.certificate.is_file() or request.renew:
+        certificate, key = authority.issue_client(name, request.days)
+        write_public(files.certificate, certificate)
+        write_secret(files.key, key)
+        made += (files.certificate, files.key)
+    if not files.supernode_key.is_file():
+        private, public = supernode_keys()
+        write_secret(files.supernode_key, private)
+        write_public(files.supernode_public_key, public + f" {name}\n".encode())
+        made += (files.supernode_key, files.supernode_public_key)
+    if not files.ray_token.is_file():
+        write_secret(files.ray_token, secrets.token_hex(32).encode())
+        made.append(files.ray_token)
+    write_public(files.ca, authority.pem)
+
+
+def normal_host(host: str) -> str:
+    """An address as certificates have it; a name as it is."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def certificate_hosts(certificate: x509.Certificate) -> list[str]:
+    """Names and addresses that a certificate is for."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in names]

@@ -1,0 +1,186 @@
+"""``collapipe certs``, ``collapipe up`` and ``collapipe doctor``."""
+
+# Heavy imports stay inside the commands: a device has little memory, and --help answers at once.
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flower_app.console import print_json, say
+
+if TYPE_CHECKING:
+    from flower_app.deployment.control_unit_box import ControlUnitBox
+    from flower_app.deployment.device_box import DeviceBox
+    from flower_app.deployment.edge_server import EdgeServer
+    from flower_app.deployment.findings import Diagnosis
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output and nothing else.")]
+Certs = Annotated[Path, typer.Option(help="This machine's folder, as collapipe certs made it.")]
+State = Annotated[Path, typer.Option(help="Folder for what must outlive a restart.")]
+Host = Annotated[str, typer.Option(help="Address of this machine that the others reach.")]
+Server = Annotated[str, typer.Option(help="HOST or HOST:PORT of the edge server's SuperLink.")]
+Cluster = Annotated[int, typer.Option(help="Which cluster this is, from 0.")]
+Devices = Annotated[list[int] | None, typer.Option("--device", help="Device that this machine is; repeatable.")]
+Data = Annotated[str, typer.Option(help="Folder of this cluster's text, in place of data.path.")]
+DeviceProfile = Annotated[str, typer.Option(help="Scenario file that says what this cluster's devices are.")]
+RayPort = Annotated[int, typer.Option(help="First of 120 ports of this machine's Ray.")]
+RuntimePort = Annotated[int, typer.Option(help="The SuperNode's own, within the machine.")]
+ControlUnit = Annotated[str, typer.Option("--cu", help="HOST or HOST:PORT of the control unit's Ray.")]
+Wait = Annotated[float, typer.Option(help="How long the control unit may take to come up [s].")]
+SuperLinkPort = Annotated[int, typer.Option("--port", help="The SuperLink's.")]
+ObjectStore = Annotated[int, typer.Option(help="Shared memory for TEBs on their way [MB].")]
+
+# Equal to those of the modules beside, which are not loaded for --help.
+_SUPERLINK_PORT, _RAY_PORT, _RUNTIME_PORT, _OBJECT_STORE_MB, _WAIT_S = 9092, 6379, 9094, 512, 60.0
+_STATE = Path("collapipe-state")
+
+up = typer.Typer(no_args_is_help=True, help="Start what belongs on this machine, and stay until told to end.")
+doctor = typer.Typer(no_args_is_help=True, help="Look for what is wrong on this machine; takes the options of up.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of a deployment."""
+    app.command()(certs)
+    app.add_typer(up, name="up")
+    app.add_typer(doctor, name="doctor")
+
+
+def certs(
+    server: Annotated[list[str], typer.Option(help="Name or address of the edge server; repeatable.")],
+    clusters: Annotated[int, typer.Option(help="How many control units get a folder.")],
+    out: Annotated[Path, typer.Option(help="Gets a folder for each machine.")] = Path("certs"),
+    days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 365,
+    renew: Annotated[bool, typer.Option("--renew", help="New certificates in place of those there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make certificates and keys for all machines; what is there already stays."""
+    from flower_app.deployment.certs import CertsRequest, make_certificates
+
+    request = CertsRequest(servers=server, clusters=clusters, out=out, days=days, renew=renew)
+    found = make_certificates(request, say)
+    if as_json:
+        print_json(found)
+
+
+@up.command("edge-server")
+def up_edge_server(host: Host, certs: Certs, state: State = _STATE, port: SuperLinkPort = _SUPERLINK_PORT) -> None:
+    """The SuperLink, under TLS, for SuperNodes whose keys are in the certificates' folder."""
+    raise typer.Exit(_edge_server(host=host, certs=certs, state=state, port=port).up(say))
+
+
+@doctor.command("edge-server")
+def doctor_edge_server(
+    host: Host, certs: Certs, state: State = _STATE, port: SuperLinkPort = _SUPERLINK_PORT, as_json: Json = False
+) -> None:
+    """Check the edge server."""
+    from flower_app.deployment.doctor import examine_edge_server
+
+    _tell(examine_edge_server(_edge_server(host=host, certs=certs, state=state, port=port)), as_json)
+
+
+def _edge_server(*, certs: Path, **options: Any) -> EdgeServer:
+    from flower_app.deployment.credentials import ServerFiles
+    from flower_app.deployment.edge_server import EdgeServer
+
+    return EdgeServer(certs=ServerFiles(certs), **options)
+
+
+@up.command("cu")
+def up_cu(
+    cluster: Cluster,
+    host: Host,
+    server: Server,
+    certs: Certs,
+    data: Data = "",
+    device_profile: DeviceProfile = "",
+    state: State = _STATE,
+    device: Devices = None,
+    ray_port: RayPort = _RAY_PORT,
+    runtime_port: RuntimePort = _RUNTIME_PORT,
+    object_store_mb: ObjectStore = _OBJECT_STORE_MB,
+) -> None:
+    """A control unit: the Ray that its devices join, and the SuperNode."""
+    raise typer.Exit(_control_unit(**locals()).up(say))
+
+
+@doctor.command("cu")
+def doctor_cu(
+    cluster: Cluster,
+    host: Host,
+    server: Server,
+    certs: Certs,
+    data: Data = "",
+    device_profile: DeviceProfile = "",
+    state: State = _STATE,
+    device: Devices = None,
+    ray_port: RayPort = _RAY_PORT,
+    runtime_port: RuntimePort = _RUNTIME_PORT,
+    object_store_mb: ObjectStore = _OBJECT_STORE_MB,
+    as_json: Json = False,
+) -> None:
+    """Check a control unit."""
+    options = locals()
+    del options["as_json"]
+    from flower_app.deployment.doctor import examine_control_unit
+
+    _tell(examine_control_unit(_control_unit(**options)), as_json)
+
+
+def _control_unit(*, certs: Path, device: list[int] | None, **options: Any) -> ControlUnitBox:
+    from flower_app.deployment.control_unit_box import ControlUnitBox
+    from flower_app.deployment.credentials import CuFiles
+
+    return ControlUnitBox(certs=CuFiles(certs), devices=device or (), **options)
+
+
+@up.command("device")
+def up_device(
+    device: Devices,
+    host: Host,
+    cu: ControlUnit,
+    certs: Certs,
+    wait: Wait = _WAIT_S,
+    ray_port: RayPort = _RAY_PORT,
+    object_store_mb: ObjectStore = _OBJECT_STORE_MB,
+) -> None:
+    """A device: its node of the control unit's Ray."""
+    raise typer.Exit(_device(**locals()).up(say))
+
+
+@doctor.command("device")
+def doctor_device(
+    device: Devices,
+    host: Host,
+    cu: ControlUnit,
+    certs: Certs,
+    wait: Wait = _WAIT_S,
+    ray_port: RayPort = _RAY_PORT,
+    object_store_mb: ObjectStore = _OBJECT_STORE_MB,
+    as_json: Json = False,
+) -> None:
+    """Check a device."""
+    options = locals()
+    del options["as_json"]
+    from flower_app.deployment.doctor import examine_device
+
+    _tell(examine_device(_device(**options)), as_json)
+
+
+def _device(*, certs: Path, device: list[int] | None, **options: Any) -> DeviceBox:
+    from flower_app.deployment.credentials import DeviceFiles
+    from flower_app.deployment.device_box import DeviceBox
+
+    return DeviceBox(certs=DeviceFiles(certs), devices=device or (), **options)
+
+
+def _tell(diagnosis: Diagnosis, as_json: bool) -> None:
+    """Print the findings; exit code 1 if a check failed."""
+    if as_json:
+        print_json(diagnosis.to_dict())
+    else:
+        for finding in diagnosis.findings:
+            typer.echo(str(finding))
+    raise typer.Exit(0 if diagnosis.passed else 1)

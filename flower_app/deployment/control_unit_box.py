@@ -1,0 +1,133 @@
+"""``collapipe up cu``: the head of a cluster's Ray, and the SuperNode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flower_app.deployment.credentials import CuFiles
+from flower_app.deployment.edge_server import SUPERLINK_PORT
+from flower_app.deployment.programs import Program, listens
+from flower_app.deployment.ray_node import (
+    FIRST_PORT,
+    SLOW_S,
+    RayNode,
+    past_proxies,
+    ray_environment,
+    ray_folder,
+    run_node,
+    with_port,
+)
+from flower_app.superlink import flower_environment, program_path
+
+if TYPE_CHECKING:
+    from flower_app.node import NodeConfig
+
+UNKNOWN_S = 180.0
+"""How long a SuperNode may be refused until its control unit gives up [s]."""
+RUNTIME_PORT = 9094
+"""On which a SuperNode and its own processes speak, within the machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlUnitBox:
+    """Options of ``collapipe up cu``."""
+
+    cluster: int
+    host: str
+    """Address that the devices of the cluster reach."""
+    server: str
+    """``host`` or ``host:port`` of the SuperLink."""
+    certs: CuFiles
+    state: Path
+    """Folder of checkpoints, and of the app that the server sends."""
+    data: str = ""
+    """Folder of the cluster's text."""
+    device_profile: str = ""
+    devices: Sequence[int] = ()
+    """Devices that this machine itself is."""
+    ray_port: int = FIRST_PORT
+    runtime_port: int = RUNTIME_PORT
+    object_store_mb: int = 512
+
+    def __post_init__(self) -> None:
+        if self.cluster < 0:
+            raise ValueError(f"--cluster: expected a number from 0, found {self.cluster}")
+        server_address(self.server)
+
+    def check_paths(self) -> None:
+        """Raise ``FileNotFoundError`` for a folder or file that is not there."""
+        if self.data and not Path(self.data).is_dir():
+            raise FileNotFoundError(f"--data: no folder {self.data}; name the one that holds the cluster's text")
+        if self.device_profile and not Path(self.device_profile).is_file():
+            raise FileNotFoundError(f"--device-profile: no file {self.device_profile}; collapipe profile writes one")
+
+    def node_config(self) -> NodeConfig:
+        """What the SuperNode is told about itself."""
+        # Not above: what stays in memory as long as the machine runs should not hold torch.
+        from flower_app.node import NodeConfig
+
+        return NodeConfig(
+            cluster=self.cluster,
+            data_path=_absolute(self.data),
+            device_profile=_absolute(self.device_profile),
+            state_dir=str((self.state / "checkpoints").resolve()),
+            tls_certificate=str(self.certs.certificate.resolve()),
+            tls_key=str(self.certs.key.resolve()),
+            tls_ca=str(self.certs.ca.resolve()),
+            ray_address=f"{self.host}:{self.ray_port}",
+            host=self.host,
+        )
+
+    def ray_node(self, temp: Path) -> RayNode:
+        """The head of the cluster's Ray."""
+        return RayNode(
+            host=self.host,
+            devices=self.devices,
+            first_port=self.ray_port,
+            object_store_mb=self.object_store_mb,
+            temp=temp,
+        )
+
+    def supernode_command(self) -> list[str]:
+        """The SuperNode's command line."""
+        return [
+            str(program_path("flower-supernode")),
+            *("--superlink", server_address(self.server)),
+            *("--root-certificates", str(self.certs.ca.resolve())),
+            *("--auth-supernode-private-key", str(self.certs.supernode_key.resolve())),
+            *("--node-config", self.node_config().text()),
+            *("--port", str(self.runtime_port)),
+        ]
+
+    def up(self, say: Callable[[str], None]) -> int:
+        """Run until told to end; returns the exit code."""
+        self.certs.check()
+        self.check_paths()
+        with_ray = ray_environment(flower_environment(self.state.resolve() / "flower"), self.certs.ray_token)
+        environment = past_proxies(with_ray, self.host, server_address(self.server).rpartition(":")[0])
+        temp = ray_folder()
+        ray = Program(
+            name=f"Ray of cluster {self.cluster} at {self.host}:{self.ray_port}",
+            command=self.ray_node(temp).command(),
+            answers=lambda: listens(self.host, self.ray_port),
+            again_s=SLOW_S,
+        )
+        supernode = Program(
+            name=f"SuperNode of cluster {self.cluster}",
+            command=self.supernode_command(),
+            # It gives up if the server does not know its key yet.
+            again_s=UNKNOWN_S,
+        )
+        return run_node([ray, supernode], environment, self.state.resolve() / "work", temp, say)
+
+
+def server_address(server: str) -> str:
+    """``host:port`` of the SuperLink, the port being ours where none is given."""
+    return with_port("--server", server, SUPERLINK_PORT)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve()) if path else ""

@@ -1,0 +1,142 @@
+"""Which files of certificates and keys each machine has.
+
+::
+
+    authority/        ca.pem, ca.key: signs; stays with who made it
+    server/           ca.pem, server.pem, server.key; supernodes/cu-0.pub, ...
+    cu-0/             ca.pem, cu.pem, cu.key; supernode.key, supernode.pub; ray-token
+    devices-0/        ray-token: for the devices of cluster 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+AUTHORITY = "authority"
+SERVER = "server"
+
+
+def cu_name(cluster: int) -> str:
+    """Name of a control unit: of its folder, and in its certificate."""
+    return f"cu-{cluster}"
+
+
+def devices_name(cluster: int) -> str:
+    """Name of the folder for a cluster's devices."""
+    return f"devices-{cluster}"
+
+
+@dataclass(frozen=True)
+class _Folder:
+    folder: Path
+
+    def files(self) -> Iterator[Path]:
+        """All files that have to be there."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise ``FileNotFoundError`` naming the first file that is missing."""
+        for path in self.files():
+            if not path.is_file():
+                raise FileNotFoundError(
+                    f"--certs: no file {path}; make it with collapipe certs, and copy the whole folder to this machine"
+                )
+
+
+class AuthorityFiles(_Folder):
+    """Of who signs."""
+
+    @property
+    def certificate(self) -> Path:
+        """Certificate (PEM)."""
+        return self.folder / "ca.pem"
+
+    @property
+    def key(self) -> Path:
+        """Private key."""
+        return self.folder / "ca.key"
+
+    def files(self) -> Iterator[Path]:
+        """All files that have to be there."""
+        yield from (self.certificate, self.key)
+
+
+class ServerFiles(_Folder):
+    """Of the edge server: SuperLink and decoder service have the same certificate."""
+
+    @property
+    def ca(self) -> Path:
+        """Certificate of the authority."""
+        return self.folder / "ca.pem"
+
+    @property
+    def certificate(self) -> Path:
+        """Own certificate."""
+        return self.folder / "server.pem"
+
+    @property
+    def key(self) -> Path:
+        """Its private key."""
+        return self.folder / "server.key"
+
+    @property
+    def supernodes(self) -> Path:
+        """Folder of the public keys of the SuperNodes that may connect."""
+        return self.folder / "supernodes"
+
+    def files(self) -> Iterator[Path]:
+        """All files that have to be there."""
+        yield from (self.ca, self.certificate, self.key)
+
+
+class CuFiles(_Folder):
+    """Of one control unit."""
+
+    @property
+    def ca(self) -> Path:
+        """Certificate of the authority."""
+        return self.folder / "ca.pem"
+
+    @property
+    def certificate(self) -> Path:
+        """Own certificate: who it is to the decoder."""
+        return self.folder / "cu.pem"
+
+    @property
+    def key(self) -> Path:
+        """Its private key."""
+        return self.folder / "cu.key"
+
+    @property
+    def supernode_key(self) -> Path:
+        """Private key of the SuperNode: who it is to the SuperLink."""
+        return self.folder / "supernode.key"
+
+    @property
+    def supernode_public_key(self) -> Path:
+        """Its public key, which the SuperLink knows."""
+        return self.folder / "supernode.pub"
+
+    @property
+    def ray_token(self) -> Path:
+        """Secret that the nodes of the cluster's Ray share."""
+        return self.folder / "ray-token"
+
+    def files(self) -> Iterator[Path]:
+        """All files that have to be there."""
+        yield from (self.ca, self.certificate, self.key, self.supernode_key, self.ray_token)
+
+
+class DeviceFiles(_Folder):
+    """Of the devices of one cluster."""
+
+    @property
+    def ray_token(self) -> Path:
+        """Secret that the nodes of the cluster's Ray share."""
+        return self.folder / "ray-token"
+
+    def files(self) -> Iterator[Path]:
+        """All files that have to be there."""
+        yield self.ray_token

@@ -1,0 +1,206 @@
+"""``collapipe run --superlink``: a training on real machines, started and followed on the edge server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_app.config_sources import find_config, parse_set, read_config
+from flower_app.deployment.credentials import ServerFiles
+from flower_app.deployment.edge_server import CONNECTION, SUPERLINK_PORT, is_healthy, write_connection
+from flower_app.deployment.ray_node import with_port
+from flower_app.launch import Outcome, last_error
+from flower_app.processes import interruptible
+from flower_app.run_directory import FAILED, FINISHED, INTERRUPTED, read_summary, write_summary
+from flower_app.superlink import flower_environment, program_path
+
+DECODER_PORT = 9443
+JOIN_TIMEOUT_S = 300.0
+"""How long the CUs of a round wait for each other: on weak machines a client app takes long to import."""
+_COMMAND_S = 180.0
+_LAST_WORDS_S = 5.0
+_STOP_S = 60.0
+_RECONNECT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """A SuperLink that runs, and the certificates of its machine."""
+
+    address: str
+    certs: ServerFiles
+
+    @classmethod
+    def of(cls, superlink: str, certs: Path) -> Deployment:
+        """Check that it answers.
+
+        Raises
+        ------
+        ValueError, FileNotFoundError
+            If it does not, or a certificate is missing.
+        """
+        files, address = ServerFiles(certs), with_port("--superlink", superlink, SUPERLINK_PORT)
+        files.check()
+        if not is_healthy(address, files.ca):
+            raise ValueError(
+                f"--superlink: no SuperLink with a certificate of {files.ca} answers at {address}; start it with "
+                "collapipe up edge-server, and look for a remedy with collapipe doctor edge-server"
+            )
+        return cls(address=address, certs=files)
+
+    def settings(self, config: str | None, sets: Sequence[str]) -> list[str]:
+        """``KEY=VALUE`` of the decoder's service, for keys that neither file nor ``--set`` gives."""
+        host = self.address.rpartition(":")[0]
+        ours = {
+            "decoder.bind": f"{host}:{DECODER_PORT}",
+            "decoder.tls-certificate": str(self.certs.certificate.resolve()),
+            "decoder.tls-key": str(self.certs.key.resolve()),
+            "decoder.tls-ca": str(self.certs.ca.resolve()),
+            "decoder.join-timeout": str(JOIN_TIMEOUT_S),
+        }
+        given = {parse_set(pair)[0] for pair in sets} | set(read_config(find_config(config)) if config else ())
+        return [f"{key}={value}" for key, value in ours.items() if key not in given]
+
+    def run(
+        self,
+        run_dir: Path,
+        app: Path,
+        run_config: Path,
+        num_clusters: int,
+        watch: Callable[[], None] = lambda: None,
+        poll_s: float = 0.5,
+        kept: Sequence[int] = (),
+    ) -> Outcome:
+        """Hand the app to the SuperLink and follow it to its end, as :func:`flower_app.launch.launch` does.
+
+        The processes are the SuperLink's, so ``kept`` is of no use here; ``num_clusters`` is in the configuration.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            On Ctrl-C, SIGTERM and SIGHUP, after the run was stopped.
+        """
+        del num_clusters, kept
+        (run_dir / "logs").mkdir(exist_ok=True)
+        flower = run_dir / "flower"
+        write_connection(flower / "home", self.address, self.certs.ca)
+        flwr = _Flwr(flower_environment(flower / "home"), run_dir / "logs" / "run.log")
+        run_id = ""
+        try:
+            with interruptible():
+                run_id = flwr.submit(app, run_config)
+                outcome = _follow(flwr, run_id, run_dir, watch, poll_s)
+        except KeyboardInterrupt:
+            if run_id:
+                flwr.stop(run_id)
+            write_summary(run_dir, INTERRUPTED, error="interrupted")
+            raise
+        if outcome.status == FINISHED:
+            shutil.rmtree(flower, ignore_errors=True)
+        elif read_summary(run_dir) is None:
+            write_summary(run_dir, outcome.status, error=outcome.error)
+        return outcome
+
+
+class _Flwr:
+    """Flower's own commands."""
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        self.environment = dict(environment)
+        self.log = log
+
+    def submit(self, app: Path, run_config: Path) -> str:
+        """Start a run; returns its id."""
+        answer = self._json("run", str(app), CONNECTION, "--run-config", str(run_config))
+        if not answer.get("success"):
+            raise ValueError(
+                f"--superlink: the SuperLink did not take the run: {answer.get('error-message') or answer}"
+            )
+        return str(answer["run-id"])
+
+    def ended(self, run_id: str) -> str:
+        """How a run has ended; empty while it goes on, or if nobody tells."""
+        runs = self._json("ls", CONNECTION, "--run-id", run_id).get("runs") or [{}]
+        status = str(runs[0].get("status", ""))
+        return f"{status} {runs[0].get('status-details', '')}".strip() if status.startswith("finished") else ""
+
+    def stop(self, run_id: str) -> None:
+        """End a run."""
+        self._json("stop", run_id, CONNECTION)
+
+    def follow_log(self, run_id: str) -> subprocess.Popen[bytes]:
+        """Write what the run prints to the log; ends with the run."""
+        with self.log.open("wb") as file:
+            return subprocess.Popen(
+                [str(program_path("flwr")), "log", run_id, CONNECTION, "--stream"],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _json(self, *arguments: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [str(program_path("flwr")), *arguments, "--format", "json"],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            start_new_session=True,
+        )
+        # Notes for people may stand before the object.
+        found = re.search(r"^\{.*", done.stdout, re.DOTALL | re.MULTILINE)
+        try:
+            return dict(json.loads(found[0])) if found else {"error-message": (done.stdout + done.stderr).strip()}
+        except ValueError:
+            return {"error-message": done.stdout.strip()}
+
+
+def _follow(flwr: _Flwr, run_id: str, run_dir: Path, watch: Callable[[], None], poll_s: float) -> Outcome:
+    """Poll until there is a summary, or the SuperLink says that the run has ended without one."""
+    log = flwr.follow_log(run_id)
+    try:
+        while True:
+            watch()
+            if outcome := _summary(run_dir):
+                return outcome
+            if log.poll() is not None:
+                if ended := flwr.ended(run_id):
+                    return _last_words(flwr, run_dir, ended)
+                # The SuperLink was restarted, or the network was away for a moment.
+                time.sleep(_RECONNECT_S)
+                log = flwr.follow_log(run_id)
+            time.sleep(poll_s)
+    finally:
+        log.terminate()
+        log.wait(_STOP_S)
+
+
+def _last_words(flwr: _Flwr, run_dir: Path, ended: str) -> Outcome:
+    deadline = time.monotonic() + _LAST_WORDS_S
+    while time.monotonic() < deadline:
+        if outcome := _summary(run_dir):
+            return outcome
+        time.sleep(0.1)
+    reason = last_error(flwr.log) or f"see {flwr.log}"
+    return Outcome(
+        FAILED,
+        f"the run ended ({ended}) without a result in {run_dir}: {reason}; give the command on the edge server itself: "
+        "what a run leaves is written there",
+    )
+
+
+def _summary(run_dir: Path) -> Outcome | None:
+    summary = read_summary(run_dir)
+    if summary is None:
+        return None
+    return Outcome(str(summary.get("status")), str(summary.get("error", "")), summary)

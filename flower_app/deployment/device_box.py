@@ -1,0 +1,79 @@
+"""``collapipe up device``: a node of its cluster's Ray that says which device it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from client_pipeline.link.hosts import is_loopback
+from flower_app.deployment.credentials import DeviceFiles
+from flower_app.deployment.programs import Program, listens, wait_until_listens
+from flower_app.deployment.ray_node import (
+    FIRST_PORT,
+    SLOW_S,
+    RayNode,
+    past_proxies,
+    ray_environment,
+    ray_folder,
+    run_node,
+    with_port,
+)
+from flower_app.superlink import flower_environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceBox:
+    """Options of ``collapipe up device``."""
+
+    devices: Sequence[int]
+    """Numbers of the devices that this machine is, within its cluster."""
+    host: str
+    """Address of this machine that the others of the cluster reach."""
+    cu: str
+    """``host`` or ``host:port`` of the control unit's Ray."""
+    certs: DeviceFiles
+    wait: float = 60.0
+    """How long the control unit may take to come up [s]."""
+    ray_port: int = FIRST_PORT
+    object_store_mb: int = 512
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ValueError("--device: expected the number of the device within its cluster, found none")
+        cu_address(self.cu)
+        # A gloo member on the loopback listens where a control unit on the network cannot hear it.
+        if is_loopback(self.host) != is_loopback(cu_address(self.cu).rpartition(":")[0]):
+            raise ValueError(
+                f"--host: expected the address of this machine that {self.cu} reaches, found {self.host}; a loopback "
+                "address and another one do not meet"
+            )
+
+    def ray_node(self, temp: Path) -> RayNode:
+        """The machine's node of its cluster's Ray."""
+        return RayNode(
+            host=self.host,
+            head=cu_address(self.cu),
+            devices=self.devices,
+            first_port=self.ray_port,
+            object_store_mb=self.object_store_mb,
+            temp=temp,
+        )
+
+    def up(self, say: Callable[[str], None]) -> int:
+        """Run until told to end; returns the exit code."""
+        self.certs.check()
+        host, _, port = cu_address(self.cu).rpartition(":")
+        temp = ray_folder()
+        node = self.ray_node(temp)
+        wait_until_listens(host, int(port), self.wait, "start the control unit first: collapipe up cu")
+        with_ray = ray_environment(flower_environment(temp / "flower"), self.certs.ray_token)
+        name = f"device {', '.join(map(str, self.devices))} of {cu_address(self.cu)}"
+        listening = node.services["node-manager-port"]
+        ray = Program(name=name, command=node.command(), answers=lambda: listens(self.host, listening), again_s=SLOW_S)
+        return run_node([ray], past_proxies(with_ray, self.host, host), temp / "work", temp, say)
+
+
+def cu_address(cu: str) -> str:
+    """``host:port`` of a control unit's Ray, the port being ours where none is given."""
+    return with_port("--cu", cu, FIRST_PORT)

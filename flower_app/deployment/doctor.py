@@ -1,0 +1,114 @@
+"""``collapipe doctor``: everything that a machine of a deployment needs, checked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flower_app.deployment.certificate_checks import (
+    check_certificate,
+    check_files,
+    check_known_supernodes,
+    check_supernode_key,
+)
+from flower_app.deployment.control_unit_box import ControlUnitBox, server_address
+from flower_app.deployment.deployed_run import DECODER_PORT
+from flower_app.deployment.device_box import DeviceBox, cu_address
+from flower_app.deployment.edge_server import EdgeServer
+from flower_app.deployment.findings import Diagnosis, Finding, failed, ok
+from flower_app.deployment.machine_checks import check_data, check_memory, check_port, check_ports, check_versions
+from flower_app.deployment.network_checks import check_ray, check_superlink
+from flower_app.deployment.programs import listens
+
+SERVER_MB, CU_MB, DEVICE_MB = 1500, 1500, 600
+"""Memory of SuperLink and server app; of SuperNode, client app, control unit and Ray's head; of a node and an actor."""
+
+
+def examine_edge_server(server: EdgeServer) -> Diagnosis:
+    """Check the edge server, whether its SuperLink runs or not."""
+
+    def findings() -> Iterator[Finding]:
+        files = server.certs
+        yield from check_versions()
+        yield from check_files(files)
+        yield from check_certificate(files.certificate, files.key, files.ca, server.host)
+        yield from check_known_supernodes(files)
+        yield from check_memory(SERVER_MB)
+        if files.ca.is_file() and listens(server.host, server.port):
+            yield from _own_superlink(server)
+        else:
+            yield from check_port("ports", server.host, server.port, "the SuperLink's")
+        if listens(server.host, DECODER_PORT):
+            yield ok("ports", f"port {DECODER_PORT} of {server.host}, the decoder's, is in use: by a run, it seems")
+        else:
+            yield from check_port("ports", server.host, DECODER_PORT, "the decoder's")
+
+    return Diagnosis("edge-server", list(findings()))
+
+
+def _own_superlink(server: EdgeServer) -> Iterator[Finding]:
+    """What listens there is a SuperLink of ours, or a program that is in the way."""
+    answers = list(check_superlink(server.address, server.certs.ca))
+    if all(finding.status != "failed" for finding in answers):
+        yield from answers
+        return
+    yield failed(
+        "ports",
+        f"port {server.port} of {server.host} is in use, and not by this SuperLink: {answers[0].found}",
+        f"find it with: ss -ltnp 'sport = :{server.port}'; end it, or choose another --port",
+    )
+
+
+def examine_control_unit(box: ControlUnitBox) -> Diagnosis:
+    """Check a control unit, whether its programs run or not."""
+
+    def findings() -> Iterator[Finding]:
+        files = box.certs
+        yield from check_versions()
+        yield from check_files(files)
+        yield from check_certificate(files.certificate, files.key, files.ca)
+        yield from check_supernode_key(files)
+        yield from check_data(box.data)
+        profile, described = _profile(box)
+        yield from profile
+        yield from check_memory(CU_MB + box.object_store_mb, box.object_store_mb)
+        if files.ca.is_file():
+            yield from check_superlink(server_address(box.server), files.ca)
+        if listens(box.host, box.ray_port):
+            yield from check_ray(f"{box.host}:{box.ray_port}", files.ray_token, box.host, described)
+        else:
+            ports = {name: port for name, port in box.ray_node(box.state).services.items()}
+            yield from check_ports(box.host, ports | {"the SuperNode's": box.runtime_port})
+
+    return Diagnosis("cu", list(findings()))
+
+
+def _profile(box: ControlUnitBox) -> tuple[list[Finding], int | None]:
+    """What is wrong with the device profile, and how many devices it describes."""
+    if not box.device_profile:
+        return [], None
+    from client_pipeline.system.scenario import load_scenario
+
+    try:
+        devices = load_scenario(box.device_profile).clusters[0]
+    except (ValueError, OSError) as error:
+        remedy = "write it with collapipe profile, or leave --device-profile out"
+        return [failed("device profile", f"{box.device_profile}: {error}", remedy)], None
+    return [ok("device profile", f"{box.device_profile} describes {len(devices)} devices")], len(devices)
+
+
+def examine_device(box: DeviceBox) -> Diagnosis:
+    """Check a device, whether its node runs or not."""
+
+    def findings() -> Iterator[Finding]:
+        files = box.certs
+        yield from check_versions()
+        yield from check_files(files)
+        yield from check_memory(DEVICE_MB + box.object_store_mb, box.object_store_mb)
+        services = box.ray_node(files.folder).services
+        if listens(box.host, services["node-manager-port"]):
+            yield ok("ports", f"a Ray node runs at {box.host}:{services['node-manager-port']}")
+        else:
+            yield from check_ports(box.host, services)
+        yield from check_ray(cu_address(box.cu), files.ray_token)
+
+    return Diagnosis("device", list(findings()))

@@ -1,0 +1,148 @@
+"""Checks of the other machines: that they answer, are who they should be, and agree in time and release."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import ssl
+import time
+import urllib.error
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flower_app.deployment.edge_server import opener_for
+from flower_app.deployment.findings import Finding, failed, ok, warning
+from flower_app.deployment.programs import listens
+
+SKEW_S = 5.0
+"""Flower refuses a SuperNode whose clock is further ahead."""
+_TIMEOUT_S = 10.0
+
+
+def check_superlink(address: str, ca: Path) -> Iterator[Finding]:
+    """Check that the SuperLink answers, under a certificate of our authority, and that the clocks agree."""
+    host, _, port = address.rpartition(":")
+    if not listens(host.strip("[]"), int(port), _TIMEOUT_S):
+        yield failed(
+            "superlink",
+            f"nobody answers at {address}",
+            "start it there (collapipe up edge-server), check --server, and let this port through the firewall",
+        )
+        return
+    try:
+        with opener_for(ca).open(f"https://{address}/health", timeout=_TIMEOUT_S) as answer:
+            date = answer.headers.get("Date", "")
+    except (OSError, urllib.error.URLError, ValueError) as error:
+        yield _refused(address, ca, error)
+        return
+    yield ok("superlink", f"{address} answers, and its certificate is of {ca}")
+    yield _clock(address, date)
+
+
+def _refused(address: str, ca: Path, error: Exception) -> Finding:
+    reason = getattr(error, "reason", error)
+    if not isinstance(reason, ssl.SSLCertVerificationError):
+        return failed(
+            "superlink",
+            f"{address} does not speak as a SuperLink under TLS does: {reason}",
+            "look who listens there; a SuperLink of collapipe up edge-server always has TLS",
+        )
+    said = reason.verify_message
+    if "expired" in said:
+        remedy = "run collapipe certs --renew, copy server/ to the edge server, and start it again"
+    elif "mismatch" in said or "not valid for" in said:
+        host = address.rpartition(":")[0]
+        remedy = f"run collapipe certs --renew --server {host}, or give --server a name that its certificate has"
+    else:
+        remedy = f"give the server and this machine folders of one collapipe certs: {ca} is of another authority"
+    return failed("superlink", f"{address}: its certificate is refused: {said}", remedy)
+
+
+def _clock(address: str, date: str) -> Finding:
+    there = email.utils.parsedate_to_datetime(date).timestamp() if date else None
+    if there is None:
+        return warning("clock", f"{address} does not say its time", "compare the clocks by hand: date -u")
+    # The header has whole seconds, cut off.
+    skew = time.time() - there - 0.5
+    if abs(skew) > SKEW_S:
+        side = "ahead of" if skew > 0 else "behind"
+        return failed(
+            "clock",
+            f"this machine's clock is {abs(skew):.0f} s {side} the server's",
+            "set both by NTP (timedatectl set-ntp true): certificates and Flower's SuperNode signatures go by the time",
+        )
+    return ok("clock", f"within {SKEW_S:g} s of the server's")
+
+
+def check_ray(address: str, token: Path, own_host: str = "", devices: int | None = None) -> Iterator[Finding]:
+    """Check that the cluster's Ray answers, in our versions and with our secret, and that its devices can work.
+
+    Parameters
+    ----------
+    address : ``host:port`` of the control unit's Ray
+    token : file of the secret that its nodes share
+    own_host : of a node of this Ray on this machine; empty: there is none
+    devices : how many must have joined; None: as many as there are
+    """
+    from client_pipeline.runtime.ray_probe import probe
+
+    host, _, port = address.rpartition(":")
+    if not listens(host.strip("[]"), int(port), _TIMEOUT_S):
+        yield failed(
+            "ray",
+            f"no Ray head answers at {address}",
+            "start the control unit (collapipe up cu), check --cu, and let its ports through the firewall",
+        )
+        return
+    found = probe(address, own_host, token if token.is_file() else None)
+    if "error" in found:
+        yield _no_ray(address, str(found["error"]))
+        return
+    yield from _versions(address, found)
+    if own_host:
+        yield from _devices(found, devices)
+
+
+def _no_ray(address: str, error: str) -> Finding:
+    if "uthenticat" in error or "token" in error.lower():
+        return failed(
+            "ray",
+            f"the Ray at {address} refuses this machine's secret: {error}",
+            "copy ray-token of the cluster's folder (devices-N, cu-N) to this machine again",
+        )
+    return failed("ray", f"what listens at {address} is no Ray of this release: {error}", "look who listens there")
+
+
+def _versions(address: str, found: Mapping[str, Any]) -> Iterator[Finding]:
+    import platform
+    from importlib import metadata
+
+    mine = {"ray": metadata.version("ray"), "python": platform.python_version()}
+    wrong = [f"{name} {found[name]}, here {mine[name]}" for name in mine if found.get(name) != mine[name]]
+    if wrong:
+        yield failed(
+            "ray",
+            f"the Ray at {address} has {'; '.join(wrong)}",
+            "install the same Python and packages on all machines of the cluster, and start them again",
+        )
+    else:
+        yield ok("ray", f"{address} answers: ray {mine['ray']}, Python {mine['python']}")
+
+
+def _devices(found: Mapping[str, Any], expected: int | None) -> Iterator[Finding]:
+    from client_pipeline.runtime.placement import code_digest
+
+    joined: dict[int, str] = {int(k): str(v) for k, v in found["devices"].items()}
+    missing = sorted(set(range(expected or 0)) - joined.keys())
+    if missing or not joined:
+        who = f"device {', '.join(map(str, missing))} has not joined" if missing else "no device has joined"
+        yield failed("devices", who, "start it on its machine: collapipe up device")
+    for device, answer in sorted((int(k), v) for k, v in found["software"].items()):
+        where = f"device {device} at {joined[device]}"
+        if isinstance(answer, str):
+            yield failed("devices", f"{where} cannot run CollaPipe: {answer}", "install the same release there")
+        elif answer["code"] != code_digest():
+            yield failed("devices", f"{where} has another release: {json.dumps(answer)}", "install the same there")
+        else:
+            yield ok("devices", f"{where}: torch {answer['torch']}, the same release")

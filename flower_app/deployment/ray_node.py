@@ -1,0 +1,127 @@
+"""One machine's node of its cluster's Ray: the command that starts it, and the ports that it takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from client_pipeline.system.devices import device_resource
+from flower_app.deployment.programs import Program, run_programs
+from flower_app.superlink import program_path, short_folder
+
+FIRST_PORT = 6379
+SLOW_S = 300.0
+"""Ray gives itself half a minute to start; slow machines need another attempt [s]."""
+PORTS = 120
+"""Ports of a node, from its first: the head's own, six services, and the workers' from the twentieth on."""
+_SERVICES = (
+    "node-manager-port",
+    "object-manager-port",
+    "runtime-env-agent-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "metrics-export-port",
+)
+_WORKERS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayNode:
+    """What ``ray start`` is told."""
+
+    host: str
+    """Address of this machine that the others of the cluster reach."""
+    head: str = ""
+    """``host:port`` of the control unit's Ray; empty: this node is the head."""
+    devices: Sequence[int] = ()
+    """Devices that this machine is."""
+    first_port: int = FIRST_PORT
+    object_store_mb: int = 512
+    """Shared memory for TEBs on their way [MB]."""
+    temp: Path
+    """Sockets and logs; a short path, for the names of sockets have 107 characters at most."""
+
+    def __post_init__(self) -> None:
+        if not 1024 <= self.first_port <= 65535 - PORTS:
+            raise ValueError(f"--ray-port: expected 1024 to {65535 - PORTS}, found {self.first_port}")
+        if self.object_store_mb < 80:
+            raise ValueError(f"--object-store-mb: expected at least 80, found {self.object_store_mb}")
+        if min(self.devices, default=0) < 0 or len(set(self.devices)) < len(self.devices):
+            raise ValueError(f"--device: expected different numbers from 0, found {', '.join(map(str, self.devices))}")
+
+    @property
+    def services(self) -> Mapping[str, int]:
+        """Port of each service, by the name of Ray's option."""
+        own = {} if self.head else {"port": self.first_port}
+        return own | {name: self.first_port + 1 + i for i, name in enumerate(_SERVICES)}
+
+    def command(self) -> list[str]:
+        """The command line."""
+        where = ["--address", self.head] if self.head else ["--head", "--include-dashboard", "false"]
+        ports = [text for name, port in self.services.items() for text in (f"--{name}", str(port))]
+        resources = json.dumps({device_resource(k): 1 for k in self.devices})
+        return [
+            str(program_path("ray")),
+            "start",
+            *where,
+            *ports,
+            *("--min-worker-port", str(self.first_port + _WORKERS)),
+            *("--max-worker-port", str(self.first_port + PORTS - 1)),
+            *("--node-ip-address", self.host),
+            # Actors of ours ask for places, not for processors.
+            *("--num-cpus", "1"),
+            *("--object-store-memory", str(self.object_store_mb * 1_000_000)),
+            *("--resources", resources),
+            *("--temp-dir", str(self.temp)),
+            *("--include-log-monitor", "false", "--disable-usage-stats", "--log-color", "false", "--block"),
+        ]
+
+
+def ray_folder() -> Path:
+    """A new folder for a node's sockets and logs."""
+    return Path(tempfile.mkdtemp(prefix="collapipe-", dir=short_folder()))
+
+
+def run_node(
+    programs: Sequence[Program], environment: Mapping[str, str], work: Path, temp: Path, say: Callable[[str], None]
+) -> int:
+    """Run programs of which one is a node in ``temp``; its logs stay if something went wrong."""
+    code = 1
+    try:
+        code = run_programs(programs, environment, work, say)
+    finally:
+        if code:
+            say(f"logs of Ray: {temp}")
+        else:
+            shutil.rmtree(temp, ignore_errors=True)
+    return code
+
+
+def ray_environment(environment: Mapping[str, str], token: Path) -> dict[str, str]:
+    """Add the secret without which no process may speak to the cluster's Ray."""
+    return {**environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve())}
+
+
+def past_proxies(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
+    """No proxy for the outer world stands between the machines of a deployment."""
+    return {**environment, **{name: ",".join((environment[name], *hosts)) for name in ("no_proxy", "NO_PROXY")}}
+
+
+def with_port(option: str, address: str, default: int) -> str:
+    """``host:port``, the port being ``default`` where none is given.
+
+    Raises
+    ------
+    ValueError
+        Naming the option, if it is no address.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        host, port = address, str(default)
+    if not host or not port.isdigit() or not 0 < int(port) < 65536 or (":" in host and not host.startswith("[")):
+        raise ValueError(f"{option}: expected HOST or HOST:PORT, found {address!r}")
+    return f"{host}:{port}"

@@ -1,0 +1,172 @@
+"""What the training experiments share: each curve is trained with each seed, once, and read from its run directory.
+
+A run that has finished in the experiment's folder is taken as it is, so an experiment may be interrupted, or made in
+parts with ``--only``, and goes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flower_app.compare_training import seeded
+from flower_app.config import RunConfig
+from flower_app.experiments.experiment import Curve, Row
+from flower_app.run_directory import CONFIG, FINISHED, read_rounds, read_run_config, read_summary
+from flower_app.session import train_each
+from flower_app.simulation_run import check_new_run
+from flower_app.strategy_choice import FREE_TO_CHANGE
+
+_FILLED_IN = ("num-clusters", "decoder-sync", "name")
+SCORES = {"bleu": "BLEU", "f1": "span F1 [%]", "accuracy": "accuracy [%]", "macro_f1": "macro-F1 [%]"}
+"""Metrics as figures name them."""
+_SHARES = ("f1", "accuracy", "macro_f1", "precision", "recall")
+"""Metrics between 0 and 1; shown in per cent, as BLEU is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One run of an experiment."""
+
+    curve: Curve
+    seed: int
+    """Which of the curve's seeds, from 0."""
+    config: RunConfig
+    """With a ``run-dir`` of its own."""
+
+    @property
+    def run_dir(self) -> Path:
+        """Where it is, or will be."""
+        return Path(self.config.run_dir)
+
+
+def trainings(curves: Sequence[Curve], folder: Path) -> list[Training]:
+    """Every curve with every seed, all curves of the first seed first.
+
+    Parameters
+    ----------
+    curves : of the experiment
+    folder : of the experiment; the run directories go into its ``runs``
+    """
+    return [
+        Training(curve=curve, seed=seed, config=placed(seeded(curve.config, seed), folder, f"{curve.name}-seed{seed}"))
+        for seed in range(max(curve.seeds for curve in curves))
+        for curve in curves
+        if seed < curve.seeds
+    ]
+
+
+def placed(config: RunConfig, folder: Path, name: str) -> RunConfig:
+    """Give a run a directory in the experiment's folder."""
+    return replace(config, run_dir=str((folder / "runs" / name).resolve()), checkpoint_every=0)
+
+
+def train_all(wanted: Sequence[Training], folder: Path, say: Callable[[str], None]) -> None:
+    """Train what has not finished before.
+
+    Parameters
+    ----------
+    wanted : the experiment's runs
+    folder : of the experiment
+    say : told what runs
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, InfeasibleRound
+        Before anything is trained: for a configuration that cannot run, naming the curve; or for a run directory that
+        holds a run with another configuration.
+    RuntimeError
+        If a run fails.
+    """
+    todo = [training for training in wanted if not _finished(training)]
+    say(f"{len(wanted)} runs, {len(wanted) - len(todo)} finished before")
+    checked: set[str] = set()
+    for training in todo:
+        # Seeds change no key that could be wrong.
+        if training.curve.name not in checked:
+            try:
+                check_new_run(training.config)
+            except (ValueError, FileNotFoundError) as error:
+                raise type(error)(f"{training.curve.name}: {error}") from error
+            checked.add(training.curve.name)
+    for training in todo:
+        if training.run_dir.exists():
+            say(f"{training.run_dir.name}: did not finish; starts again")
+            shutil.rmtree(training.run_dir)
+    if todo:
+        train_each([training.config for training in todo], (folder / "session").resolve(), say)
+
+
+def _finished(training: Training) -> bool:
+    run_dir = training.run_dir
+    if not (run_dir / CONFIG).is_file():
+        return False
+    mine, theirs = read_run_config(run_dir).to_flat(), training.config.to_flat()
+    free = (*FREE_TO_CHANGE, *_FILLED_IN)
+    other = sorted(key for key in theirs if mine[key] != theirs[key] and not key.startswith(free))
+    if other:
+        key = other[0]
+        raise ValueError(
+            f"{run_dir}: was trained with {key} = {mine[key]!r}, wanted is {theirs[key]!r}; remove the folder "
+            "or choose another --out"
+        )
+    summary = read_summary(run_dir)
+    return summary is not None and summary.get("status") == FINISHED
+
+
+def score_of(metrics: dict[str, float], name: str) -> float | None:
+    """A metric as figures show it: BLEU, or per cent; None where it was not taken."""
+    value = metrics.get(name)
+    return None if value is None else (100 if name in _SHARES else 1) * value
+
+
+def history(training: Training, *, every_round: bool = False) -> list[Row]:
+    """One row for each round that was scored, the last one with the score on the test set.
+
+    Parameters
+    ----------
+    training : a run that has finished; ``[figure]`` of its curve names the ``score``
+    every_round : also rounds without a score
+    """
+    score = str(training.curve.figure["score"])
+    rows: list[Row] = []
+    losses: list[float] = []
+    samples, virtual_s = 0, 0.0
+    config = training.config
+    for record in read_rounds(training.run_dir)[0]:
+        virtual = record["virtual"]
+        virtual_s += virtual["latency_s"] or 0.0
+        trained = sum(cluster["selected"] for cluster in virtual["clusters"])
+        samples += trained * config.local_steps * config.gradient_accumulation * config.batch_size
+        losses.append(record["train_loss"])
+        if not (record["metrics"] or every_round):
+            continue
+        rows.append(
+            {
+                "curve": training.curve.name,
+                "label": training.curve.label,
+                "metric": score,
+                "seed": training.seed,
+                "round": record["round"],
+                "samples": samples,
+                "virtual_h": virtual_s / 3600,
+                "train_loss": float(np.mean(losses)),
+                "loss": record["metrics"].get("loss"),
+                "score": score_of(record["metrics"], score),
+                "test_score": None,
+            }
+        )
+        losses = []
+    rows[-1]["test_score"] = score_of(_summary(training)["metrics"], score)
+    return rows
+
+
+def _summary(training: Training) -> dict[str, Any]:
+    summary = read_summary(training.run_dir)
+    assert summary is not None
+    return summary

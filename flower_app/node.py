@@ -1,0 +1,115 @@
+"""What a SuperNode is told about itself: ``--node-config``, read once into a frozen dataclass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from client_pipeline.link.stream import LinkCertificates
+from client_pipeline.system.devices import DeviceProfile
+from client_pipeline.system.scenario import load_scenario
+
+KEYS = ("data-path", "device-profile", "state-dir", "tls-certificate", "tls-key", "tls-ca", "ray-address", "host")
+"""Keys of ours beside Flower's own ``partition-id``; each is a text, empty where it is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """One control unit's own settings: what differs from node to node, where the run's configuration is for all."""
+
+    cluster: int
+    """The cluster that this node is, from 0: ``partition-id``."""
+    simulated: bool = False
+    """Flower simulates the node."""
+    data_path: str = ""
+    """Folder of this cluster's text, in place of ``data.path``."""
+    device_profile: str = ""
+    """Scenario file whose first cluster says what this cluster's devices are, as ``collapipe profile`` writes it;
+    empty: what the run's scenario says."""
+    state_dir: str = ""
+    """Folder of the control unit's checkpoints."""
+    tls_certificate: str = ""
+    """The CU's certificate for the decoder's stream (PEM)."""
+    tls_key: str = field(default="", repr=False)
+    """Path of its private key."""
+    tls_ca: str = ""
+    """Checks the decoder's certificate, in place of what the server sends."""
+    ray_address: str = ""
+    """``host:port`` of this cluster's own Ray, whose nodes are the devices. Empty: all actors run in the Ray that is
+    here, the simulation's for instance."""
+    host: str = ""
+    """Address of the control unit that its devices reach, with ``ray-address``."""
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> NodeConfig:
+        """Read a node's configuration; Flower has turned text into numbers and booleans where it could.
+
+        Raises
+        ------
+        ValueError
+            If there is no ``partition-id``, a key is unknown, or an address has only one half.
+        """
+        index = given.get("partition-id")
+        if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+            raise ValueError(
+                f"node config: partition-id: expected the cluster's index from 0, found {index!r}; start the SuperNode "
+                'with --node-config "partition-id=0"'
+            )
+        simulated = "num-partitions" in given
+        if unknown := sorted(given.keys() - {"partition-id", "num-partitions", *KEYS}):
+            raise ValueError(f"node config: unknown key {unknown[0]!r}; expected partition-id, {', '.join(KEYS)}")
+        texts = {key.replace("-", "_"): str(given.get(key, "")) for key in KEYS}
+        found = cls(cluster=index, simulated=simulated, **texts)
+        if bool(found.ray_address) != bool(found.host):
+            raise ValueError("node config: ray-address and host: expected both or none, found one")
+        return found
+
+    def text(self) -> str:
+        """Write it as ``flower-supernode --node-config`` takes it."""
+        values = {item.name.replace("_", "-"): getattr(self, item.name) for item in fields(self)}
+        given = [f'{key}="{_quotable(key, str(values[key]))}"' for key in KEYS if values[key]]
+        return " ".join([f"partition-id={self.cluster}", *given])
+
+    @property
+    def certificates(self) -> LinkCertificates:
+        """Files for the decoder's stream."""
+        return LinkCertificates(certificate=self.tls_certificate, key=self.tls_key, root_certificate=self.tls_ca)
+
+    def run_config(self, flat: Mapping[str, Any]) -> dict[str, Any]:
+        """The run's configuration with what this node has otherwise.
+
+        Raises
+        ------
+        ValueError
+            If the node has no text of its own and needs some.
+        """
+        if flat.get("data.partition") == "nodes" and not (self.data_path or self.simulated):
+            raise ValueError(
+                f"node config of cluster {self.cluster}: data-path: expected the folder of its text with "
+                "data.partition = nodes, found none; start the node with collapipe up cu --data FOLDER"
+            )
+        return {**flat, "data.path": self.data_path} if self.data_path else dict(flat)
+
+    def devices(self, declared: tuple[DeviceProfile, ...]) -> tuple[DeviceProfile, ...]:
+        """Return the cluster's devices: of its own profile, or as the run's scenario declares them.
+
+        Raises
+        ------
+        ValueError, FileNotFoundError
+            If the profile is no scenario file.
+        """
+        if not self.device_profile:
+            return declared
+        if not Path(self.device_profile).is_file():
+            raise FileNotFoundError(
+                f"node config: device-profile: no file {self.device_profile}; write one with collapipe profile"
+            )
+        return load_scenario(self.device_profile).clusters[0]
+
+
+def _quotable(key: str, value: str) -> str:
+    if '"' in value or "\n" in value:
+        raise ValueError(f"node config: {key}: expected no quotation mark and no line break, found {value!r}")
+    return value

@@ -1,0 +1,266 @@
+"""Who takes part in a round of the decoder: joining, leaving, cut streams, and the barrier of a step.
+
+A cluster whose stream was cut is *away*: its step in progress is begun anew when it comes back, and the others wait for
+it as long as they would for a slow one, at most :data:`AWAY_S`. Each stream has a seat number; one that was replaced by
+a newer stream of its cluster can do nothing any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from client_pipeline.runtime.deadline import ProgressDeadline
+from client_pipeline.runtime.head import Contribution
+from strategies.decoder_member import Member, Refusal, Superseded
+
+# A child of Flower's logger: its lines appear among those of the server app.
+logger = logging.getLogger("flwr.collapipe.decoder")
+
+AWAY_S = 30.0
+"""How long a cluster whose stream was cut may take to open it again [s]."""
+SILENT_S = 60.0
+"""Nobody is given up for silence before that, however quick he was until then [s]."""
+_LOOK_S = 1.0
+"""How often a barrier looks who is late [s]."""
+
+
+class Seat(NamedTuple):
+    """A stream's place in a round."""
+
+    number: int
+    """Streams of the cluster before this one."""
+    sync: str
+    """Mode of the decoder."""
+    step: int
+    """Step in progress."""
+    closed: bool
+    """Whether the cluster has closed it and waits for the others."""
+
+
+class DecoderRound:
+    """The members of one round. What is marked *held* is called with ``state`` held.
+
+    Parameters
+    ----------
+    number : of the round; 0 before the first
+    clusters : who may take part
+    local_steps : steps of each
+    tied : the round's values of the tied matrices
+    sync : ``auto``, ``step`` or ``round``
+    join_timeout_s, step_timeout_s : see :class:`strategies.decoder.DecoderTrainer`
+    """
+
+    def __init__(
+        self,
+        number: int,
+        clusters: Iterable[int],
+        local_steps: int,
+        tied: Mapping[str, Tensor],
+        *,
+        sync: str,
+        join_timeout_s: float,
+        step_timeout_s: float,
+    ) -> None:
+        self.number, self.local_steps, self.sync = number, local_steps, sync
+        self.join_timeout_s, self.step_timeout_s = join_timeout_s, step_timeout_s
+        self.state = threading.Condition()
+        self.open = number > 0
+        self.members = {
+            cluster: Member(cluster, local_steps, tied, ProgressDeadline(step_timeout_s, least_s=SILENT_S))
+            for cluster in clusters
+        }
+        self.closed: dict[int, Contribution] = {}
+        """Shares of the clusters that have closed the step in progress."""
+        self._applied, self._applying = 0, False
+        self._first_hello: float | None = None
+
+    def member(self, round_: int, cluster: int, seat: int | None = None, *, joined: bool = True) -> Member:
+        """Return a cluster that may act now; held.
+
+        Raises
+        ------
+        Superseded
+            If ``seat`` is not that of the cluster's newest stream.
+        Refusal
+            If it may not.
+        """
+        if not self.open:
+            raise Refusal(f"round {round_} of the decoder is not open: it ended, or has not begun")
+        if round_ != self.number:
+            raise Refusal(f"expected round {self.number}, found round {round_}")
+        member = self.members.get(cluster)
+        if member is None:
+            raise Refusal(f"cluster {cluster} is not selected in round {round_}")
+        if seat is not None and seat != member.seat:
+            raise Superseded(f"cluster {cluster} has opened another stream in round {round_}")
+        if member.left is not None or (member.finished and joined):
+            raise Refusal(f"cluster {cluster} has left round {round_}: {member.left or 'it said goodbye'}")
+        if joined and not member.joined:
+            raise Refusal(f"cluster {cluster} has not joined round {round_}")
+        return member
+
+    # Coming and going.
+
+    def join(self, round_: int, cluster: int) -> Seat:
+        """Enter the round; the first round may have to wait for the mode."""
+        with self.state:
+            member = self.member(round_, cluster, joined=False)
+            if member.joined:
+                raise Refusal(f"cluster {cluster} has already joined round {round_}")
+            member.joined = True
+            member.deadline.begin()
+            if self._first_hello is None:
+                self._first_hello = time.monotonic()
+            self.state.notify_all()
+            while self.sync == "auto":
+                self._decide(self._first_hello)
+                if self.sync == "auto":
+                    self.state.wait(self._first_hello + self.join_timeout_s - time.monotonic())
+                    self.member(round_, cluster)
+            return self._seat(member)
+
+    def rejoin(self, round_: int, cluster: int) -> Seat:
+        """Come back with another stream; held, with the decoder's computation held, too."""
+        member = self.member(round_, cluster, joined=False)
+        if not member.joined:
+            raise Refusal(f"cluster {cluster} has not joined round {round_}")
+        member.seat += 1
+        member.away_since = None
+        member.deadline.begin()
+        if cluster not in self.closed and not member.finished:
+            member.reset_step()
+        self.state.notify_all()
+        return self._seat(member)
+
+    def _seat(self, member: Member) -> Seat:
+        return Seat(member.seat, self.sync, member.step, member.cluster in self.closed)
+
+    def away(self, round_: int, cluster: int, seat: int) -> None:
+        """Note that a cluster's stream was cut; it may come back."""
+        with self.state:
+            member = self.members.get(cluster)
+            if not (self.open and round_ == self.number and member and seat == member.seat) or member.gone:
+                return
+            member.away_since = time.monotonic()
+            logger.warning("Decoder: the stream of cluster %s was cut in round %s", cluster, round_)
+            self.state.notify_all()
+
+    def finish(self, round_: int, cluster: int, seat: int | None) -> None:
+        """Note a cluster's goodbye; again after its stream was cut in the middle of it."""
+        with self.state:
+            member = self.member(round_, cluster, seat, joined=False)
+            if not member.joined:
+                raise Refusal(f"cluster {cluster} has not joined round {round_}")
+            if member.next_micro_batch:
+                raise Refusal(f"goodbye before step {member.step} was closed")
+            member.finished = True
+            self.state.notify_all()
+
+    def leave(self, round_: int, cluster: int, reason: str, seat: int | None = None) -> None:
+        """Take a cluster out of the round; its unclosed step does not count. Never waits for the decoder."""
+        with self.state:
+            member = self.members.get(cluster)
+            if not (self.open and round_ == self.number and member) or member.gone:
+                return
+            if seat is None or seat == member.seat:
+                member.left = reason
+                logger.warning("Decoder: cluster %s left round %s: %s", cluster, round_, reason)
+                self.state.notify_all()
+
+    def end(self) -> None:
+        """Close the round: whoever is still in it has left."""
+        with self.state:
+            if not self.open:
+                raise ValueError("no round of the decoder is open")
+            self.open = False
+            for member in self.members.values():
+                if not member.gone:
+                    member.left = "did not finish before the round ended" if member.joined else "did not join"
+            self.state.notify_all()
+
+    # The barrier.
+
+    def share_of(self, round_: int, cluster: int, step: int, scale: float, seat: int | None) -> Contribution:
+        """Close a cluster's step."""
+        with self.state:
+            member = self.member(round_, cluster, seat)
+            member.check_complete(step, scale, waiting=cluster in self.closed)
+            share = self.closed[cluster] = Contribution(cluster=cluster, weight=member.step_weight, scale=scale)
+            self.state.notify_all()
+            return share
+
+    def wait_for_others(self, round_: int, cluster: int, step: int, seat: int | None) -> bool:
+        """Wait at the barrier; True for the one caller that has to apply the step."""
+        end = time.monotonic() + self.step_timeout_s
+        with self.state:
+            while self._applied < step:
+                self.member(round_, cluster, seat)
+                missing = self._missing()
+                if not missing and not self._applying:
+                    self._applying = True
+                    return True
+                if missing and time.monotonic() >= end and not self._applying:
+                    # Those who are missing leave, and the round goes on without them.
+                    for other in missing:
+                        self.leave(
+                            round_,
+                            other,
+                            f"it did not close step {step} within {self.step_timeout_s:g} s of another cluster; raise "
+                            "decoder.step-timeout if it is only slow",
+                        )
+                    continue
+                self.state.wait(min(max(end - time.monotonic(), 0.01), _LOOK_S))
+            return False
+
+    def applied(self, step: int, shares: Iterable[Contribution]) -> None:
+        """Count a step that the decoder has taken; held."""
+        for share in shares:
+            self.closed.pop(share.cluster, None)
+            self.members[share.cluster].count_step()
+            # Its wait for the others was not its own silence.
+            self.members[share.cluster].deadline.begin()
+        self._applied, self._applying = step, False
+        self.state.notify_all()
+
+    def _missing(self) -> list[int]:
+        """Clusters that the barrier waits for; those that are too late in some way are taken out of the round."""
+        assert self._first_hello is not None
+        now = time.monotonic()
+        missing = []
+        for cluster, member in sorted(self.members.items()):
+            if member.gone or cluster in self.closed:
+                continue
+            away_s = min(AWAY_S, self.step_timeout_s)
+            if not member.joined and now >= self._first_hello + self.join_timeout_s:
+                self.leave(self.number, cluster, f"it did not join within {self.join_timeout_s:g} s of the first")
+            elif member.away_since is not None and now >= member.away_since + away_s:
+                self.leave(self.number, cluster, f"its stream broke off and did not come back within {away_s:g} s")
+            elif member.joined and member.away_since is None and self._silent(member):
+                waited_s, usual_s = member.deadline.waited_s, member.deadline.allowance_s
+                self.leave(self.number, cluster, f"it has sent nothing for {waited_s:.0f} s, expected {usual_s:.0f} s")
+            if not member.gone:
+                missing.append(cluster)
+        return missing
+
+    def _silent(self, member: Member) -> bool:
+        # Whoever has sent nothing yet has the whole of the step's timeout.
+        return member.deadline.allowance_s < self.step_timeout_s and member.deadline.overdue
+
+    def _decide(self, first_hello: float) -> None:
+        members = self.members.values()
+        # A CU that came and went does not count: clients that run one after the other look like that.
+        if all(member.joined and member.left is None for member in members):
+            self.sync = "step"
+            logger.info("decoder-sync auto: step, all %s CUs are there at the same time", len(members))
+        elif time.monotonic() >= first_hello + self.join_timeout_s:
+            self.sync = "round"
+            late = [m.cluster for m in members if not m.joined or m.left is not None]
+            logger.info("decoder-sync auto: round, clusters %s were not there in %g s", late, self.join_timeout_s)
+        if self.sync != "auto":
+            self.state.notify_all()

@@ -1,0 +1,63 @@
+"""The segment scheduler once more, on the control unit, for the devices that are left in the middle of a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.replanning import ProportionalReplan
+from client_pipeline.system.channels import NetworkTrace
+from client_pipeline.system.scenario import Scenario
+from strategies.dssda.instance import Instance
+from strategies.dssda.queues import Queues
+from strategies.dssda.round_problem import round_instance
+from strategies.dssda.segments import segment_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledReplan:
+    """A :class:`~client_pipeline.runtime.replanning.Replan`: the segments of least pipeline time, with the plan's m.
+
+    A device that is slower than it should be counts with a frequency as much lower. Where the energy budgets (C9) allow
+    no plan for those who are left, TEBs go in proportion to the speeds: memory (C7) is what cannot be exceeded.
+    """
+
+    scenario: Scenario
+    cluster: int
+    round: int
+    """Of the network, from 1."""
+    any_memory: bool = False
+    """Whether C7 is waived."""
+
+    def __call__(self, plan: ClusterPlan, usable: Sequence[int], slowdown: Mapping[int, float]) -> ClusterPlan:
+        """See Replan."""
+        instance = self._instance(plan, usable, slowdown)
+        devices = instance.clusters[self.cluster].devices
+        speed = [device.phi * device.f for device in devices]
+        if not self.any_memory:
+            choices = segment_table(instance, self.cluster).choices.values()
+            if choices:
+                best = min(choices, key=lambda choice: (choice.pipeline_s, choice.num_segments))
+                return replace(plan, delta=best.delta, order=best.order(speed))
+        rest = ProportionalReplan(speed=tuple(speed), capacity=tuple(self._capacity(instance, d.mem) for d in devices))
+        # The speeds have the slowdown already.
+        return rest(plan, usable, {})
+
+    def _instance(self, plan: ClusterPlan, usable: Sequence[int], slowdown: Mapping[int, float]) -> Instance:
+        network = NetworkTrace(self.scenario).round(self.round)
+        whole = round_instance(self.scenario, network, Queues.empty(self.scenario.num_clusters))
+        cluster = whole.clusters[self.cluster]
+        devices = tuple(
+            replace(device, f=device.f / max(slowdown.get(k, 1.0), 1.0), mem=device.mem if k in usable else 0.0)
+            for k, device in enumerate(cluster.devices)
+        )
+        clusters = list(whole.clusters)
+        clusters[self.cluster] = replace(cluster, devices=devices)
+        return replace(whole, clusters=tuple(clusters), m_set=(plan.m,))
+
+    def _capacity(self, instance: Instance, memory: float) -> int:
+        if self.any_memory or instance.gamma0 <= 0:
+            return instance.L if memory > 0 else 0
+        return math.floor(memory / instance.gamma0)

@@ -1,0 +1,130 @@
+"""One cluster with a control unit in this process and real device actors, which a test kills and stops."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import torch
+
+from client_pipeline.partition import transformer
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
+from client_pipeline.runtime.optimizer import OptimizerConfig
+
+NUM_BLOCKS = 4
+SPEC = transformer.spec(
+    vocab_size=30, width=16, num_heads=2, feed_forward=32, encoder_layers=NUM_BLOCKS, decoder_layers=1, dropout=0.1
+)
+ADAMW = OptimizerConfig(name="adamw", lr=0.01, schedule="linear", warmup_steps=2, total_steps=20)
+THREE = ClusterPlan(delta=(1, 2, 1), order=(0, 1, 2), m=4)
+LOCAL_STEPS = 3
+
+
+class Examples:
+    """Random sentences; a batch differs with its place in the data order."""
+
+    def __len__(self):
+        return 24
+
+    def collate(self, indices, seed=0):
+        ids = torch.stack([torch.randint(3, 30, (5,), generator=torch.Generator().manual_seed(i)) for i in indices])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids, dtype=torch.bool), "labels": ids.flip(1)}
+
+
+def control_unit(run, *, cluster=0, optimizer=ADAMW, spec=SPEC, runtime=None, **more):
+    return ControlUnit(
+        ClusterSetup(
+            run=run,
+            cluster=cluster,
+            spec=spec,
+            optimizer=optimizer,
+            runtime=RuntimeConfig(**{"timeout": 120.0, **(runtime or {})}),
+            seed=3,
+            load_data=Examples,
+            **{"batch_size": 6, "local_steps": LOCAL_STEPS, **more},
+        )
+    )
+
+
+def initial(spec=SPEC):
+    return build_parts(spec, seed=1).weights()
+
+
+def train(unit, weights, rounds=(1, 2), plan=THREE, **more):
+    """Rounds of one cluster that trains its decoder itself; returns the weights and the rounds' results."""
+    results = []
+    for number in rounds:
+        results.append(unit.train_round(RoundOrder(round=number, weights=weights, plan=plan, **more)))
+        weights = {**weights, **results[-1].weights}
+    return weights, results
+
+
+def faults(results):
+    return [(f["kind"], f["device"], f["round"], f["step"]) for result in results for f in result.report["faults"]]
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    different = [name for name in expected if not torch.equal(found[name], expected[name])]
+    assert not different, different
+
+
+def once(unit, *, round_, step, kind, micro_batch, act):
+    """Have ``act`` called once, when a micro-batch arrives at the control unit."""
+    pipeline, recovery, before = unit.pipeline, unit.recovery, unit.pipeline.on_progress
+    done = []
+
+    def watch(event, number):
+        here = (recovery.round, recovery.step, event, number)
+        if not done and here == (round_, step, kind, micro_batch):
+            done.append(here)
+            act()
+        before(event, number)
+
+    pipeline.on_progress = watch
+    return done
+
+
+def kill(unit, device):
+    os.kill(unit.pipeline.pool.pids[device][0], signal.SIGKILL)
+
+
+def stop(unit, device):
+    os.kill(unit.pipeline.pool.pids[device][0], signal.SIGSTOP)
+
+
+def go_on(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def within(seconds, function, *args):
+    """Result of a call that must not hang; what it raises is raised here."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append((function(*args), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "the call hangs"
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.1)
+    return found

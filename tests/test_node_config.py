@@ -1,0 +1,86 @@
+"""What a SuperNode is told about itself, as Flower reads it."""
+
+import pytest
+from flwr.common.config import parse_config_args
+
+from client_pipeline.system.scenario import load_scenario
+from flower_app.client_app import node_folder
+from flower_app.config import RunConfig
+from flower_app.node import NodeConfig
+
+FULL = NodeConfig(
+    cluster=3,
+    data_path="/srv/text of cluster 3",
+    device_profile="/etc/collapipe/devices.toml",
+    state_dir="/var/lib/collapipe",
+    tls_certificate="/c/cu.pem",
+    tls_key="/c/cu.key",
+    tls_ca="/c/ca.pem",
+    ray_address="10.0.0.2:6379",
+    host="10.0.0.2",
+)
+
+
+def test_what_is_written_is_what_flower_reads_back():
+    assert NodeConfig.read(parse_config_args([FULL.text()])) == FULL
+    assert NodeConfig.read(parse_config_args([NodeConfig(cluster=0).text()])) == NodeConfig(cluster=0)
+
+
+def test_a_simulated_node_is_one():
+    found = NodeConfig.read({"partition-id": 1, "num-partitions": 2})
+    assert found == NodeConfig(cluster=1, simulated=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "partition-id: expected the cluster's index from 0, found None"),
+        ({"partition-id": "0"}, "partition-id: expected the cluster's index from 0, found '0'"),
+        ({"partition-id": -1}, "partition-id: expected the cluster's index from 0, found -1"),
+        ({"partition-id": 0, "data_path": "/x"}, "unknown key 'data_path'; expected partition-id, data-path"),
+        ({"partition-id": 0, "ray-address": "a:1"}, "ray-address and host: expected both or none"),
+    ],
+)
+def test_what_makes_no_node_is_refused(given, message):
+    with pytest.raises(ValueError, match="node config: ") as error:
+        NodeConfig.read(given)
+    assert message in str(error.value)
+
+
+def test_a_path_that_flower_could_not_read_is_refused():
+    with pytest.raises(ValueError, match="data-path: expected no quotation mark and no line break"):
+        NodeConfig(cluster=0, data_path='/a"b').text()
+
+
+def test_a_nodes_own_text_takes_the_place_of_the_runs():
+    flat = {"data.path": "/server", "data.partition": "nodes"}
+    assert NodeConfig(cluster=0, data_path="/own").run_config(flat)["data.path"] == "/own"
+    assert NodeConfig(cluster=0, simulated=True).run_config(flat) == flat
+    with pytest.raises(ValueError, match=r"cluster 0: data-path: expected the folder of its text .* --data FOLDER"):
+        NodeConfig(cluster=0).run_config(flat)
+    assert NodeConfig(cluster=0).run_config({"data.path": "/shared"}) == {"data.path": "/shared"}
+
+
+def test_a_device_profile_takes_the_place_of_the_scenarios_devices(tmp_path):
+    declared = load_scenario("default").clusters[0]
+    assert NodeConfig(cluster=0).devices(declared) == declared
+    profile = tmp_path / "devices.toml"
+    profile.write_text(
+        'format = "collapipe-scenario/1"\nclusters = 1\ndevices = 2\n'
+        "[device]\nflop-per-cycle = [8.0, 4.0]\nfrequency-ghz = 1.0\nmemory-gb = 2.0\n[block]\nmemory-gb = 0.5\n"
+    )
+    own = NodeConfig(cluster=5, device_profile=str(profile)).devices(declared)
+    assert [device.speed for device in own] == [8e9, 4e9] and len(declared) == 6
+    with pytest.raises(FileNotFoundError, match="device-profile: no file /none.toml; write one with collapipe profile"):
+        NodeConfig(cluster=0, device_profile="/none.toml").devices(declared)
+
+
+def test_a_node_on_another_machine_keeps_its_files_below_its_own_folder(tmp_path):
+    config = RunConfig(run_dir=str(tmp_path / "runs" / "x"))
+    simulated = NodeConfig(cluster=2, simulated=True)
+    assert node_folder(config, simulated, "x") == tmp_path / "runs" / "x" / "clusters" / "cluster-2"
+    elsewhere = NodeConfig(cluster=2, state_dir=str(tmp_path / "state"))
+    assert node_folder(config, elsewhere, "x") == tmp_path / "state" / "x" / "cluster-2"
+    for name in ("../x", "", ".", "a/b"):
+        with pytest.raises(ValueError, match="expected a run's plain name"):
+            node_folder(config, elsewhere, name)

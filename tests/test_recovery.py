@@ -1,0 +1,111 @@
+"""A device that is lost in the middle of a step costs seconds, and not one bit of the result."""
+
+import pytest
+from decoder_cases import all_at_once
+from recovery_cases import (
+    ADAMW,
+    LOCAL_STEPS,
+    NUM_BLOCKS,
+    SPEC,
+    THREE,
+    assert_equal,
+    control_unit,
+    faults,
+    initial,
+    kill,
+    once,
+    train,
+    within,
+)
+
+from client_pipeline.partition.families import build_parts
+from client_pipeline.runtime.control_unit import RoundOrder, RoundResult
+from client_pipeline.runtime.head import HeadTrainer
+from strategies.decoder import DecoderTrainer
+from strategies.decoder_service import DecoderConfig, DecoderService
+
+HANG_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def units(local_ray):
+    made = []
+
+    def make(**more):
+        made.append(control_unit(f"recovery-{len(made)}", **more))
+        return made[-1]
+
+    yield make
+    for unit in made:
+        unit.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(units):
+    """Weights and losses of two rounds without a fault."""
+    unit = units()
+    weights, results = train(unit, initial())
+    unit.close()
+    assert faults(results) == []
+    return weights, results
+
+
+@pytest.mark.parametrize(
+    ("kind", "micro_batch", "device"),
+    [("F", 1, 1), ("F", 3, 2), ("G", 2, 0), ("B", 0, 0)],
+    ids=["in-forward", "the-last-stage", "in-backward", "when-others-may-have-stepped"],
+)
+def test_a_device_killed_in_a_step_changes_nothing(units, undisturbed, kind, micro_batch, device):
+    expected, results = undisturbed
+    unit = units()
+    struck = once(unit, round_=2, step=2, kind=kind, micro_batch=micro_batch, act=lambda: kill(unit, device))
+    weights, disturbed = within(HANG_S, train, unit, initial())
+    assert struck
+    assert_equal(weights, expected)
+    assert [r.loss for r in disturbed] == [r.loss for r in results]
+    [(what, who, round_, step)] = faults(disturbed)
+    assert (what, who, round_) == ("device", device, 2)
+    # One that had done its work already is missed when the next thing is asked of it.
+    assert step == 2 if kind != "B" else step in (2, 3)
+    [fault] = disturbed[1].report["faults"]
+    assert fault["recovered"] and 0 < fault["seconds"] < HANG_S and fault["bytes"] > 0
+    # Two devices have done the work of three.
+    assert device not in [segment.device for segment in unit.pipeline.segments]
+    unit.close()
+
+
+def round_behind_the_stream(units, disturb):
+    """One round of two clusters; returns the decoder's summary and the results."""
+    trainer = DecoderTrainer(HeadTrainer(build_parts(SPEC, seed=1).head, ADAMW, unit=NUM_BLOCKS), "step")
+    service = DecoderService(DecoderConfig(), trainer, num_clusters=2)
+    service.start()
+    pair = [units(cluster=n) for n in (0, 1)]
+    disturb(pair[0])
+    weights = {name: value for name, value in initial().items() if not name.startswith("head.")}
+    try:
+        addresses = service.open_round(1, [0, 1], LOCAL_STEPS)
+        orders = [RoundOrder(round=1, weights=weights, plan=THREE, decoder=addresses[n]) for n in (0, 1)]
+        results = all_at_once(*(lambda n=n: pair[n].train_round(orders[n]) for n in (0, 1)))
+        return service.finish_round(), results
+    finally:
+        service.stop()
+        for unit in pair:
+            unit.close()
+
+
+def test_a_device_killed_behind_the_stream_leaves_the_decoder_and_the_other_cluster_as_they_were(units):
+    struck = []
+
+    def disturb(unit):
+        struck.append(once(unit, round_=1, step=2, kind="G", micro_batch=1, act=lambda: kill(unit, 1)))
+
+    quiet, expected = round_behind_the_stream(units, lambda unit: None)
+    found, results = round_behind_the_stream(units, disturb)
+    assert all(isinstance(result, RoundResult) for result in results), results
+    assert struck[0] and faults(results) == [("device", 1, 1, 2)]
+    assert found.clusters == quiet.clusters
+    assert_equal(found.head, quiet.head)
+    for one, other in zip(results, expected, strict=True):
+        assert_equal(one.weights, other.weights)
+        # Nothing counts twice: what was sent again is in no count.
+        assert one.report["payload_bytes"] == other.report["payload_bytes"]

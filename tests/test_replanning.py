@@ -1,0 +1,103 @@
+"""Plans for the devices that are left: memory is kept, and so are the micro-batches."""
+
+import itertools
+
+import pytest
+
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.device import StepReport
+from client_pipeline.runtime.replanning import NoPlan, ProportionalReplan, equal_devices
+from client_pipeline.runtime.speed import SpeedWatch
+from client_pipeline.runtime.stage import DoneAction
+from client_pipeline.system.scenario import load_scenario
+from strategies.scheduled_replan import ScheduledReplan
+
+PLAN = ClusterPlan(delta=(2, 0, 1, 3), order=(3, 0, 2), m=5, schedule="1f1b", channel=1, power_w=0.25)
+
+
+@pytest.mark.parametrize("capacity", [(6, 6, 6, 6), (2, 2, 2, 2), (1, 3, 0, 4)])
+def test_every_set_of_survivors_gets_a_plan_that_fits_or_is_told_why_not(capacity):
+    replan = ProportionalReplan(speed=(1.0, 4.0, 2.0, 3.0), capacity=capacity)
+    for size in range(1, 5):
+        for usable in itertools.combinations(range(4), size):
+            if sum(capacity[k] for k in usable) < 6:
+                with pytest.raises(NoPlan, match=r"hold \d+ TEBs, 6 are needed \(C7\)"):
+                    replan(PLAN, usable, {})
+                continue
+            plan = replan(PLAN, usable, {})
+            assert sum(plan.delta) == 6 and set(plan.devices) <= set(usable)
+            assert all(count <= room for count, room in zip(plan.delta, capacity, strict=True))
+            assert (plan.m, plan.schedule, plan.channel, plan.power_w) == (5, "1f1b", 1, 0.25)
+            plan.check(num_blocks=6, batch_size=8, num_devices=4)
+
+
+def test_shares_follow_the_speed_and_a_slow_device_gets_less():
+    replan = ProportionalReplan(speed=(1.0, 1.0, 1.0, 3.0), capacity=(6, 6, 6, 6))
+    assert replan(PLAN, (0, 1, 3), {}).delta == (1, 1, 0, 4)
+    assert replan(PLAN, (0, 1, 3), {3: 9.0}).delta == (3, 2, 0, 1)
+    # Three segments as before; the slow one is the one that is not needed.
+    assert replan(PLAN, (0, 1, 2, 3), {3: 9.0}).delta == (2, 2, 2, 0)
+    assert equal_devices(4, 6)(PLAN, (1, 2), {}).delta == (0, 3, 3, 0)
+
+
+@pytest.fixture(scope="module")
+def scenario():
+    return load_scenario("table2")
+
+
+def test_the_segment_scheduler_plans_for_those_who_are_left(scenario):
+    num_blocks, devices = scenario.planner.num_blocks, len(scenario.clusters[0])
+    plan = ClusterPlan(delta=(2,) * 6, order=tuple(range(6)), m=7)
+    replan = ScheduledReplan(scenario=scenario, cluster=1, round=3)
+    whole = replan(plan, range(devices), {})
+    lost = whole.devices[0]
+    left = [k for k in range(devices) if k != lost]
+    found = replan(plan, left, {})
+    assert found.m == 7 and lost not in found.devices
+    found.check(
+        num_blocks=num_blocks,
+        batch_size=64,
+        num_devices=devices,
+        memory=[d.memory for d in scenario.clusters[1]],
+        block_memory=scenario.block_memory,
+    )
+    slowed = replan(plan, range(devices), {whole.devices[0]: 10.0})
+    assert slowed.delta[lost] < whole.delta[lost]
+
+
+def test_without_room_for_all_tebs_the_scheduler_says_so_unless_memory_is_waived(scenario):
+    plan = ClusterPlan(delta=(12, 0, 0, 0, 0, 0), order=(0,), m=1)
+    with pytest.raises(NoPlan, match="12 are needed"):
+        ScheduledReplan(scenario=scenario, cluster=0, round=1)(plan, [1, 2], {})
+    waived = ScheduledReplan(scenario=scenario, cluster=0, round=1, any_memory=True)
+    assert sum(waived(plan, [1, 2], {}).delta) == 12
+
+
+def report(seconds, work=100.0):
+    return StepReport(actions=[DoneAction("F", 0, 0.0, seconds)], norm_sq=0.0, work=work)
+
+
+def steps(watch, *times):
+    return [watch.observe({k: report(t) for k, t in enumerate(step)}) for step in times]
+
+
+def test_a_device_is_slow_when_it_falls_behind_the_others_twice_and_behind_its_own_past():
+    watch = SpeedWatch()
+    usual = [(1.0, 2.0, 1.0)] * 4  # device 1 is slow by nature
+    assert not any(steps(watch, *usual))
+    assert not any(steps(watch, (10.0, 20.0, 10.0), (10.0, 20.0, 10.0)))  # the machine, or the batch
+    assert not any(steps(watch, (1.0, 20.0, 1.0), (1.0, 2.0, 1.0)))  # once
+    first, second = steps(watch, (1.0, 20.0, 1.0), (1.0, 20.0, 1.0))
+    assert not first and second.keys() == {1} and second[1] == pytest.approx(10.0, rel=0.2)
+
+
+def test_what_costs_no_time_worth_mentioning_is_not_slow():
+    watch = SpeedWatch()
+    assert not any(steps(watch, *[(0.01, 0.01)] * 4, *[(0.01, 0.2)] * 3))
+
+
+def test_who_was_slow_in_the_last_round_is_found_after_one_step_of_this():
+    watch = SpeedWatch()
+    steps(watch, *[(1.0, 1.0)] * 4)
+    watch.begin_round({1: 8.0})
+    assert steps(watch, (1.0, 9.0))[0].keys() == {1}

@@ -34,6 +34,7 @@ from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, Roun
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.replanning import ProportionalReplan, Replan
 from flower_app import kept_setup
+from flower_app.client_mods import chosen_mods
 from flower_app.config import RunConfig
 from flower_app.node import NodeConfig
 from flower_app.run_directory import CLUSTERS
@@ -140,7 +141,7 @@ def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, n
     return task(config.task).cluster_data(config.data, tokenizer_json, cluster, num_clusters, config.seed)
 
 
-@app.train()
+@app.train(mods=[chosen_mods])
 def train(message: Message, context: Context) -> Message:
     """Train one round on the cluster's devices; a failure is answered as an error with its reason."""
     try:

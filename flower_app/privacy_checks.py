@@ -25,6 +25,28 @@ def check_privacy(config: RunConfig) -> None:
         )
     if privacy.on_updates and config.strategy == "pipeline":
         raise ValueError("privacy.update-clip: strategy = pipeline uploads no update; leave it out")
+    if privacy.update_mechanism != "local" and not collapipe:
+        raise ValueError(
+            f"privacy.update-mechanism: {privacy.update_mechanism} goes with strategy = collapipe, found "
+            f'{config.strategy!r}; set privacy.update-mechanism = "local"'
+        )
+    if privacy.secure_aggregation:
+        for key, found, wanted in (
+            ("strategy", config.strategy, "collapipe"),
+            ("aggregator.name", config.aggregator.name, "mean"),
+            ("compression.update", config.compression.update, "none"),
+            ("privacy.update-mechanism", privacy.update_mechanism, "local"),
+        ):
+            if found != wanted:
+                raise ValueError(
+                    f"privacy.secure-aggregation: it shows the server the mean of whole updates alone, and goes with "
+                    f"{key} = {wanted}, found {found!r}; change one of them"
+                )
+    if privacy.update_mechanism.startswith("client") and config.compression.update != "none":
+        raise ValueError(
+            f"compression.update: {config.compression.update} sends no weights, which Flower's mod of "
+            f"privacy.update-mechanism = {privacy.update_mechanism} would clip; leave one out"
+        )
     if collapipe and config.optimizer.clip_norm and (privacy.update_noise or privacy.activation_noise):
         raise ValueError(
             f"optimizer.clip-norm: {config.optimizer.clip_norm:g} makes each control unit send how large its gradient "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flwr.serverapp.strategy import Strategy
+
 from client_pipeline.system.scenario import Scenario
 from flower_app.config import RunConfig
 from strategies.accounting import Work, pipeline_work
@@ -18,6 +20,7 @@ from strategies.planned_strategy import PlannedStrategy
 from strategies.policies import make_policy
 from strategies.round_planner import Decision, InfeasibleRound, RoundPlanner
 from strategies.round_policy import RoundPolicy
+from strategies.secure_aggregation import FEWEST_CLUSTERS
 
 COLLAPIPE = "collapipe"
 FREE_TO_CHANGE = ("resume", "run-dir", "runs-dir", "tensorboard", "decoder.", "runtime.actor-idle", "runtime.timeout")
@@ -45,8 +48,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
             f'{config.strategy!r}; leave it out, or set strategy = "FedAdam" and the like for whole models'
         )
     if config.strategy == COLLAPIPE:
-        build_aggregator(config.aggregator, config.server_optimizer)
-        config.aggregator.check(min(scenario.num_clusters, scenario.num_channels))
+        make_aggregator(config, scenario)
     elif config.aggregator.name != "mean":
         raise ValueError(
             f"aggregator.name: {config.aggregator.name} goes with strategy = collapipe, found {config.strategy!r}; "
@@ -81,6 +83,23 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     if config.strategy_arguments():
         raise ValueError(f"strategy-options: {config.strategy} takes none; leave it empty")
     return RoundPlanner(scenario, BASELINES[config.strategy][1](config.seed))
+
+
+def make_aggregator(config: RunConfig, scenario: Scenario) -> Strategy:
+    """Build what joins the encoders of ``collapipe``.
+
+    Raises
+    ------
+    ValueError
+        For settings that exclude each other, or too few clusters.
+    """
+    in_a_round = min(scenario.num_clusters, scenario.num_channels)
+    if config.privacy.secure_aggregation and in_a_round < FEWEST_CLUSTERS:
+        raise ValueError(
+            f"privacy.secure-aggregation: expected at least {FEWEST_CLUSTERS} clusters in a round, found {in_a_round}: "
+            "of fewer each could take its own update off the mean; use more clusters and channels"
+        )
+    return build_aggregator(config.aggregator, config.server_optimizer, config.privacy, in_a_round)
 
 
 def work_of(config: RunConfig) -> Work:

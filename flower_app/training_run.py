@@ -41,12 +41,12 @@ from flower_app.strategy_choice import (
     check_can_resume,
     check_first_round,
     check_same_run,
+    make_aggregator,
     make_planner,
 )
 from flower_app.tasks.base import task
 from flower_app.training_network import of_clusters, training_scenario
 from strategies import checkpoint
-from strategies.aggregator import build_aggregator
 from strategies.baselines.pipeline import PipeLine
 from strategies.baselines.stock import make_stock
 from strategies.baselines.stock_accounting import stock_record
@@ -61,6 +61,7 @@ from strategies.privacy_accountant import PrivacyAccountant
 from strategies.recording_grid import RecordingGrid
 from strategies.records import to_arrays, to_tensors
 from strategies.round_planner import RoundPlanner
+from strategies.secure_aggregation import SecureGrid
 from strategies.server_optimizer import memory_of, remember
 
 NODES_TIMEOUT_S = 60.0
@@ -205,7 +206,7 @@ class TrainingRun:
                 planner=planner,
                 decoder=self.service,
                 clusters=clusters,
-                aggregator=build_aggregator(config.aggregator, config.server_optimizer),
+                aggregator=make_aggregator(config, self.scenario),
                 on_plan=self._begin_round,
                 time_scale=scale,
             )
@@ -216,8 +217,12 @@ class TrainingRun:
         self.strategy = self._strategy(planner, clusters)
         self.accountant = PrivacyAccountant(self.config.privacy, {s.cluster: s.num_examples for s in clusters})
         planned = isinstance(self.strategy, PlannedStrategy)
+        grid = self.flower_grid
+        if self.config.privacy.secure_aggregation:
+            examples = self.config.local_steps * self.config.batch_size * self.config.gradient_accumulation
+            grid = SecureGrid(grid, max_weight=float(examples * self.config.data.max_length))
         self.grid = RecordingGrid(
-            self.flower_grid,
+            grid,
             {state.node_id: state.cluster for state in clusters},
             None if planned else NODES_TIMEOUT_S,
             codec=update_codec(self.config.compression),

@@ -16,6 +16,8 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Strategy
 from flwr.supercore import log
 
+from client_pipeline.link.privacy import PrivacyConfig
+from strategies.central_privacy import with_central_noise
 from strategies.records import WEIGHT_KEY, sole_arrays
 from strategies.server_optimizer import ServerOptimizerConfig, make_aggregator
 
@@ -139,14 +141,29 @@ class _Bulyan(_OnUpdates, Bulyan):
     pass
 
 
-def build_aggregator(config: AggregatorConfig, optimizer: ServerOptimizerConfig) -> Strategy:
-    """Build the strategy whose ``aggregate_train`` joins the encoders.
+def build_aggregator(
+    config: AggregatorConfig,
+    optimizer: ServerOptimizerConfig,
+    privacy: PrivacyConfig = PrivacyConfig(),  # noqa: B008 (it is frozen)
+    num_clusters: int = 1,
+) -> Strategy:
+    """Build the strategy whose ``aggregate_train`` joins the encoders of ``num_clusters`` in a round.
 
     Raises
     ------
     ValueError
-        For a robust rule together with a server optimizer: Flower has no such strategy.
+        For two of a robust rule, a server optimizer and noise on the server: Flower has no such strategy. For too few
+        clusters.
     """
+    config.check(num_clusters)
+    if privacy.update_mechanism != "local":
+        for key, found, none in (("aggregator", config.name, "mean"), ("server-optimizer", optimizer.name, "none")):
+            if found != none:
+                raise ValueError(
+                    f"{key}.name: {found} and privacy.update-mechanism = {privacy.update_mechanism} cannot both join "
+                    'the encoders; leave one out, or set privacy.update-mechanism = "local"'
+                )
+        return with_central_noise(privacy, num_clusters)
     if config.name == "mean":
         return make_aggregator(optimizer)
     if optimizer.name != "none":

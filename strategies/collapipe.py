@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from logging import INFO, WARNING
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from client_pipeline.link.stream import DecoderAddress
 from client_pipeline.partition.parts import load_parameters, own_parameters, part_weights
+from strategies.central_privacy import adaptive_clip, restore_clip, tell_clip
 from strategies.clusters import ClusterState
 from strategies.decoder_member import ClusterSummary
 from strategies.decoder_service import DecoderService
@@ -66,6 +69,22 @@ class CollaPipe(PlannedStrategy):
         """Log the configuration."""
         log(INFO, "\t├──> Decoder at %s", self.decoder.advertised)
         super().summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As every planned strategy; with the clip that Flower's mods on the clusters ask for."""
+        tell_clip(self.aggregator, config)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def state(self) -> dict[str, Any]:
+        """As every planned strategy; with the clip where that adapts."""
+        return super().state() | {"clip": adaptive_clip(self.aggregator)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state`."""
+        super().restore(state)
+        restore_clip(self.aggregator, state.get("clip"))
 
     def prepare(self, server_round: int, arrays: ArrayRecord, selected: Sequence[ClusterState]) -> None:
         """Open the decoder's round."""
@@ -129,11 +148,13 @@ class CollaPipe(PlannedStrategy):
     @staticmethod
     def _is_credible(reply: Message, summary: ClusterSummary) -> bool:
         """Whether a cluster trained, and claims no more weight in the average than the decoder has seen of it."""
-        claimed = read_metric(reply, WEIGHT_KEY)
-        if summary.steps and claimed > summary.weight * (1 + 1e-6):
-            seen = f"says that it trained on {claimed:g} targets, the decoder has seen {summary.weight:g}"
-            log(WARNING, "aggregate_train: a cluster's update is left out: it %s", seen)
-            return False
+        # What Flower's strategies weight by: the targets, or where all count alike the steps.
+        for key, seen in ((WEIGHT_KEY, summary.weight), ("steps", summary.steps)):
+            claimed = read_metric(reply, key)
+            if summary.steps and claimed > seen * (1 + 1e-6):
+                said = f"it claims {key} = {claimed:g}, the decoder has seen {seen:g}"
+                log(WARNING, "aggregate_train: a cluster's update is left out: %s", said)
+                return False
         return summary.steps > 0
 
 

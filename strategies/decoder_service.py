@@ -381,7 +381,7 @@ class DecoderService:
             raise FrameError("header of a leave frame that comes first: expected token, round and cluster")
         with self._lock:
             self._check_token(header)
-        self.trainer.leave(int(header["round"]), int(header["cluster"]), str(header["reason"])[:500])
+        self.trainer.leave(int(header["round"]), int(header["cluster"]), printable(str(header["reason"])))
 
     def _welcome(self, stream: _Stream) -> Iterator[bytes]:
         """Join, or come back; a step that was closed before the cut is confirmed when it is taken."""
@@ -414,7 +414,7 @@ class DecoderService:
             yield encode({"kind": "goodbye"})
             return
         if frame.kind == "leave":
-            self.trainer.leave(round_, cluster, str(header["reason"])[:500], seat)
+            self.trainer.leave(round_, cluster, printable(str(header["reason"])), seat)
             return
         if frame.kind not in ("tied", "micro_batch", "step_end"):
             raise FrameError(f"expected a micro_batch, step_end or bye frame, found {frame.kind}")

@@ -105,7 +105,12 @@ class PrivacyAccountant:
         together = dict.fromkeys(clusters, 0.0)
         if config.update_noise:
             releases = max(self.updates.values(), default=0)
-            found["updates"] = {"unit": "cluster", "releases": releases, "epsilon": self._updates(releases)}
+            found["updates"] = {
+                "unit": "cluster",
+                "mechanism": config.update_mechanism,
+                "releases": releases,
+                "epsilon": self._updates(releases),
+            }
             for cluster in clusters:
                 together[cluster] += 4 * self.updates.get(cluster, 0) / config.update_noise**2
         if config.activation_noise:
@@ -120,8 +125,8 @@ class PrivacyAccountant:
             }
             for cluster in clusters:
                 together[cluster] += 4 * self._of(cluster).tokens / config.activation_noise**2
-        # A cluster's text is hidden only if both of what it sends of it is noised.
-        whole = config.update_noise and config.activation_noise
+        # A cluster's text is hidden from the server only if all that it is sent of it is noised before.
+        whole = config.update_noise and config.activation_noise and config.update_mechanism == "local"
         found["together"] = {"unit": "cluster", "epsilon": self._spent(max(together.values()))} if whole else None
         return found
 

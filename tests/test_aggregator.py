@@ -194,7 +194,8 @@ def test_one_poisoned_cluster_breaks_the_mean_and_none_of_the_others():
 
 
 @pytest.mark.parametrize(
-    ("claimed", "steps", "counts"), [(72, 3, True), (71, 3, True), (73, 3, False), (10**9, 3, False), (0, 0, False)]
+    ("claimed", "steps", "counts"),
+    [(72, 3, True), (71, 3, True), (73, 3, False), (10**9, 3, False), (0, 0, False), (24, 0.5, False)],
 )
 def test_a_cluster_that_claims_more_than_the_decoder_has_seen_of_it_does_not_count(
     flower_process, claimed, steps, counts

@@ -251,7 +251,20 @@ NEAR = st.sampled_from(
 @st.composite
 def wrong_hellos(draw):
     """How to make a hello that is not right from one that is: a function of the running service."""
-    kind = draw(st.integers(0, 5))
+    kind = draw(st.integers(0, 7))
+    if kind == 6:  # the token that opens a stream again, of another cluster, changed, or used already
+        near, cluster = draw(NEAR), draw(st.sampled_from([0, 1]))
+        return lambda run: blob(run.hello(token=(near(run.resumes[1]), run.resumes[0])[cluster], cluster=cluster))
+    if kind == 7:  # a cluster is taken out of the round by whoever has its token, and by nobody else
+        near, reason = draw(NEAR), draw(texts)
+        where = draw(st.sampled_from([{}, {"cluster": 1}, {"cluster": 7}, {"round": 1}]))
+
+        def leaving(run):
+            token = run.tokens[0] if where else near(run.tokens[0])
+            header = {"kind": "leave", "token": token, "round": run.round, "cluster": 0, "reason": reason}
+            return blob(header | where)
+
+        return leaving
     if kind == 0:
         near, cluster = draw(NEAR), draw(st.sampled_from([0, 1]))
         return lambda run: blob(run.hello(token=near(run.tokens[cluster]), cluster=cluster))
@@ -283,6 +296,16 @@ def test_nobody_is_admitted_without_the_rounds_own_token(running):
     running.expired = running.tokens[0]
     running.service.finish_round()
     running.open()
+    # Cluster 1 has a stream whose token for another one is out; so has cluster 0, and has left the round.
+    running.resumes = []
+    for cluster, token in enumerate(running.tokens):
+        (welcome,), code, _ = running.send(encode(running.hello(cluster=cluster, token=token)))
+        assert code is grpc.StatusCode.OK
+        running.resumes.append(decode(welcome).header["resume"])
+    used = running.tokens[0]
+    running.service.finish_round()
+    running.open()
+    assert used not in running.tokens
 
     @fuzz(HELLOS)
     @given(wrong_hellos())

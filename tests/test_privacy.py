@@ -150,7 +150,8 @@ def test_what_is_spent_is_that_of_the_cluster_that_has_spent_most():
         accountant.count_round([0], [1], {0: sent(64, 500, 9), 1: sent(64, 400, 8)})
     found = accountant.record()
     # Replacing a cluster's text moves its update by twice the clip.
-    assert found["updates"] == {"unit": "cluster", "releases": 3, "epsilon": epsilon(0.5 / 2 / 3**0.5, 1e-5)}
+    spent = {"unit": "cluster", "mechanism": "local", "releases": 3, "epsilon": epsilon(0.5 / 2 / 3**0.5, 1e-5)}
+    assert found["updates"] == spent
     # Seven epochs of ten examples, and after every failure they may come again.
     assert found["activations"]["releases"] == 7 + 1 and found["activations"]["longest"] == 8
     assert found["activations"]["epsilon"] == epsilon(0.25 / 2 / (8 * 8) ** 0.5, 1e-5)
@@ -203,6 +204,12 @@ def test_a_step_that_comes_again_is_a_repeat():
         ({"update_clip": -1.0}, "privacy.update-clip: expected a number of at least 0, found -1"),
         ({"delta": 0.0}, r"privacy.delta: expected a number in \(0, 1\), found 0"),
         ({"seed": -2}, "privacy.seed: expected -1"),
+        ({"update_mechanism": "global"}, "privacy.update-mechanism: expected one of local, server-fixed"),
+        ({"update_mechanism": "server-fixed"}, "server-fixed needs privacy.update-clip above 0"),
+        (
+            {"update_mechanism": "client-fixed", "update_clip": 1.0, "seed": 1},
+            "privacy.seed: the noise of client-fixed is Flower's",
+        ),
     ],
 )
 def test_settings_without_a_meaning_are_named(values, message):

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+UPDATE_MECHANISMS = ("local", "server-fixed", "server-adaptive", "client-fixed", "client-adaptive")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig:
@@ -29,10 +31,16 @@ class PrivacyConfig:
     """Largest L2 norm of a cluster's update in a round, over all its tensors; 0: any."""
     update_noise: float = 0.0
     """Noise multiplier of the updates: standard deviation over ``update-clip``; 0: none."""
+    update_mechanism: str = "local"
+    """Who clips and noises updates. ``local``: each control unit its own. The others are Flower's, which noise the mean
+    of the updates on the server: ``server-fixed`` and ``server-adaptive`` clip there, too, ``client-fixed`` and
+    ``client-adaptive`` on the clusters; an adaptive clip begins with ``update-clip``."""
     activation_clip: float = 0.0
     """Largest L2 norm of a token's activation that goes to the server; 0: any."""
     activation_noise: float = 0.0
     """Noise multiplier of the activations: standard deviation over ``activation-clip``; 0: none."""
+    secure_aggregation: bool = False
+    """Whether the server learns the mean of the updates alone, by SecAgg+. It still sees all activations."""
     delta: float = 1e-5
     """Delta that the epsilon spent is reported at."""
     seed: int = -1
@@ -51,6 +59,17 @@ class PrivacyConfig:
                     f"privacy.{what}-noise: {noise:g} times what? Noise hides only what is bounded: set "
                     f"privacy.{what}-clip above 0"
                 )
+        if self.update_mechanism not in UPDATE_MECHANISMS:
+            raise ValueError(
+                f"privacy.update-mechanism: expected one of {', '.join(UPDATE_MECHANISMS)}, found "
+                f"{self.update_mechanism!r}"
+            )
+        if self.update_mechanism != "local" and not self.update_clip:
+            raise ValueError(f"privacy.update-mechanism: {self.update_mechanism} needs privacy.update-clip above 0")
+        if self.update_mechanism != "local" and self.seed >= 0:
+            raise ValueError(
+                f"privacy.seed: the noise of {self.update_mechanism} is Flower's, which takes no seed; leave it -1"
+            )
         if not 0 < self.delta < 1:
             raise ValueError(f"privacy.delta: expected a number in (0, 1), found {self.delta}")
         if self.seed < -1:
@@ -63,8 +82,8 @@ class PrivacyConfig:
 
     @property
     def on_updates(self) -> bool:
-        """Whether updates are changed before they are sent."""
-        return self.update_clip > 0
+        """Whether a control unit changes updates before it sends them."""
+        return self.update_clip > 0 and self.update_mechanism == "local"
 
 
 class NoiseSource:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from client_pipeline.link.base import DecoderLink, Gradient
+from client_pipeline.link.base import DecoderLink, Gradient, LinkError
 from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, clip_gradient, clip_tokens, private_activations
 from client_pipeline.runtime.micro_batches import StepId
 
@@ -44,6 +45,11 @@ class PrivateLink:
         """See :class:`DecoderLink`."""
         return self.link.payload_down
 
+    @property
+    def cuts(self) -> Sequence[Any]:
+        """What the stream says of its cuts."""
+        return getattr(self.link, "cuts", ())
+
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
         """See :class:`DecoderLink`."""
         self._step = step
@@ -70,7 +76,10 @@ class PrivateLink:
     def receive(self) -> Gradient:
         """Wait for the gradient of the next micro-batch, with respect to its activations before they were clipped."""
         gradient = self.link.receive()
-        real_BTD, factor_BT1, mask_BT = self._sent.pop(gradient.micro_batch)
+        sent = self._sent.pop(gradient.micro_batch, None)
+        if sent is None:
+            raise LinkError(f"the step of micro-batch {gradient.micro_batch} was dropped before its gradient came")
+        real_BTD, factor_BT1, mask_BT = sent
         if gradient.tensor.shape != real_BTD.shape:
             return gradient  # the pipeline refuses it, and says why
         return Gradient(

@@ -59,7 +59,7 @@ class ScriptedRun(TrainingRun):
             def start(self, grid, initial_arrays, num_rounds, timeout, evaluate_fn):
                 for number in range(1, num_rounds + 1):
                     value = number + run.completed
-                    run.grid.take_round = lambda: {"clusters": []}
+                    run.grid.take_round = lambda: {"clusters": [], "failed": [], "faults": []}
                     arrays = {name: torch.full(a.shape, float(value)) for name, a in initial_arrays.items()}
                     evaluate_fn(number, to_arrays(arrays))
                     if value == run.killed_after:

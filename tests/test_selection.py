@@ -52,7 +52,7 @@ def test_every_task_names_the_metrics_that_models_are_compared_by():
     for name in TASKS:
         scores = task(TaskConfig(name=name)).scores
         assert scores[0] == "loss" and len(scores) > 1
-    with pytest.raises(ValueError, match="selection.metric: expected one of loss, bleu, found 'accuracy'"):
+    with pytest.raises(ValueError, match="selection.metric: expected one of loss, bleu, chrf, found 'accuracy'"):
         SelectionConfig(metric="accuracy").check_metric(task(TaskConfig()).scores)
 
 

@@ -1,5 +1,7 @@
 """The segmented model on real Ray actors gives the whole model's loss and gradients, tensor by tensor."""
 
+import itertools
+
 import pytest
 import torch
 from local_head import LocalHead
@@ -27,16 +29,19 @@ POST_NORM = transformer.spec(
 
 @pytest.fixture(scope="module")
 def pipelines(local_ray):
-    """One pipeline per specification, kept over plans as in a run."""
+    """One pipeline per specification, kept over plans as in a run; the one before ends, each has four processes."""
     from client_pipeline.runtime.pipeline import Pipeline
 
     made = {}
+    numbers = itertools.count()
 
     def get(spec, recompute=False, precision="float32"):
         key = (spec.to_json(), recompute, precision)
         if key not in made:
+            while made:
+                made.popitem()[1].close()
             made[key] = Pipeline(
-                name=f"test-equality-{len(made)}",
+                name=f"test-equality-{next(numbers)}",
                 spec=spec,
                 optimizer=SGD,
                 runtime=RuntimeConfig(timeout=60, recompute=recompute, precision=precision),

@@ -99,7 +99,7 @@ def make_aggregator(config: RunConfig, scenario: Scenario) -> Strategy:
             f"privacy.secure-aggregation: expected at least {FEWEST_CLUSTERS} clusters in a round, found {in_a_round}: "
             "of fewer each could take its own update off the mean; use more clusters and channels"
         )
-    return build_aggregator(config.aggregator, config.server_optimizer, config.privacy, in_a_round)
+    return build_aggregator(config.aggregator, config.server_optimizer, config.privacy, num_clusters=in_a_round)
 
 
 def work_of(config: RunConfig) -> Work:

@@ -145,7 +145,8 @@ def build_aggregator(
     config: AggregatorConfig,
     optimizer: ServerOptimizerConfig,
     privacy: PrivacyConfig = PrivacyConfig(),  # noqa: B008 (it is frozen)
-    num_clusters: int = 1,
+    *,
+    num_clusters: int,
 ) -> Strategy:
     """Build the strategy whose ``aggregate_train`` joins the encoders of ``num_clusters`` in a round.
 

@@ -40,7 +40,8 @@ def replies(vectors):
 
 
 def joined(config, start, vectors):
-    aggregator = build_aggregator(config, NO_OPTIMIZER)
+    # What a round brings may be less than it was planned for.
+    aggregator = build_aggregator(config, NO_OPTIMIZER, num_clusters=max(len(vectors), config.fewest))
     start_from(aggregator, to_arrays(start))
     arrays, _ = aggregator.aggregate_train(1, replies(vectors))
     return None if arrays is None else to_tensors(arrays)
@@ -176,7 +177,8 @@ def test_one_poisoned_cluster_breaks_the_mean_and_none_of_the_others():
                 grid,
                 NUM_CLUSTERS,
                 lambda n=name, **given: strategies.CollaPipe(
-                    aggregator=build_aggregator(AggregatorConfig(name=n), NO_OPTIMIZER), **given
+                    aggregator=build_aggregator(AggregatorConfig(name=n), NO_OPTIMIZER, num_clusters=NUM_CLUSTERS),
+                    **given,
                 ),
                 initial,
             )[0]

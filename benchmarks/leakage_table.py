@@ -1,8 +1,8 @@
 """What noise on the activations hides from the server, and what it costs: train with each level, then attack.
 
-Every variant is a whole ``collapipe run`` of the same small task with as many rounds, its activations clipped and noised
-as ``[privacy]`` says, and then ``collapipe leakage`` on that run: the attacks read held-out sentences behind all TEBs,
-where the server does. A line of ``--out`` is one run; the table has means over the seeds.
+Every variant is a whole ``collapipe run`` of the same small task with as many rounds, its activations clipped and
+noised as ``[privacy]`` says, and then ``collapipe leakage`` on that run: the attacks read held-out sentences behind all
+TEBs, where the server does. A line of ``--out`` is one run; the table has means over the seeds.
 
     python benchmarks/leakage_table.py                                     # 12 runs, on generated text
     python benchmarks/leakage_table.py --seeds 1 --noise 0,1 --rounds 4 --json

@@ -98,7 +98,7 @@ class PrivacyAccountant:
         self.sent = dict(sent)
 
     def record(self) -> dict[str, Any]:
-        """What is spent, of the cluster that has spent most, as JSON values; see ``docs/privacy.md`` for the words."""
+        """What the cluster that has spent most has spent, as JSON values; ``docs/threat-model.md`` says what of."""
         config = self.config
         found: dict[str, Any] = {"delta": config.delta, "seeded": config.seed >= 0}
         clusters = sorted(self.num_examples)

@@ -109,7 +109,8 @@ def test_mistakes_name_file_and_key(path, value, message):
 
 def test_an_unknown_scenario_lists_the_packaged_ones():
     with pytest.raises(
-        FileNotFoundError, match="no packaged scenario 'nowhere'; expected one of default, edge-boxes, physical, "
+        FileNotFoundError,
+        match="no packaged scenario 'nowhere'; expected one of default, edge-boxes, physical, table2,",
     ):
         load_scenario("nowhere")
     with pytest.raises(FileNotFoundError, match="no file"):

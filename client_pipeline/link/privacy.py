@@ -6,7 +6,7 @@ sees more::
     update        u = trained - start, all tensors as one vector      u min(1, C / |u|) + N(0, (z C)^2)
     activation    h, one row a token                                  h min(1, C / |h|) + N(0, (z C)^2)
 
-C is the clip, z the noise multiplier. What that guarantees, and what not: ``docs/privacy.md``.
+C is the clip, z the noise multiplier. What that guarantees, and what not: ``docs/threat-model.md``.
 """
 
 from __future__ import annotations

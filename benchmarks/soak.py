@@ -259,12 +259,14 @@ def main() -> int:
 def soak(folder: Path, num_rounds: int, restarts: int, seed: int, arguments: argparse.Namespace) -> int:
     """Run the three runs and print what they were like."""
     folder.mkdir(parents=True, exist_ok=True)
-    common = {**SETTINGS, **dict(item.split("=", 1) for item in arguments.sets)}
+    sets = dict(item.split("=", 1) for item in arguments.sets)
+    common = {**SETTINGS, **{key: value for key, value in sets.items() if not key.startswith("faults.")}}
     for name, clusters, memory in (("two", 2, 1.5), ("needed", 1, 0.75)):
         (folder / f"{name}.toml").write_text(SCENARIO.format(clusters=clusters, memory=memory))
     faults = fault_config(num_rounds, seed)
     ours = {**common, "num-rounds": num_rounds, "scenario": folder / "two.toml"}
     injected = {f"faults.{key}": getattr(faults, key) for key in ("device", "cluster", "stream", "server", "seed")}
+    injected |= {key: value for key, value in sets.items() if key.startswith("faults.")}
     say(f"folder: {folder}; faults: {injected}")
     runs = {
         "faults": Soaked(folder / "faults", {**ours, **injected, "name": "soak"}, arguments.stall),

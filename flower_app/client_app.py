@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from client_pipeline.link.connection import give_up
 from client_pipeline.partition.families import num_blocks_of
 from client_pipeline.partition.plan import ClusterPlan, uniform_plan
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime import fault_files
 from client_pipeline.runtime.actors import (
     ControlUnitAbsent,
     ControlUnitError,
@@ -31,6 +33,7 @@ from client_pipeline.runtime.actors import (
     train_round,
 )
 from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, RoundOrder
+from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.replanning import ProportionalReplan, Replan
 from flower_app import kept_setup
@@ -108,6 +111,8 @@ def _cluster_setup(
         frozen=frozen,
         certificates=node.certificates,
         checkpoints=folder if config.checkpoint_every else None,
+        folder=folder,
+        lost_at=told.get("lost-at"),
         checkpoint_every=max(config.checkpoint_every, 1),
         resume_round=int(told["resume-round"]),
         placement=_placement(node, num_devices),
@@ -191,7 +196,10 @@ def _train(message: Message, context: Context) -> Message:
         if order.decoder is not None:
             # Its own process cannot say so any more, and the others wait for it.
             give_up(order.decoder, node.certificates, str(lost))
-        start_again(order.round)
+        folder = Path(str(kept["folder"]))
+        if faults := fault_files.kept(folder, order.round):
+            lost.faults = [*faults, _lost_record(node.cluster, order.round, str(lost)).to_dict()]
+        start_again(order.round, time.time())
         raise
     # What the server must know to plan the next round comes with the answer to this one.
     state.num_examples = int(result.report["num_examples"])
@@ -218,12 +226,27 @@ def _replan(config: RunConfig, node: NodeConfig, state: ClusterState, spec: Mode
     return ProportionalReplan(speed=tuple(state.speeds), capacity=tuple(holds))
 
 
-def _start_again(context: Context, node: NodeConfig, num_devices: int, every: int, round_: int) -> None:
+def _lost_record(cluster: int, round_: int, reason: str) -> FaultRecord:
+    return FaultRecord(
+        kind="cluster",
+        cluster=cluster,
+        device=None,
+        round=round_,
+        step=0,
+        recovered=False,
+        seconds=None,
+        reason=reason,
+    )
+
+
+def _start_again(
+    context: Context, node: NodeConfig, num_devices: int, every: int, round_: int, lost_at: float | None = None
+) -> None:
     """Have a control unit that was lost go on from the newest file that it wrote, up to that of ``round_``."""
     folder = Path(str(context.state.config_records[STATE]["folder"]))
     told, frozen = kept_setup.read(folder)
     # Its files have the number of the round that the server commits next.
-    told |= {"resume-round": -(-round_ // every) * every}
+    told |= {"resume-round": -(-round_ // every) * every, "lost-at": lost_at}
     log(WARNING, "cluster %d: its control unit is started again", node.cluster)
     restart_control_unit(_cluster_setup(context, node, told, frozen, folder, num_devices))
 

@@ -24,6 +24,7 @@ from flwr.supercore import log
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.update_codec import update_codec
 from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan, read_plans
+from client_pipeline.runtime.fault_files import note_injected
 from client_pipeline.runtime.fault_injection import server_dies
 from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.head import HeadTrainer
@@ -341,9 +342,13 @@ class TrainingRun:
         share = server_dies(self.config.faults, server_round)
         if share is not None and server_round > self.completed + 1:
             log(WARNING, "round %d: to be injected: the server is killed", server_round)
-            timer = threading.Timer(share * self.round_s, os.kill, (os.getpid(), signal.SIGKILL))
+            timer = threading.Timer(share * self.round_s, self._die, (server_round,))
             timer.daemon = True
             timer.start()
+
+    def _die(self, server_round: int) -> None:
+        note_injected(self.run_dir, "server", server_round)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def _write_plan(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
         document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}

@@ -92,6 +92,13 @@ def test_a_frozen_control_unit_is_given_up_in_bounded_time(local_ray, end_actors
         os.kill(pid, signal.SIGCONT)
 
 
+def test_a_control_unit_that_is_still_starting_is_waited_for(monkeypatch, local_ray, end_actors):
+    # On a busy machine a resumed run once gave up control units in the middle of their imports.
+    monkeypatch.setattr("client_pipeline.runtime.actors.SILENT_S", 1.0)
+    monkeypatch.setattr("client_pipeline.runtime.actors._ASK_S", 0.05)
+    assert start_control_unit(setup_of("actors-5"))["num_examples"] == 7
+
+
 def test_a_control_unit_outside_an_actor_ends_no_process(monkeypatch, local_ray):
     ended = []
     monkeypatch.setattr("client_pipeline.runtime.device.os._exit", ended.append)

@@ -24,6 +24,7 @@ from recovery_cases import (
 )
 
 from client_pipeline.partition.families import build_parts
+from client_pipeline.runtime import fault_files
 from client_pipeline.runtime.control_unit import RoundOrder, RoundResult
 from client_pipeline.runtime.head import HeadTrainer
 from strategies.decoder import DecoderTrainer
@@ -76,6 +77,20 @@ def test_a_device_killed_in_a_step_changes_nothing(units, undisturbed, kind, mic
     assert fault["recovered"] and 0 < fault["seconds"] < HANG_S and fault["bytes"] > 0
     # Two devices have done the work of three.
     assert device not in [segment.device for segment in unit.pipeline.segments]
+    unit.close()
+
+
+def test_what_a_control_unit_has_recorded_can_be_read_when_it_is_lost_later_in_the_round(units, tmp_path):
+    unit, found = units(folder=tmp_path), []
+    once(unit, round_=1, step=1, kind="G", micro_batch=1, act=lambda: kill(unit, 1))
+    once(unit, round_=1, step=3, kind="G", micro_batch=1, act=lambda: found.extend(fault_files.kept(tmp_path, 1)))
+    within(HANG_S, train, unit, initial(), [1])
+    [fault] = found
+    assert (fault["kind"], fault["device"], fault["round"], fault["recovered"]) == ("device", 1, 1, True)
+    # A round that is trained again, or another one, has records of its own.
+    assert fault_files.kept(tmp_path, 2) == []
+    within(HANG_S, train, unit, initial(), [2])
+    assert fault_files.kept(tmp_path, 1) == []
     unit.close()
 
 

@@ -45,6 +45,10 @@ class PrivateLink:
         """See :class:`DecoderLink`."""
         return self.link.payload_down
 
+    def cut(self) -> None:
+        """Cut the stream, for faults that a user injects."""
+        getattr(self.link, "cut", lambda: None)()
+
     @property
     def cuts(self) -> Sequence[Any]:
         """What the stream says of its cuts."""

@@ -21,7 +21,7 @@ START_TIMEOUT_S = 600.0
 DEVICES_TIMEOUT_S = 60.0
 """How long the devices of a cluster may take to join before a run gives up."""
 SILENT_S = 60.0
-"""How long a control unit may not say that it lives, at most; it says so in a thread of its own [s]."""
+"""How long a control unit that has started may not say that it lives, at most; a thread of its own says so [s]."""
 _ASK_S = 5.0
 
 
@@ -151,11 +151,13 @@ def train_round(
 
 def _answer(actor: Any, reference: Any, name: str, timeout_s: float) -> Any:
     """Wait for an answer for as long as the process that owes it lives."""
-    allowed_s = min(timeout_s, SILENT_S)
-    first = actor.alive.remote()
+    # One that starts, or starts again, says nothing while it imports: on a busy machine that takes minutes.
+    allowed_s = timeout_s
+    first = sign = actor.alive.remote()
     try:
         while not ray.wait([reference], timeout=min(_ASK_S, allowed_s))[0]:
-            ray.get(actor.alive.remote(), timeout=allowed_s)
+            ray.get(sign, timeout=allowed_s)
+            allowed_s, sign = min(timeout_s, SILENT_S), actor.alive.remote()
         return ray.get(reference)
     except ray.exceptions.GetTimeoutError as error:
         _end(actor, ray.get(first) if ray.wait([first], timeout=0)[0] else None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from client_pipeline.partition.parts import (
     own_parameters,
     part_weights,
 )
-from client_pipeline.runtime import cluster_checkpoint
+from client_pipeline.runtime import cluster_checkpoint, fault_files
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.device import LIVENESS, Watch
@@ -89,12 +90,16 @@ class ControlUnit:
         self.recovery = Recovery(self.pipeline, setup.cluster)
         self.pipeline.on_progress = self._arrived
         self.noise = NoiseSource(setup.privacy.seed)
-        self.injector = FaultInjector(setup.faults, setup.cluster, setup.local_steps)
+        self.injector = FaultInjector(setup.faults, setup.cluster, setup.local_steps, setup.folder)
         self.recovery.since = self.injector.since
         self.speed = SpeedWatch()
         self._slow: dict[int, float] = {}
         """Devices that were found slow in this round, and by how much; and those of the last one."""
         self._slow_before: dict[int, float] = {}
+        self._link: DecoderLink | None = None
+        """Of the round in progress."""
+        self._num_kept, self._keeping = 0, threading.Lock()
+        self._lost_at = setup.lost_at
         self._own_head: HeadTrainer | None = None
         self.restored = False
         """Whether a checkpoint of this control unit was found to go on from."""
@@ -142,9 +147,11 @@ class ControlUnit:
             start = time.perf_counter()
             optimizer = self._optimizer_state()
             link: DecoderLink | None = None
+            self._num_kept = 0
+            fault_files.keep(self.setup.folder, order.round, [])
             try:
                 # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
-                link = self._open_link(order)
+                link = self._link = self._open_link(order)
                 result = self._train(order, self.injector.begin_round(order.round, link), start)
             except BaseException as error:
                 if link is not None:
@@ -156,6 +163,7 @@ class ControlUnit:
                 raise
             finally:
                 self.injector.end_round()
+                self._link = None
             result.report["stream_bytes"] = {"up": link.bytes_up, "down": link.bytes_down}
             result.report["payload_bytes"] = {
                 "up": link.payload_up,
@@ -252,7 +260,11 @@ class ControlUnit:
 
     def _arrived(self, kind: str, micro_batch: int) -> None:
         if kind == "B":
+            if self._lost_at is not None:
+                self.recovery.records.append(self._restarted(time.time() - self._lost_at))
+                self._lost_at = None
             self.recovery.finished_micro_batch()
+        self._keep_faults()
         if self.setup.faults.any:
             here = ray.get_runtime_context().get_node_id()
             all_pids = self.pipeline.pool.pids
@@ -265,14 +277,38 @@ class ControlUnit:
                 {device: pid for device, (pid, node) in pids.items() if node == here},
             )
 
+    def _keep_faults(self) -> None:
+        """Have the records so far outlive this process: whoever finds it gone adds them to the round's."""
+        # Three threads of a step come here.
+        with self._keeping:
+            if len(self.recovery.known) + len(getattr(self._link, "cuts", ())) != self._num_kept:
+                found = [*self.recovery.known, *self._cuts(self._link)]
+                self._num_kept = len(found)
+                fault_files.keep(self.setup.folder, self.recovery.round, found)
+
+    def _restarted(self, seconds: float) -> FaultRecord:
+        return FaultRecord(
+            kind="joined",
+            cluster=self.setup.cluster,
+            device=None,
+            round=self.recovery.round,
+            step=self.recovery.step,
+            recovered=True,
+            seconds=seconds,
+            reason="the control unit that was lost trains again",
+        )
+
     def _faults(self, order: RoundOrder, link: DecoderLink | None, recovered: bool) -> list[FaultRecord]:
         """The round's records: of the devices, and of a stream that was cut and mended."""
-        cuts = [
+        return [*self.recovery.end_round(recovered), *self._cuts(link)]
+
+    def _cuts(self, link: DecoderLink | None) -> list[FaultRecord]:
+        return [
             FaultRecord(
                 kind="stream",
                 cluster=self.setup.cluster,
                 device=None,
-                round=order.round,
+                round=self.recovery.round,
                 step=0,
                 recovered=True,
                 seconds=seconds,
@@ -281,7 +317,6 @@ class ControlUnit:
             )
             for _, seconds, size in getattr(link, "cuts", ())
         ]
-        return [*self.recovery.end_round(recovered), *cuts]
 
     def _head(self) -> HeadTrainer:
         if self._own_head is None:

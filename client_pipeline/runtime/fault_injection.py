@@ -12,8 +12,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from client_pipeline.link.base import DecoderLink
+from client_pipeline.runtime.fault_files import note_injected
 
 logger = logging.getLogger("collapipe.faults")
 
@@ -110,10 +112,13 @@ class FaultInjector:
     config : the table
     cluster : its index
     local_steps : of a round
+    folder : where each fault is noted before it comes; None: nowhere
     """
 
-    def __init__(self, config: FaultConfig, cluster: int, local_steps: int) -> None:
+    def __init__(self, config: FaultConfig, cluster: int, local_steps: int, folder: Path | None = None) -> None:
         self.config = config
+        self._folder = folder
+        self._round = 0
         self._cluster, self._local_steps = cluster, local_steps
         self._due: list[Planned] = []
         self._began: dict[int, float] = {}
@@ -125,13 +130,14 @@ class FaultInjector:
     def begin_round(self, round_: int, link: DecoderLink) -> DecoderLink:
         """Draw the round's faults; returns the link that the round is to use."""
         self._began.clear()
+        self._round = round_
         self._due = planned(self.config, round_, self._cluster, self._local_steps) if self.config.any else []
         self._link = link
         for fault in self._due:
             logger.warning("cluster %s, round %s: to be injected: %s", self._cluster, round_, fault)
         poisoned = [fault for fault in self._due if fault.kind == "nan"]
         self._due = [fault for fault in self._due if fault.kind != "nan"]
-        return _Poisoned(link, poisoned[0]) if poisoned else link
+        return _Poisoned(link, poisoned[0], self._note) if poisoned else link
 
     def end_round(self) -> None:
         """Let go of the devices that were slow."""
@@ -165,12 +171,16 @@ class FaultInjector:
 
     def _strike(self, fault: Planned, pids: Mapping[int, int]) -> None:
         if fault.kind == "cluster":
+            self._note(fault)
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "stream":
             # A cluster that trains its decoder itself has no stream.
-            getattr(self._link, "cut", lambda: None)()
+            if (cut := getattr(self._link, "cut", None)) is not None:
+                self._note(fault)
+                cut()
         elif devices := sorted(pids.keys() - self._began.keys()):
             device = devices[min(int(fault.who * len(devices)), len(devices) - 1)]
+            self._note(fault, device)
             self._began[device] = time.monotonic()
             if fault.kind == "device":
                 # It may have ended by itself.
@@ -181,6 +191,9 @@ class FaultInjector:
             else:
                 running = _DUTY_S / self.config.slow_factor
                 self._slowing.append(_shell(_SLOW, pids[device], os.getpid(), _DUTY_S - running, running))
+
+    def _note(self, fault: Planned, device: int | None = None) -> None:
+        note_injected(self._folder, fault.kind, self._round, cluster=self._cluster, device=device, step=fault.step)
 
 
 _FREEZE = """kill -STOP $1 && sleep $2; kill -CONT $1"""
@@ -200,8 +213,9 @@ def _shell(script: str, *arguments: float) -> subprocess.Popen[bytes]:
 class _Poisoned:
     """A link on which the activations of one micro-batch become NaN."""
 
-    def __init__(self, link: DecoderLink, fault: Planned) -> None:
+    def __init__(self, link: DecoderLink, fault: Planned, note: Callable[[Planned], None]) -> None:
         self._link, self._fault, self._step, self._size = link, fault, 0, 1
+        self._note = note
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._link, name)
@@ -212,5 +226,6 @@ class _Poisoned:
 
     def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
         if self._step == self._fault.step and micro_batch == int(self._fault.place * self._size):
+            self._note(self._fault)
             hidden_BTD = torch.full_like(hidden_BTD, torch.nan)
         self._link.send(micro_batch, hidden_BTD, mask_BT, targets)

@@ -61,7 +61,8 @@ class FaultRecord:
 
     kind: str
     """``device`` (its process ended), ``freeze``, ``link`` (devices lost each other), ``slow``, ``joined`` (a lost
-    device is back), ``stream``, ``nan``, ``cluster`` (its control unit was lost) or ``server``."""
+    device is back; without a device, a lost control unit), ``stream``, ``nan``, ``cluster`` (its control unit was lost)
+    or ``server``."""
     cluster: int | None
     device: int | None
     round: int

@@ -48,6 +48,11 @@ class Recovery:
         self._decoder_wait_s = 0.0
         self._open: list[tuple[FaultRecord, float]] = []
 
+    @property
+    def known(self) -> list[FaultRecord]:
+        """The round's records so far, with those that are not over."""
+        return [*self.records, *(record for record, _ in self._open)]
+
     def begin_round(self, round_: int, plan: ClusterPlan, replan: Replan, decoder_wait_s: float) -> None:
         """Apply the round's plan, or one for the devices that are there.
 

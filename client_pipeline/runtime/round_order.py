@@ -59,6 +59,10 @@ class ClusterSetup:
     certificates: LinkCertificates = field(default_factory=LinkCertificates)
     checkpoints: Path | None = None
     """Folder of this control unit's checkpoints; None: it writes none."""
+    folder: Path | None = None
+    """Folder for what is known of faults; None: nothing is written."""
+    lost_at: float | None = None
+    """When the control unit that this one stands in for was lost [s, since 1970]; None: it is the first."""
     checkpoint_every: int = 1
     """Rounds between the server's commits."""
     resume_round: int = 0

@@ -1,0 +1,64 @@
+"""The files of faults in a control unit's folder: what was done to it on purpose, and what it has recorded.
+
+``injected.jsonl`` gets a line before each fault that is injected: what the rounds record can be held against it.
+``faults.json`` has the records of the round in progress: they outlive a control unit that is killed in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from client_pipeline.runtime.faults import FaultRecord
+
+INJECTED = "injected.jsonl"
+_KEPT = "faults.json"
+
+
+def note_injected(folder: Path | None, kind: str, round_: int, **where: int | None) -> None:
+    """Add a line to ``injected.jsonl``, with the time [s, since 1970]; the fault itself comes after it.
+
+    Parameters
+    ----------
+    folder : of the file; None: nowhere
+    kind, round_ : of the fault
+    where : ``cluster``, ``device``, ``step``, as far as they mean something
+    """
+    if folder is None:
+        return
+    line = json.dumps({"kind": kind, "round": round_, **where, "time": time.time()})
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / INJECTED).open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def read_injected(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of ``injected.jsonl``; none where there is no file."""
+    path = folder / INJECTED
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+
+
+def keep(folder: Path | None, round_: int, faults: Sequence[FaultRecord]) -> None:
+    """Write the records of the round in progress, in place of those that were there."""
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{_KEPT}"
+    aside.write_text(json.dumps({"round": round_, "faults": [fault.to_dict() for fault in faults]}), encoding="utf-8")
+    # No sync: a killed process loses nothing by that, and a machine that fails loses the round anyway.
+    os.replace(aside, folder / _KEPT)
+
+
+def kept(folder: Path, round_: int) -> list[dict[str, Any]]:
+    """Return what a control unit had recorded in a round before it was lost, as JSON values."""
+    try:
+        found = json.loads((folder / _KEPT).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    return list(found["faults"]) if found["round"] == round_ else []

@@ -59,7 +59,8 @@ def measure(variant: Variant, sets: Sequence[str], rounds: int, tokens: int, fol
     if variant.clip:
         own |= {"privacy.activation-clip": variant.clip, "privacy.activation-noise": variant.noise}
     items = [word for text in (*sets, *(f"{k}={v}" for k, v in own.items())) for word in ("--set", text)]
-    collapipe("run", *items)
+    if not (run_dir / "summary.json").is_file():
+        collapipe("run", *items)
     attack = ("--noise", f"{variant.noise:g}", "--tokens", str(tokens), "--seed", str(variant.seed), "--json")
     found = json.loads(collapipe("leakage", str(run_dir), *attack))
     (level,) = found["levels"]
@@ -123,6 +124,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=20_000, help="most tokens to learn the attack from, and to read")
     parser.add_argument("--out", type=Path, help="append each run's line to this file, and skip runs that it holds")
+    parser.add_argument("--runs", type=Path, help="keep the runs in this folder, and train none again that it holds")
     parser.add_argument("--json", action="store_true", help="print one list to standard output and nothing else")
     args = parser.parse_args()
     try:
@@ -145,7 +147,7 @@ def main() -> int:
         for variant in wanted:
             if variant in done:
                 continue
-            row = measure(variant, [*DEFAULT_SETS, *args.sets], args.rounds, args.tokens, Path(folder))
+            row = measure(variant, [*DEFAULT_SETS, *args.sets], args.rounds, args.tokens, args.runs or Path(folder))
             rows.append(row)
             read, score = row["tokens_read"]["top1"], row["metrics"][args.metric]
             text = f"noise {variant.noise:g}, seed {variant.seed}: {read:.1%} read, {args.metric} {score:.3f}"

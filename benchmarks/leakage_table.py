@@ -28,7 +28,7 @@ DEFAULT_SETS = (
     "model.family=bert",
     "model.encoder-layers=2",
     "data.num-examples=8000",
-    "scenario=two-clusters",
+    "scenario=edge-boxes",
     "batch-size=64",
     "local-steps=8",
     "optimizer.lr=0.003",
@@ -61,10 +61,19 @@ def measure(variant: Variant, sets: Sequence[str], rounds: int, tokens: int, fol
     items = [word for text in (*sets, *(f"{k}={v}" for k, v in own.items())) for word in ("--set", text)]
     if not (run_dir / "summary.json").is_file():
         collapipe("run", *items)
-    attack = ("--noise", f"{variant.noise:g}", "--tokens", str(tokens), "--seed", str(variant.seed), "--json")
+    attack = (
+        "--noise",
+        f"{variant.noise:g}",
+        "--tokens",
+        str(tokens),
+        "--seed",
+        str(variant.seed),
+        "--cut-only",
+        "--json",
+    )
     found = json.loads(collapipe("leakage", str(run_dir), *attack))
     (level,) = found["levels"]
-    cut = level["depths"][found["depth_of_the_cut"]]
+    (cut,) = level["depths"]
     best = max(ATTACKS, key=lambda name: (cut[name]["top1"], cut[name]["top5"]))
     summary = json.loads((run_dir / "summary.json").read_text())
     return {
@@ -74,7 +83,7 @@ def measure(variant: Variant, sets: Sequence[str], rounds: int, tokens: int, fol
         "metrics": summary["metrics"],
         "metrics_under_noise": level["metrics"],
         "tokens_read": cut[best] | {"attack": best},
-        "attacks_by_depth": [{name: depth[name] for name in ATTACKS} for depth in level["depths"]],
+        "attacks": {name: cut[name] for name in ATTACKS},
         "without_looking": found["without_looking"],
         "victims": found["victims"]["tokens"],
     }

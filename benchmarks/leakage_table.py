@@ -97,10 +97,9 @@ def epsilon(row: dict[str, Any]) -> float:
 def table(rows: Sequence[dict[str, Any]], metric: str) -> list[str]:
     """Rows of Markdown: means over the seeds, and their spread."""
 
-    def cell(numbers: Sequence[float], percent: bool = False) -> str:
-        scale = 100 if percent else 1
-        mean, spread = scale * statistics.fmean(numbers), scale * statistics.pstdev(numbers)
-        return f"{mean:.1f} ± {spread:.1f}" + (" %" if percent else "")
+    def cell(shares: Sequence[float]) -> str:
+        spread = f" ± {100 * statistics.stdev(shares):.1f}" if len(shares) > 1 else ""
+        return f"{100 * statistics.fmean(shares):.1f}{spread} %"
 
     lines = [
         f"| noise | epsilon of an example | tokens read, first guess | first five | {metric} | {metric}, noise on |",
@@ -112,13 +111,11 @@ def table(rows: Sequence[dict[str, Any]], metric: str) -> list[str]:
         name = f"{noise:g}" if noise else f"0, clip {own[0]['clip']:g}" if clipped else "off"
         spent = statistics.fmean(map(epsilon, own))
         cells = [name, f"{spent:,.0f}" if math.isfinite(spent) else "none"]
-        cells += [cell([row["tokens_read"][top] for row in own], percent=True) for top in ("top1", "top5")]
-        cells += [
-            cell([row[where][metric] for row in own], percent=True) for where in ("metrics", "metrics_under_noise")
-        ]
+        cells += [cell([row["tokens_read"][top] for row in own]) for top in ("top1", "top5")]
+        cells += [cell([row[where][metric] for row in own]) for where in ("metrics", "metrics_under_noise")]
         lines.append(f"| {' | '.join(cells)} |")
     blind = [[row["without_looking"][top] for row in rows] for top in ("top1", "top5")]
-    guessed = " | ".join(cell(numbers, percent=True) for numbers in blind)
+    guessed = " | ".join(cell(numbers) for numbers in blind)
     return [*lines, f"| guessing without looking | 0 | {guessed} | | |"]
 
 

@@ -28,7 +28,7 @@ DEFAULT_SETS = (
     "model.family=bert",
     "model.encoder-layers=2",
     "data.num-examples=8000",
-    "scenario=two-clusters",
+    "scenario=edge-boxes",
     "batch-size=64",
     "local-steps=8",
     "optimizer.lr=0.003",
@@ -59,11 +59,21 @@ def measure(variant: Variant, sets: Sequence[str], rounds: int, tokens: int, fol
     if variant.clip:
         own |= {"privacy.activation-clip": variant.clip, "privacy.activation-noise": variant.noise}
     items = [word for text in (*sets, *(f"{k}={v}" for k, v in own.items())) for word in ("--set", text)]
-    collapipe("run", *items)
-    attack = ("--noise", f"{variant.noise:g}", "--tokens", str(tokens), "--seed", str(variant.seed), "--json")
+    if not (run_dir / "summary.json").is_file():
+        collapipe("run", *items)
+    attack = (
+        "--noise",
+        f"{variant.noise:g}",
+        "--tokens",
+        str(tokens),
+        "--seed",
+        str(variant.seed),
+        "--cut-only",
+        "--json",
+    )
     found = json.loads(collapipe("leakage", str(run_dir), *attack))
     (level,) = found["levels"]
-    cut = level["depths"][found["depth_of_the_cut"]]
+    (cut,) = level["depths"]
     best = max(ATTACKS, key=lambda name: (cut[name]["top1"], cut[name]["top5"]))
     summary = json.loads((run_dir / "summary.json").read_text())
     return {
@@ -73,7 +83,7 @@ def measure(variant: Variant, sets: Sequence[str], rounds: int, tokens: int, fol
         "metrics": summary["metrics"],
         "metrics_under_noise": level["metrics"],
         "tokens_read": cut[best] | {"attack": best},
-        "attacks_by_depth": [{name: depth[name] for name in ATTACKS} for depth in level["depths"]],
+        "attacks": {name: cut[name] for name in ATTACKS},
         "without_looking": found["without_looking"],
         "victims": found["victims"]["tokens"],
     }
@@ -87,10 +97,9 @@ def epsilon(row: dict[str, Any]) -> float:
 def table(rows: Sequence[dict[str, Any]], metric: str) -> list[str]:
     """Rows of Markdown: means over the seeds, and their spread."""
 
-    def cell(numbers: Sequence[float], percent: bool = False) -> str:
-        scale = 100 if percent else 1
-        mean, spread = scale * statistics.fmean(numbers), scale * statistics.pstdev(numbers)
-        return f"{mean:.1f} ± {spread:.1f}" + (" %" if percent else "")
+    def cell(shares: Sequence[float]) -> str:
+        spread = f" ± {100 * statistics.stdev(shares):.1f}" if len(shares) > 1 else ""
+        return f"{100 * statistics.fmean(shares):.1f}{spread} %"
 
     lines = [
         f"| noise | epsilon of an example | tokens read, first guess | first five | {metric} | {metric}, noise on |",
@@ -102,13 +111,11 @@ def table(rows: Sequence[dict[str, Any]], metric: str) -> list[str]:
         name = f"{noise:g}" if noise else f"0, clip {own[0]['clip']:g}" if clipped else "off"
         spent = statistics.fmean(map(epsilon, own))
         cells = [name, f"{spent:,.0f}" if math.isfinite(spent) else "none"]
-        cells += [cell([row["tokens_read"][top] for row in own], percent=True) for top in ("top1", "top5")]
-        cells += [
-            cell([row[where][metric] for row in own], percent=True) for where in ("metrics", "metrics_under_noise")
-        ]
+        cells += [cell([row["tokens_read"][top] for row in own]) for top in ("top1", "top5")]
+        cells += [cell([row[where][metric] for row in own]) for where in ("metrics", "metrics_under_noise")]
         lines.append(f"| {' | '.join(cells)} |")
     blind = [[row["without_looking"][top] for row in rows] for top in ("top1", "top5")]
-    guessed = " | ".join(cell(numbers, percent=True) for numbers in blind)
+    guessed = " | ".join(cell(numbers) for numbers in blind)
     return [*lines, f"| guessing without looking | 0 | {guessed} | | |"]
 
 
@@ -123,6 +130,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=20_000, help="most tokens to learn the attack from, and to read")
     parser.add_argument("--out", type=Path, help="append each run's line to this file, and skip runs that it holds")
+    parser.add_argument("--runs", type=Path, help="keep the runs in this folder, and train none again that it holds")
     parser.add_argument("--json", action="store_true", help="print one list to standard output and nothing else")
     args = parser.parse_args()
     try:
@@ -145,7 +153,7 @@ def main() -> int:
         for variant in wanted:
             if variant in done:
                 continue
-            row = measure(variant, [*DEFAULT_SETS, *args.sets], args.rounds, args.tokens, Path(folder))
+            row = measure(variant, [*DEFAULT_SETS, *args.sets], args.rounds, args.tokens, args.runs or Path(folder))
             rows.append(row)
             read, score = row["tokens_read"]["top1"], row["metrics"][args.metric]
             text = f"noise {variant.noise:g}, seed {variant.seed}: {read:.1%} read, {args.metric} {score:.3f}"

@@ -382,6 +382,9 @@ def leakage(
     clip: Annotated[float, typer.Option(help="Largest norm of an activation; 0: the run's, or the median.")] = 0.0,
     tokens: Annotated[int, typer.Option(help="Most tokens to learn the attack from, and to read.")] = 20_000,
     seed: Annotated[int, typer.Option(help="Of noise and attacks.")] = 0,
+    cut_only: Annotated[
+        bool, typer.Option("--cut-only", help="Attack what the server is sent, no other depth.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Attack your own run: how many tokens are read from its activations by depth and noise, and what noise costs."""
@@ -393,7 +396,8 @@ def leakage(
         levels = tuple(float(part) for part in noise.split(","))
     except ValueError:
         raise ValueError(f"--noise: expected numbers with commas, such as 0,0.1; found {noise!r}") from None
-    found = measure_leakage(run, LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed), say)
+    request = LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed, cut_only=cut_only)
+    found = measure_leakage(run, request, say)
     if as_json:
         print_json(found)
     else:

@@ -42,6 +42,8 @@ class LeakageRequest:
     most_tokens: int = 20_000
     """Tokens that are looked at, of auxiliary text and of victims each."""
     seed: int = 0
+    cut_only: bool = False
+    """Attack behind the last TEB alone, where the server does; else after each."""
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -137,8 +139,9 @@ def measure_leakage(run: str | Path, request: LeakageRequest, say: Say = lambda 
         "levels": [],
     }
     for noise in _levels(config, request):
-        say(f"noise {noise:g}: {num_depths} depths")
-        depths = [_attack(model, auxiliary, victims, depth, noise, config, request) for depth in range(num_depths)]
+        attacked = range(num_depths)[-1:] if request.cut_only else range(num_depths)
+        say(f"noise {noise:g}: {len(attacked)} depths")
+        depths = [_attack(model, auxiliary, victims, depth, noise, config, request) for depth in attacked]
         metrics = _scored(model, evaluator, noise, depths[-1]["clip"], request.seed)
         own = config.privacy.on_activations and noise == config.privacy.activation_noise
         found["levels"].append({"noise": noise, "trained_with": own, "metrics": metrics, "depths": depths})
@@ -220,7 +223,7 @@ def leakage_table(found: dict[str, Any]) -> Table:
     names: Sequence[str] = list(found["levels"][0]["metrics"])
     title = f"Tokens of the {found['victims']['split']} set that are read from activations"
     table = Table(title=title, title_justify="left", caption_justify="left")
-    for column in ("noise", *(f"{d} TEBs" for d in range(found["depth_of_the_cut"] + 1)), *names):
+    for column in ("noise", *(f"{one['depth']} TEBs" for one in found["levels"][0]["depths"]), *names):
         table.add_column(column, justify="right")
     for level in found["levels"]:
         best = [max((d[a]["top1"], d[a]["top5"]) for a in ("nearest", "linear", "learned")) for d in level["depths"]]

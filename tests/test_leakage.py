@@ -138,12 +138,14 @@ def test_a_run_is_attacked_by_depth_and_noise(tmp_path, monkeypatch, more):
     assert noisy["metrics"].keys() == clean["metrics"].keys() and noisy["metrics"]["loss"] != clean["metrics"]["loss"]
 
 
-def test_the_table_has_a_row_for_every_noise_and_the_runs_own_is_marked(tmp_path, monkeypatch):
+@pytest.mark.parametrize("only", [[], ["--cut-only"]])
+def test_the_table_has_a_row_for_every_noise_and_the_runs_own_is_marked(tmp_path, monkeypatch, only):
     monkeypatch.setattr(inversion, "_STEPS", 5)
     run_dir = saved_run(tmp_path, **{"privacy.activation-clip": 4.0, "privacy.activation-noise": 0.25})
-    result = CliRunner().invoke(app, ["leakage", str(run_dir), "--noise", "0", "--tokens", "200"])
+    result = CliRunner().invoke(app, ["leakage", str(run_dir), "--noise", "0", "--tokens", "200", *only])
     assert result.exit_code == 0, result.output
     assert "0.25 (the run's)" in result.output and "2 TEBs" in result.output and "bleu" in result.output
+    assert ("1 TEBs" in result.output) == (not only)
 
 
 @pytest.mark.parametrize(

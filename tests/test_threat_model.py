@@ -1,0 +1,46 @@
+"""The threat model's page says what the code does: its settings are taken, its numbers are the code's."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from flower_app.config import RunConfig
+from strategies.aggregator import AggregatorConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+
+
+def settings_of(line):
+    return re.findall(r"`((?:privacy|model|aggregator)\.[a-z-]+) = ([^`]+)`", line)
+
+
+@pytest.mark.parametrize("line", [line for line in PAGE.splitlines() if settings_of(line)])
+def test_the_settings_of_a_line_are_taken(line):
+    # What a setting needs beside it stands elsewhere on the page.
+    needed = {"privacy.update-clip": 1.0} if "update-mechanism" in line else {}
+    alone = [{key: tomllib.loads(f"value = {value}")["value"]} for key, value in settings_of(line)]
+    together = {key: value for one in alone for key, value in one.items()}
+    mechanisms = re.findall(r'"((?:server|client)-(?:fixed|adaptive))"', line)
+    for flat in [{"privacy.update-mechanism": name} for name in mechanisms] or [together]:
+        assert RunConfig.from_flat(needed | flat)
+
+
+def test_the_robust_rules_need_as_many_clusters_as_the_page_says():
+    rows = re.findall(r"^\| (`.*?`) \| .* \| (\d+) \| (\d+).*?\| .* \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 4
+    for names, *fewest in rows:
+        for name in re.findall(r"`([a-z-]+)`", names):
+            assert [AggregatorConfig(name=name, malicious=f).fewest for f in (1, 2)] == [int(n) for n in fewest], name
+
+
+def test_every_test_and_link_of_the_page_is_there():
+    tests = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").glob("test_*.py"))
+    for name in re.findall(r"`(?:tests/)?(test_\w+\.py)`", PAGE):
+        assert (ROOT / "tests" / name).is_file(), name
+    for name in re.findall(r"`(test_\w+)`", PAGE):
+        assert f"def {name}(" in tests, name
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGE):
+        assert (ROOT / "docs" / link).exists(), link

@@ -38,7 +38,7 @@ from client_pipeline.runtime.fault_injection import FaultConfig, server_dies
 
 RATES = {"device": 0.10, "cluster": 0.05, "stream": 0.02}
 POLL_S, SAMPLE_S, SAY_S = 0.1, 3.0, 30.0
-END_S = 60.0
+END_S = 120.0
 """Time for the processes of a run to be gone once it has ended [s]."""
 MOST_STARTS = 25
 
@@ -296,7 +296,7 @@ def table(found: dict[str, Any]) -> str:
         for n, row in enumerate(cells):
             lines.append("| " + " | ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)) + " |")
             if n == 0:
-                lines.append("| " + " | ".join("---" for _ in row) + " |")
+                lines.append("| " + " | ".join("-" * width for width in widths) + " |")
 
     for key, value in found["summary"].items():
         lines.append(f"{key.replace('_', ' '):<40} {_cell(value)}")

@@ -113,8 +113,9 @@ class Soaked:
         command = [sys.executable, "-m", "flower_app.cli", "run"]
         if list(self.run_dir.glob("checkpoint/round-*")):
             return [*command, "--resume", str(self.run_dir)]
-        # Nothing to go on from: what was begun is worth nothing.
-        shutil.rmtree(self.run_dir, ignore_errors=True)
+        # Nothing to go on from; its logs say why.
+        if self.run_dir.exists():
+            self.run_dir.rename(self.folder / f"run-given-up-{time.time():.0f}")
         for key, value in {**self._settings, "run-dir": self.run_dir}.items():
             command += ["--set", f"{key}={value}"]
         return command

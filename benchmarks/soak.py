@@ -5,7 +5,7 @@ probability 10 %, the control unit with 5 %, the stream is cut with 2 %; the ser
 of the run, and ``--resume`` goes on. All of it is injected by ``[faults]``. Reported: whether each injected fault is in
 ``rounds.jsonl`` once; the longest round; memory, processes and files; the metric beside that of the run without
 faults; seconds from a fault to the next finished micro-batch and round, beside a restart from the checkpoint, where a
-device's death ends the run (one cluster that needs both of its devices).
+device's death ends the run (one cluster, with a copy of the TEBs at the beginning of a round alone).
 
     python benchmarks/soak.py [--rounds 200] [--folder FOLDER] [--set key=value ...] [--json]
 
@@ -38,19 +38,19 @@ from client_pipeline.runtime.fault_injection import FaultConfig, server_dies
 
 RATES = {"device": 0.10, "cluster": 0.05, "stream": 0.02}
 POLL_S, SAMPLE_S, SAY_S = 0.1, 3.0, 30.0
-END_S = 60.0
+END_S = 120.0
 """Time for the processes of a run to be gone once it has ended [s]."""
 MOST_STARTS = 25
 
 SCENARIO = """
 format = "collapipe-scenario/1"
-clusters = {clusters}
+clusters = 2
 devices = 2
 seed = 0
 [device]
-flop-per-cycle = {{ min = 10.0, max = 24.0 }}
-frequency-ghz = {{ min = 0.4, max = 0.8 }}
-memory-gb = {memory}
+flop-per-cycle = { min = 10.0, max = 24.0 }
+frequency-ghz = { min = 0.4, max = 0.8 }
+memory-gb = 1.5
 [block]
 memory-gb = 0.375
 [planner]
@@ -113,8 +113,9 @@ class Soaked:
         command = [sys.executable, "-m", "flower_app.cli", "run"]
         if list(self.run_dir.glob("checkpoint/round-*")):
             return [*command, "--resume", str(self.run_dir)]
-        # Nothing to go on from: what was begun is worth nothing.
-        shutil.rmtree(self.run_dir, ignore_errors=True)
+        # Nothing to go on from; its logs say why.
+        if self.run_dir.exists():
+            self.run_dir.rename(self.folder / f"run-given-up-{time.time():.0f}")
         for key, value in {**self._settings, "run-dir": self.run_dir}.items():
             command += ["--set", f"{key}={value}"]
         return command
@@ -195,17 +196,20 @@ def end(launcher: subprocess.Popen[bytes], family: Family) -> list[str]:
 
 
 class Restarts:
-    """Kills a device, or the server, once each after given rounds: both end a run that needs all its devices."""
+    """Kills a device, or the server, in the middle of the rounds that follow given ones, once each."""
 
     def __init__(self, run: Soaked, kills: dict[int, str]) -> None:
         self._run, self._kills = run, kills
+        self._last = time.monotonic()
 
     def __call__(self, round_: int, family: Family) -> None:
+        took, self._last = time.monotonic() - self._last, time.monotonic()
         what = self._kills.get(round_)
         done = self._run.folder / "kills.jsonl"
         if what is None or (done.exists() and f'"round": {round_},' in done.read_text()):
             return
-        time.sleep(0.3)  # into the next round
+        # A process' first round is no measure: it starts the devices.
+        time.sleep(min(0.6 * took, 2.0))
         found = family.find("ray::Device" if what == "device" else "flwr-simulation")
         self._run.note("kills.jsonl", round=round_, kind=what, found=len(found))
         for process in found[:1] if what == "device" else found:
@@ -261,8 +265,7 @@ def soak(folder: Path, num_rounds: int, restarts: int, seed: int, arguments: arg
     folder.mkdir(parents=True, exist_ok=True)
     sets = dict(item.split("=", 1) for item in arguments.sets)
     common = {**SETTINGS, **{key: value for key, value in sets.items() if not key.startswith("faults.")}}
-    for name, clusters, memory in (("two", 2, 1.5), ("needed", 1, 0.75)):
-        (folder / f"{name}.toml").write_text(SCENARIO.format(clusters=clusters, memory=memory))
+    (folder / "two.toml").write_text(SCENARIO)
     faults = fault_config(num_rounds, seed)
     ours = {**common, "num-rounds": num_rounds, "scenario": folder / "two.toml"}
     injected = {f"faults.{key}": getattr(faults, key) for key in ("device", "cluster", "stream", "server", "seed")}
@@ -274,7 +277,9 @@ def soak(folder: Path, num_rounds: int, restarts: int, seed: int, arguments: arg
     }
     if restarts:
         kills = {2 + n: ("device", "server")[n % 2] for n in range(2 * restarts)}
-        alone = {**common, "num-rounds": max(kills) + 2, "scenario": folder / "needed.toml", "strategy": "FedAvg"}
+        alone = {**common, "num-rounds": max(kills) + 2, "scenario": folder / "two.toml", "strategy": "FedAvg"}
+        # No copies to go on from, and nobody else to go on with: a device's death ends the run.
+        alone |= {"runtime.snapshots": "round", "num-clusters": 1, "local-steps": 8}
         runs["restarts"] = Soaked(folder / "restarts", alone, arguments.stall)
         runs["restarts"].at = Restarts(runs["restarts"], kills)
     for run in runs.values():
@@ -296,7 +301,7 @@ def table(found: dict[str, Any]) -> str:
         for n, row in enumerate(cells):
             lines.append("| " + " | ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)) + " |")
             if n == 0:
-                lines.append("| " + " | ".join("---" for _ in row) + " |")
+                lines.append("| " + " | ".join("-" * width for width in widths) + " |")
 
     for key, value in found["summary"].items():
         lines.append(f"{key.replace('_', ' '):<40} {_cell(value)}")

@@ -145,10 +145,11 @@ def memory_of(run: Path) -> list[Json]:
         if not own:
             continue
         first, last = own[0]["round"], own[-1]["round"]
+        # The last samples may be of the end, or of the scoring of the test set.
+        own = [s for s in own if s["round"] < last] or own
         tenth = min(start["round"] + 10, (first + last) // 2)
-        early = [s for s in own if tenth <= s["round"] < tenth + 10]
-        # The last sample may already be of the scoring of the test set.
-        late = [s for s in own if s["round"] >= last - max((last - first) // 10, 1) and s["round"] < last] or own[-1:]
+        early = [s for s in own if tenth <= s["round"] < tenth + 10] or own[:1]
+        late = [s for s in own if s["round"] >= last - max((last - first) // 10, 1)] or own[-1:]
         median = {
             f"{name}_{when}": statistics.median(s[key] for s in part)
             for when, part in (("early", early), ("end", late))

@@ -31,7 +31,7 @@ EXIT_CODES = {FINISHED: 0, FAILED: 1, BAD_INPUT: 2, INFEASIBLE: 3, INTERRUPTED: 
 
 _LAST_WORDS_S = 2.0
 """Time for a summary to appear after the processes ended [s]."""
-_SUBMISSION_S = 120.0
+_SUBMISSION_S = 300.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Stop|Failure)\b(: .*)?$")
 

@@ -23,7 +23,7 @@ CONNECTION = "own"
 SIMULATION = "flwr-simulation"
 """Program in which the server app and, through Ray, the client apps run."""
 
-_START_S = 90.0
+_START_S = 240.0
 _TASK_POLL_S = 0.1
 _SOCKET_ROOM = 30
 """Longest folder for Ray [characters]: it makes sockets deep inside, whose paths may have 107 in all."""

@@ -186,7 +186,7 @@ def test_a_run_is_given_up_when_nobody_is_left_to_end_it():
     assert death(submission=0) == "the simulation ended without a result"
     assert death(submission=2) == "flwr run did not accept the app"
     assert death(server=1, simulation=os.getpid()) == "the SuperLink ended with exit code 1; see superlink.log"
-    assert death() == "" and death(waited_s=1e6) == "no simulation started within 120 s; see superlink.log"
+    assert death() == "" and death(waited_s=1e6) == "no simulation started within 300 s; see superlink.log"
 
 
 def test_an_interrupted_run_ends_everything_and_says_so(tiny_app, run_dir):

@@ -80,6 +80,20 @@ def test_a_device_killed_in_a_step_changes_nothing(units, undisturbed, kind, mic
     unit.close()
 
 
+def test_a_cluster_that_loses_all_its_devices_at_once_waits_for_them_and_loses_nothing(units, undisturbed):
+    # Devices that are killed are started again: the round used to be lost while they were on their way.
+    expected, results = undisturbed
+    unit = units()
+    once(unit, round_=2, step=2, kind="G", micro_batch=1, act=lambda: [kill(unit, device) for device in range(3)])
+    weights, disturbed = within(HANG_S, train, unit, initial())
+    assert_equal(weights, expected)
+    assert [r.loss for r in disturbed] == [r.loss for r in results]
+    found = faults(disturbed)
+    assert sorted(device for kind, device, _, _ in found if kind == "device") == [0, 1, 2]
+    assert any(kind == "joined" for kind, *_ in found)
+    unit.close()
+
+
 def test_what_a_control_unit_has_recorded_can_be_read_when_it_is_lost_later_in_the_round(units, tmp_path):
     unit, found = units(folder=tmp_path), []
     once(unit, round_=1, step=1, kind="G", micro_batch=1, act=lambda: kill(unit, 1))

@@ -99,6 +99,8 @@ class ControlUnit:
         self._link: DecoderLink | None = None
         """Of the round in progress."""
         self._num_kept, self._keeping = 0, threading.Lock()
+        self._cut_s: list[float] = []
+        """Of each cut of the round's stream: from when it was noticed to the next finished micro-batch [s]."""
         self._lost_at = setup.lost_at
         self._own_head: HeadTrainer | None = None
         self.restored = False
@@ -147,7 +149,7 @@ class ControlUnit:
             start = time.perf_counter()
             optimizer = self._optimizer_state()
             link: DecoderLink | None = None
-            self._num_kept = 0
+            self._num_kept, self._cut_s = 0, []
             fault_files.keep(self.setup.folder, order.round, [])
             try:
                 # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
@@ -264,6 +266,8 @@ class ControlUnit:
                 self.recovery.records.append(self._restarted(time.time() - self._lost_at))
                 self._lost_at = None
             self.recovery.finished_micro_batch()
+            for noticed, _, _ in getattr(self._link, "cuts", ())[len(self._cut_s) :]:
+                self._cut_s.append(time.monotonic() - noticed)
         self._keep_faults()
         if self.setup.faults.any:
             here = ray.get_runtime_context().get_node_id()
@@ -311,11 +315,11 @@ class ControlUnit:
                 round=self.recovery.round,
                 step=0,
                 recovered=True,
-                seconds=seconds,
+                seconds=self._cut_s[i] if i < len(self._cut_s) else None,
                 bytes=size,
                 reason="the stream to the decoder was cut, and opened again",
             )
-            for _, seconds, size in getattr(link, "cuts", ())
+            for i, (_, _, size) in enumerate(getattr(link, "cuts", ()))
         ]
 
     def _head(self) -> HeadTrainer:

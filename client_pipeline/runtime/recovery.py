@@ -20,6 +20,9 @@ logger = logging.getLogger("collapipe.recovery")
 _KINDS = {KILLED: "device", FROZEN: "freeze", PARTED: "link"}
 _TRIES = 3
 """How often devices may lose each other in a row without anyone being gone."""
+_STARTS, _LOOK_S = 3.0, 0.2
+"""How many times as long as the devices took to start they are waited for if the round cannot go on without them; and
+how often they are looked for [s]."""
 
 
 class Recovery:
@@ -65,13 +68,17 @@ class Recovery:
         self.round, self.step, self._replayable = round_, 0, True
         self._replan, self._decoder_wait_s = replan, decoder_wait_s
         self._pipeline.deadline.begin()
+        self.plan = self._awaited(plan, self._usable(plan))
+        self.use(self.plan)
+
+    def _usable(self, plan: ClusterPlan) -> list[int]:
+        """Devices that can be planned with; those that have come back are recorded."""
         away = set(self._pipeline.pool.lost)
         usable = self._pipeline.usable(range(len(plan.delta)))
         for device in sorted(away & set(usable)):
-            logger.warning("cluster %s, round %s: device %s is back", self._cluster, round_, device)
+            logger.warning("cluster %s, round %s: device %s is back", self._cluster, self.round, device)
             self.records.append(self._record("joined", device, "it answers again", recovered=True))
-        self.plan = self._fitting(plan, usable)
-        self.use(self.plan)
+        return usable
 
     def begin_step(self, step: int, replayable: bool) -> None:
         """Say which local step comes, and whether the TEBs can be put back to its beginning."""
@@ -153,8 +160,21 @@ class Recovery:
                 f"{fault}; runtime.snapshots = round keeps no copy of step {self.step - 1}: the round is lost; "
                 "runtime.snapshots = step would play the step again"
             )
-        self.plan = self._fitting(self.plan, usable)
+        self.plan = self._awaited(self.plan, usable)
         logger.warning("cluster %s goes on with %s", self._cluster, self.plan.segments())
+
+    def _awaited(self, plan: ClusterPlan, usable: list[int]) -> ClusterPlan:
+        """A plan that fits; if those who are left cannot hold the TEBs, wait for others: they are being started."""
+        pool = self._pipeline.pool
+        until = time.monotonic() + min(_STARTS * pool.patience_s, pool.runtime.timeout)
+        while True:
+            try:
+                return self._fitting(plan, usable)
+            except LostRound:
+                if not pool.lost or time.monotonic() > until:
+                    raise
+            time.sleep(_LOOK_S)
+            usable = self._usable(plan)
 
     def _fitting(
         self, plan: ClusterPlan, usable: list[int], slowdown: Mapping[int, float] | None = None

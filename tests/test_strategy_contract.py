@@ -2,14 +2,20 @@
 
 import json
 import math
+import re
+from dataclasses import replace
+from importlib.resources import files
 
 import pytest
-from test_end_to_end import collapipe, rounds, sets
+from test_end_to_end import TINY, rounds
 
 from client_pipeline.partition.plan import read_plans
 from client_pipeline.system.scenario import load_scenario
 from flower_app.config import RunConfig
+from flower_app.config_sources import load_config
+from flower_app.report.pictures import write_pictures
 from flower_app.saved_model import load_model
+from flower_app.session import train_each
 from flower_app.strategy_choice import BASELINES, check_first_round, check_pace, make_planner
 from flower_app.training_network import training_scenario
 
@@ -42,14 +48,32 @@ def test_the_cases_hold_every_baseline():
     assert BASELINES.keys() <= CASES.keys()
 
 
-@pytest.mark.timeout(600)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """All cases and the one with energy queues, one after the other in one simulation: their run directories."""
+    folder = tmp_path_factory.mktemp("contract")
+    (folder / "two.toml").write_text(SCENARIO)
+    physical = (files("configs") / "scenarios" / "physical.toml").read_text()
+    (folder / "physical.toml").write_text(
+        re.sub(r"(?m)^clusters = 3\ndevices = 6$", "clusters = 2\ndevices = 3", physical)
+    )
+    common = TINY | {"num-rounds": 2, "evaluate-every": 1, "scenario": folder / "two.toml"}
+    cases = {**CASES, "energy-queue": {"scenario": folder / "physical.toml"}}
+    wanted = {
+        name: load_config(None, [f"{key}={value}" for key, value in (common | more).items()])
+        for name, more in cases.items()
+    }
+    run_dirs = {name: folder / "runs" / name.replace(":", "-") for name in wanted}
+    configs = [replace(config, run_dir=str(run_dirs[name])) for name, config in wanted.items()]
+    train_each(configs, folder / "session", print)
+    return run_dirs
+
+
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", CASES)
-def test_a_strategy_trains_and_accounts_for_every_round(name, tmp_path):
-    (tmp_path / "two.toml").write_text(SCENARIO)
-    more = {"scenario": tmp_path / "two.toml", "num-rounds": 2, "evaluate-every": 1, **CASES[name]}
-    result = collapipe("run", *sets(**more), cwd=tmp_path)
-    assert result.returncode == 0, result.stderr[-3000:]
-    run_dir = tmp_path / "runs" / "latest"
+def test_a_strategy_trains_and_accounts_for_every_round(name, trained):
+    run_dir = trained[name]
+    write_pictures(run_dir)
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
     lines = rounds(run_dir)
     assert [line["round"] for line in lines] == [1, 2]
@@ -95,12 +119,9 @@ def check_costs(virtual, line):
     assert virtual["energy_j"] == pytest.approx(sum(spent))
 
 
-@pytest.mark.timeout(600)
-def test_an_energy_queue_makes_the_powers_those_of_successive_convex_approximation(tmp_path):
-    more = {"scenario": "physical", "num-rounds": 2}
-    result = collapipe("run", *sets(**more), cwd=tmp_path)
-    assert result.returncode == 0, result.stderr[-3000:]
-    first, second = rounds(tmp_path / "runs" / "latest")
+@pytest.mark.timeout(1200)
+def test_an_energy_queue_makes_the_powers_those_of_successive_convex_approximation(trained):
+    first, second = rounds(trained["energy-queue"])
     for line in (first, second):
         found = line["plan"]["power_control"]
         chosen = [c for c in line["virtual"]["clusters"] if c["selected"]]

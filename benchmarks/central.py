@@ -5,6 +5,8 @@ It takes the same configuration as ``collapipe run``, and no more of Flower, Ray
     python benchmarks/central.py --config multi30k-tiny --set data.path=FOLDER --batch-size 128 \
         --samples 258000 --evaluate-at 87000,174000,258000
 
+``gradient-accumulation`` and ``runtime.precision`` count as in a run: a step has so many joint batches.
+
 ``--save FOLDER`` keeps the trained model; ``--set model.from=FOLDER`` starts another training from it.
 
 Such a model reached greedy BLEU 10.8 / 26.9 / 30.0 on Multi30K tok after 87k / 174k / 258k samples when first measured.
@@ -22,9 +24,10 @@ from typing import Any
 
 import torch
 
-from client_pipeline.partition.parts import ModelParts, target_weight, targets
+from client_pipeline.partition.parts import Batch, ModelParts, target_weight, targets
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
+from client_pipeline.runtime.precision import autocast
 from client_pipeline.system.scenario import load_scenario
 from flower_app.config_sources import load_config
 from flower_app.saved_model import save_model
@@ -35,10 +38,20 @@ class CentralTraining:
     """One model, one optimizer, one process."""
 
     def __init__(
-        self, parts: ModelParts, data: ClusterData, optimizer: OptimizerConfig, batch_size: int, seed: int
+        self,
+        parts: ModelParts,
+        data: ClusterData,
+        optimizer: OptimizerConfig,
+        batch_size: int,
+        seed: int,
+        *,
+        gradient_accumulation: int = 1,
+        precision: str = "float32",
     ) -> None:
         self.parts = parts
         self.data = data
+        self.gradient_accumulation = gradient_accumulation
+        self.precision = precision
         self.optimizer = PartOptimizer(dict(parts.named_parameters()), optimizer)
         self.order = DataOrder(len(data), batch_size, seed, cluster=0)
         self.device = next(parts.head.parameters()).device
@@ -47,14 +60,31 @@ class CentralTraining:
 
     def train_step(self) -> float:
         """Take one step, return the mean loss per target (label smoothing and class weights included)."""
+        first = self.step * self.gradient_accumulation + 1
+        batches = [
+            self.data.collate(self.order.next_batch(), seed=first + i) for i in range(self.gradient_accumulation)
+        ]
+        weight = sum(target_weight(targets(batch)) for batch in batches)
+        mean = 0.0
+        for batch in batches:
+            loss = self._loss_sum({name: tensor.to(self.device) for name, tensor in batch.items()}) / weight
+            loss.backward()
+            mean += float(loss.detach())
         self.step += 1
-        batch = self.data.collate(self.order.next_batch(), seed=self.step)
-        weight = target_weight(targets(batch))
-        loss = self.parts.loss_sum({name: tensor.to(self.device) for name, tensor in batch.items()}) / weight
-        loss.backward()
         clip = self.optimizer.config.clip_norm
         self.optimizer.apply(self.step, clip_scale(clip, self.optimizer.gradient_norm_sq()) if clip else 1.0)
-        return float(loss.detach())
+        return mean
+
+    def _loss_sum(self, batch: Batch) -> torch.Tensor:
+        """Compute the loss as the pipeline does: what goes from part to part is float32 at any precision."""
+        mask_BT = batch["attention_mask"]
+        with autocast(self.precision, self.device):
+            x_BTD = self.parts.embedding(batch).float()
+            mask = self.parts.mask_form(mask_BT, x_BTD.dtype)
+            for block in self.parts.blocks:
+                x_BTD = block(x_BTD, mask).float()
+            loss: torch.Tensor = self.parts.head(x_BTD, mask_BT, targets(batch))
+        return loss
 
 
 def arguments() -> argparse.Namespace:
@@ -80,7 +110,8 @@ def main() -> int:
         batch_size = args.batch_size or config.batch_size * (
             config.num_clusters or load_scenario(config.scenario).num_clusters
         )
-        steps = -(-args.samples // batch_size)
+        samples = batch_size * config.gradient_accumulation
+        steps = -(-args.samples // samples)
         optimizer = replace(config.optimizer, total_steps=steps)
         chosen = task(config.task)
         prepared = chosen.prepare(config.data, config.model, config.seed, num_clusters=1)
@@ -89,16 +120,24 @@ def main() -> int:
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    marks = {-(-int(mark) // batch_size) for mark in args.evaluate_at.split(",") if mark} | {steps}
+    marks = {-(-int(mark) // samples) for mark in args.evaluate_at.split(",") if mark} | {steps}
     parts = prepared.build(config.seed)
     for module in (parts.embedding, parts.blocks, parts.head):
         module.to(args.device)
-    training = CentralTraining(parts, data, optimizer, batch_size, config.seed)
+    training = CentralTraining(
+        parts,
+        data,
+        optimizer,
+        batch_size,
+        config.seed,
+        gradient_accumulation=config.gradient_accumulation,
+        precision=config.runtime.precision,
+    )
     size = sum(p.numel() for _, p in parts.named_parameters())
     say = sys.stderr if args.json else sys.stdout
     print(
         f"{len(data)} examples ({data.truncated} sequences cut), vocabulary {prepared.spec.config['vocab_size']}, "
-        f"{size:,} parameters, batch {batch_size}, {steps} steps on {args.device}",
+        f"{size:,} parameters, {steps} steps of {samples} examples on {args.device}, {config.runtime.precision}",
         file=say,
     )
     rows: list[dict[str, Any]] = []
@@ -110,7 +149,7 @@ def main() -> int:
         if training.step in marks:
             score = prepared.evaluator.evaluate(parts, args.split)
             row = {
-                "samples": training.step * batch_size,
+                "samples": training.step * samples,
                 "steps": training.step,
                 "train_loss": sum(losses) / len(losses),
                 **score.metrics,

@@ -10,20 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.partition.families import library_families, max_length, merged
-from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ
+from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION
 from flower_app.saved_model import FOLDER, SavedModel, load_model
 from flower_app.tasks.tokenizer import TextTokenizer
 
 _SPECIAL_TOKENS = {
     "unk_token": ("[UNK]", "<unk>"),
-    "bos_token": ("<s>", "<|endoftext|>"),
-    "eos_token": ("</s>", "<|endoftext|>"),
-    "pad_token": ("[PAD]", "<pad>"),
     "cls_token": ("[CLS]", "<s>"),
     "sep_token": ("[SEP]", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
 }
-"""What the library wants to know of a tokenizer, and the names that tokens of that use go by."""
+"""What the library wants to know of a tokenizer beside begin, end and padding, and the names that such tokens go by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +61,9 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    if saved.spec.head in (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION):
+        # The library makes the way back from labels to ids only for the names that it gives itself.
+        model.config.label2id = {label: index for index, label in model.config.id2label.items()}
     try:
         model.save_pretrained(aside)
         if saved.tokenizer_json:
@@ -77,14 +77,13 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
     )
 
 
-def _marks(saved: SavedModel, tokenizer: Any) -> Any:
+def _marks(saved: SavedModel, own: TextTokenizer, tokenizer: Any) -> Any:
     """Put the marks around a text that the tasks put there themselves.
 
     A causal model, which goes on, has the first alone; the two sides of a translation have the last.
     """
     from tokenizers.processors import TemplateProcessing
 
-    own = TextTokenizer.from_json(saved.tokenizer_json)
     begin, end = (tokenizer.id_to_token(i) for i in (own.bos_id, own.eos_id))
     if begin is None or end is None:
         return None
@@ -97,11 +96,14 @@ def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer.from_str(saved.tokenizer_json)
+    tokenizer, own = Tokenizer.from_str(saved.tokenizer_json), TextTokenizer.from_json(saved.tokenizer_json)
     if tokenizer.post_processor is None:
-        tokenizer.post_processor = _marks(saved, tokenizer)
+        tokenizer.post_processor = _marks(saved, own, tokenizer)
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     special = {use: name for use, names in _SPECIAL_TOKENS.items() for name in names if name in known}
+    # Begin, end and padding are those that the model was trained with, whatever their names.
+    used = {"bos_token": own.bos_id, "eos_token": own.eos_id, "pad_token": own.pad_id}
+    special |= {use: name for use, i in used.items() if (name := tokenizer.id_to_token(i)) is not None}
     longest = max_length(saved.spec)
     limit = {} if longest is None else {"model_max_length": longest}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **limit, **special).save_pretrained(folder)

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_models import CONFIGS, tiny_spec
 
 from client_pipeline.link.compression import CompressionConfig
+from client_pipeline.link.update_codec import ErrorFeedback, update_codec
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
@@ -115,6 +117,23 @@ def test_compressed_bytes_are_what_is_planned_with(update, size):
     costs = model_costs(lora, sequence_length=128, batch_size=16, compression=compression)
     assert costs.upload_energy_bits == 8 * 12 * 4 * size
     assert costs.z_bits == costs.g_bits == 8 * 128 * (768 + 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "update", "lora"),
+    [(name, "top-k", None) for name in (*CONFIGS, "modernbert-mean", "deberta-v2-relative", "t5-1.1")]
+    + [("modernbert", "none", None), ("deberta-v2", "fp16", None)]
+    + [(name, "int8", LoraConfig(rank=2, targets="all-linear")) for name in ("modernbert", "deberta-v2", "marian")],
+)
+def test_planned_uploads_of_every_family_are_the_bytes_of_its_encoder(name, update, lora):
+    # Once TEB 0 stood for all: ModernBERT's norms before the attention were missing, DeBERTa's convolution was there
+    # as often as there are TEBs.
+    spec, compression = replace(tiny_spec(name), lora=lora), CompressionConfig(update=update, density=0.1)
+    weights, codec = build_parts(spec, seed=0).weights(head=False), update_codec(compression)
+    start = {key: torch.zeros_like(value) for key, value in weights.items()}
+    sent = ErrorFeedback(codec).compress(start, weights) if codec else weights
+    planned = model_costs(spec, sequence_length=6, batch_size=2, compression=compression).upload_energy_bits / 8
+    assert planned == sum(tensor.nbytes for tensor in sent.values())
 
 
 def test_c8_of_table2_lets_adapters_up_and_not_the_encoder():

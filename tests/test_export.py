@@ -69,6 +69,7 @@ def test_the_library_loads_an_exported_model_with_equal_outputs(tmp_path, name, 
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * max(1.0, float(expected.abs().max())))
     if "classification" in head:
         assert model.config.id2label == dict(enumerate(LABELS))
+        assert model.config.label2id == {label: i for i, label in enumerate(LABELS)}
     assert type(model).__name__ in json.loads((tmp_path / "out/config.json").read_text())["architectures"]
     # And the way back: the same weights, bit for bit.
     again = load_pretrained(str(tmp_path / "out"), head, server_layers=spec.config.get("server_layers", 0))
@@ -108,6 +109,29 @@ def test_an_exported_tokenizer_puts_the_marks_that_the_task_put(tmp_path, family
     save_run(tmp_path / "run", tiny_spec(family), json.dumps(text), {})
     export_run(tmp_path / "run", tmp_path / "out")
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("the cat")["input_ids"] == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>"), (0, 1, 2)),
+        (("<|endoftext|>",), (0, 0, 0)),
+        (("<pad>", "<s>", "</s>"), (1, 2, 0)),
+    ],
+    ids=["llama-3", "gpt2", "trained"],
+)
+def test_an_exported_tokenizer_knows_begin_end_and_padding_by_the_models_names(tmp_path, names, expected):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoTokenizer
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*names, *WORDS])}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(list(names))
+    save_run(tmp_path / "run", tiny_spec("llama"), tokenizer.to_str(), {})
+    export_run(tmp_path / "run", tmp_path / "out")
+    found = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == expected
+    assert found.decode(found("the cat sat")["input_ids"], skip_special_tokens=True) == "the cat sat"
 
 
 def test_a_run_without_a_tokenizer_is_exported_without_one(tmp_path):

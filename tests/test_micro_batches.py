@@ -74,3 +74,28 @@ def test_units_in_several_threads_do_not_disturb_each_others_dropout():
         thread.join(60)
     for unit, tensors in expected.items():
         assert all(torch.equal(a, b) for a, b in zip(tensors, found[unit], strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_dropout_on_a_gpu_is_that_of_the_unit_of_work():
+    step, ones = StepId(seed=7, round=1, step=1, cluster=0), torch.ones(1000, device="cuda")
+
+    def draw(unit):
+        with step.dropout(unit, 0):
+            return torch.nn.functional.dropout(ones, 0.5)
+
+    first, other = draw(0), draw(1)
+    assert torch.equal(first, draw(0)) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_gpu_generators_are_seeded_where_a_gpu_is_in_use_and_left_alone_elsewhere(monkeypatch, in_use):
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    step = StepId(seed=7, round=1, step=1, cluster=0)
+    with step.dropout(3, 2):
+        drawn = torch.rand(5)
+    assert seeds == ([step.dropout_seed(3, 2)] if in_use else [])
+    torch.manual_seed(step.dropout_seed(3, 2))
+    assert torch.equal(drawn, torch.rand(5))

@@ -1,11 +1,15 @@
 """Optimizers of parts together equal one optimizer of the whole, and learning rates follow their formulas."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from tiny_models import tiny_spec
 from torch import nn
 
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.parts import own_parameters
 from client_pipeline.runtime.optimizer import SCHEDULES, OptimizerConfig, PartOptimizer, clip_scale, gradients
 
 
@@ -122,6 +126,35 @@ def test_weight_decay_pulls_matrices_only():
     for name, parameter in module.named_parameters():
         factor = 0.95 if parameter.ndim > 1 else 1.0
         torch.testing.assert_close(parameter.detach(), factor * before[name])
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "biases"),
+    [
+        ("marian", {"trained_logits_bias": True}, {"head.final_logits_bias"}),
+        (
+            "t5",
+            {},
+            {
+                "embedding.relative_attention_bias.weight",
+                "head.decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            },
+        ),
+    ],
+)
+def test_weight_decay_leaves_out_biases_that_are_matrices(family, more, biases):
+    spec = tiny_spec(family)
+    parts = build_parts(replace(spec, config={**spec.config, **more}), seed=0)
+    for parameter in dict(parts.named_parameters()).values():
+        torch.nn.init.ones_(parameter)
+        parameter.grad = torch.zeros_like(parameter)
+    for part in (parts.embedding, *parts.blocks, parts.head):
+        PartOptimizer(own_parameters(part), OptimizerConfig(lr=0.1, weight_decay=0.5)).apply(1)
+    found = dict(parts.named_parameters())
+    assert all(found[name].ndim == 2 for name in biases)
+    for name, parameter in found.items():
+        factor = 1.0 if parameter.ndim < 2 or name in biases else 0.95
+        torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, factor), msg=name)
 
 
 def test_a_step_scales_the_waiting_gradients_and_forgets_them():

@@ -53,10 +53,14 @@ class StepId:
 
     @contextmanager
     def dropout(self, unit: int, micro_batch: int) -> Iterator[None]:
-        """Run one unit's forward pass of one micro-batch with torch's default generator seeded for it.
+        """Run one unit's forward pass of one micro-batch with torch's default generators seeded for it.
 
-        The generator belongs to the process, so units that run in several threads take turns here.
+        They belong to the process, so units that run in several threads take turns here.
         """
+        seed = self.dropout_seed(unit, micro_batch)
         with _GENERATOR_LOCK:
-            torch.default_generator.manual_seed(self.dropout_seed(unit, micro_batch))
+            torch.default_generator.manual_seed(seed)
+            # A part that is on a GPU draws there. To ask costs nothing, and wakes no driver where there is none.
+            if torch.cuda.is_initialized():
+                torch.cuda.manual_seed_all(seed)
             yield

@@ -23,7 +23,7 @@ class OptimizerConfig:
     momentum: float = 0.0
     """SGD only."""
     weight_decay: float = 0.0
-    """Decoupled for AdamW; matrices only, never biases or norms."""
+    """Decoupled for AdamW; matrices only, never norms or what is named bias."""
     beta1: float = 0.9
     beta2: float = 0.98
     eps: float = 1e-9
@@ -75,8 +75,10 @@ class PartOptimizer:
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
         self.parameters = dict(parameters)
         self.config = config
-        decay = [p for p in self.parameters.values() if p.ndim > 1]
-        plain = [p for p in self.parameters.values() if p.ndim <= 1]
+        # A bias need not be a vector: Marian's of the logits is [1, V], T5's of relative positions [buckets, heads].
+        decayed = {name: p.ndim > 1 and "bias" not in name for name, p in self.parameters.items()}
+        decay = [p for name, p in self.parameters.items() if decayed[name]]
+        plain = [p for name, p in self.parameters.items() if not decayed[name]]
         groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         groups = [group for group in groups if group["params"]]
         self._optimizer: torch.optim.Optimizer | None

@@ -28,8 +28,8 @@ class TebCosts(NamedTuple):
     num_parameters: int
     parameter_bytes: int
     """[byte]."""
-    trained: tuple[int, ...]
-    """Numbers of each tensor that is trained."""
+    trained_bytes: int
+    """Of those that are trained."""
     saved_bytes: int
     """Kept from the forward pass for the backward one [byte]."""
     activation_bits: int
@@ -38,6 +38,8 @@ class TebCosts(NamedTuple):
 
 def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     """Count one TEB of a model for one sample, forward and backward for real, on tensors without data.
+
+    It is TEB 0, and stands for all: one with more or less than the others (DeBERTa's convolution) is not told apart.
 
     Parameters
     ----------
@@ -75,7 +77,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
         backward_flop=backward.get_total_flops(),
         num_parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        trained=tuple(p.numel() for p in parameters if p.requires_grad),
+        trained_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         saved_bytes=sum(size for storage, size in saved.items() if storage not in weights),
         activation_bits=8 * y_BTD[0].numel() * y_BTD.element_size(),
     )
@@ -123,7 +125,7 @@ def model_costs(
     from client_pipeline.link.activation_codec import ActivationCodec
     from client_pipeline.link.compression import CompressionConfig
     from client_pipeline.link.update_codec import update_bytes
-    from client_pipeline.partition.families import adapter, build_embedding, build_head, tied
+    from client_pipeline.partition.families import adapter, build_block, build_embedding, build_head, tied
     from client_pipeline.partition.parts import own_parameters
 
     if optimizer not in OPTIMIZER_STATES:
@@ -133,7 +135,9 @@ def model_costs(
     with torch.device("meta"):
         embedding = own_parameters(build_embedding(spec))
         head = own_parameters(build_head(spec)) if whole else {}
-    sent = [p.numel() for p in (*embedding.values(), *head.values())] + [*teb.trained] * family.num_blocks(spec)
+        # TEBs need not be alike: ModernBERT's first has no norm before its attention, DeBERTa's alone a convolution.
+        blocks = [own_parameters(build_block(spec, index)) for index in range(family.num_blocks(spec))]
+    sent = [p.numel() for part in (embedding, *blocks, head) for p in part.values()]
     update_bits = 8.0 * sum(update_bytes(compression, numbers) for numbers in sent)
     activation_bits = 8.0 * sequence_length * ActivationCodec(compression.activations).row_bytes(family.width(spec))
     # A byte of mask a token; a label a sample, or a token (a translation is taken to be as long as its source).
@@ -142,7 +146,6 @@ def model_costs(
     shared = sum(embedding[name].numel() * embedding[name].element_size() for name in tied(spec).values())
     samples = local_steps * gradient_accumulation * batch_size
     stream_bits = samples * (activation_bits + target_bits) + 8.0 * (local_steps - 1) * shared
-    trained_bytes = sum(teb.trained) * torch.float32.itemsize
     return Costs(
         o_f=float(teb.forward_flop),
         o_b=float(teb.backward_flop),
@@ -155,6 +158,6 @@ def model_costs(
         upload_time_bits=update_bits + (0.0 if whole else stream_bits),
         upload_energy_bits=update_bits,
         block_memory=teb.parameter_bytes
-        + trained_bytes * (1.0 + OPTIMIZER_STATES[optimizer])
+        + teb.trained_bytes * (1.0 + OPTIMIZER_STATES[optimizer])
         + batch_size * teb.saved_bytes,
     )

@@ -98,7 +98,9 @@ class ControlUnit:
         self._slow_before: dict[int, float] = {}
         self._link: DecoderLink | None = None
         """Of the round in progress."""
-        self._num_kept, self._keeping = 0, threading.Lock()
+        self._kept: list[FaultRecord] = []
+        """Records of the round that outlive this process."""
+        self._keeping = threading.Lock()
         self._cut_s: list[float] = []
         """Of each cut of the round's stream: from when it was noticed to the next finished micro-batch [s]."""
         self._lost_at = setup.lost_at
@@ -149,7 +151,7 @@ class ControlUnit:
             start = time.perf_counter()
             optimizer = self._optimizer_state()
             link: DecoderLink | None = None
-            self._num_kept, self._cut_s = 0, []
+            self._kept, self._cut_s = [], []
             fault_files.keep(self.setup.folder, order.round, [])
             try:
                 # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
@@ -285,9 +287,9 @@ class ControlUnit:
         """Have the records so far outlive this process: whoever finds it gone adds them to the round's."""
         # Three threads of a step come here.
         with self._keeping:
-            if len(self.recovery.known) + len(getattr(self._link, "cuts", ())) != self._num_kept:
-                found = [*self.recovery.known, *self._cuts(self._link)]
-                self._num_kept = len(found)
+            found = [*self.recovery.known, *self._cuts(self._link)]
+            if found != self._kept:
+                self._kept = found
                 fault_files.keep(self.setup.folder, self.recovery.round, found)
 
     def _restarted(self, seconds: float) -> FaultRecord:

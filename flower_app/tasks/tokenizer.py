@@ -94,12 +94,15 @@ class TextTokenizer:
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[tuple[list[int], list[int]]]:
         """Return the ids of each sentence, and for each id the index of its word.
 
-        Every word has an id: one of which the tokenizer leaves nothing (a zero-width space, say) is unknown.
+        Every word has an id: one of which the tokenizer leaves nothing (a zero-width space, say) is unknown. Where the
+        tokenizer takes a space before a word for part of it (RoBERTa's byte-level BPE), every word has one, the first
+        too, as with ``add_prefix_space`` in the transformers library.
         """
+        space = " " if self._space_counts() else ""
         found: list[tuple[list[int], list[int]]] = []
         # encode_batch_fast would leave out which word a piece belongs to.
         for encoding in self._backend.encode_batch(
-            [list(words) for words in sentences], is_pretokenized=True, add_special_tokens=False
+            [[space + word for word in words] for words in sentences], is_pretokenized=True, add_special_tokens=False
         ):
             ids: list[int] = []
             owners: list[int] = []
@@ -115,6 +118,14 @@ class TextTokenizer:
                 owners += [word] * len(mine)
             found.append((ids, owners))
         return found
+
+    def _space_counts(self) -> bool:
+        """Whether a word is read otherwise with a space before it than without."""
+        splitter = self._backend.pre_tokenizer
+        if splitter is None:
+            return False
+        with_space, without = ([piece for piece, _ in splitter.pre_tokenize_str(text)] for text in (" a", "a"))
+        return bool(with_space != without)
 
     def words(self, text: str) -> list[str]:
         """Split a text where the tokenizer does: at blanks, at punctuation, at each Chinese character."""

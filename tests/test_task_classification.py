@@ -117,6 +117,21 @@ def test_a_hub_dataset_gives_its_classes_by_number(tmp_path):
     [
         ("a.tsv", "text\tlabel\na\tx\n\ty\n", r"data\.source-column: .*a\.tsv, line 3: the text is empty"),
         ("a.tsv", "text\tlabel\na\tx\nb\t\n", r"data\.label-column: .*a\.tsv, line 3: the label is empty"),
+        (
+            "a.jsonl",
+            '{"text": ["a"], "label": 1}',
+            r"data\.source-column: .*line 1: expected a text, found \['a'\]; name",
+        ),
+        (
+            "a.jsonl",
+            '{"text": {"en": "a"}, "label": 1}',
+            r"data\.source-column: .*line 1: expected a text, found \{'en'",
+        ),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": [1]}',
+            r"data\.label-column: .*line 1: expected a label, found \[1\]; name",
+        ),
         ("a.tsv", "text\tkind\na\tx\n", r"data\.label-column: .*a\.tsv, line 2: no column 'label', found text, kind"),
         ("a.tsv", "text\tlabel\na\tx\nb\n", r"data\.train-source: .*a\.tsv, line 3: expected 2 columns, found 1"),
         ("a.csv", 'text,label\na,x\n"b,y\n', r"data\.train-source: .*a\.csv, line 3: expected comma-separated cells"),

@@ -9,7 +9,7 @@ from torch import nn
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app.config import RunConfig
 from flower_app.strategy_choice import COLLAPIPE, check_first_round, check_pace, make_planner
-from flower_app.tasks.base import task
+from flower_app.tasks.base import TASKS, task
 from flower_app.training_network import of_clusters, training_scenario
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderService
@@ -33,8 +33,9 @@ def check_run(config: RunConfig) -> int:
     num_clusters = config.num_clusters or scenario.num_clusters
     planner = make_planner(config, of_clusters(scenario, num_clusters))
     data = config.data
-    if data.source == "generated":
-        # Text without end can only be too little for its clusters; so a little of it tells.
+    if data.source == "generated" and config.task.name in TASKS:
+        # Text without end can only be too little for its clusters; so a little of it tells. What a task of the user's
+        # own generates is not known: it may have its labels from all of its examples.
         few = min(data.num_examples, num_clusters)
         data = replace(data, num_examples=few, evaluation_examples=1, partition="iid")
     chosen = task(config.task)

@@ -141,6 +141,24 @@ def test_a_port_that_was_tried_is_free_for_the_run():
         assert check_run(load_config(None, [f"decoder.bind={bind}"])) == 3
 
 
+def test_a_task_of_ones_own_is_checked_with_all_that_it_generates(tmp_path, monkeypatch):
+    # Its labels are those of its training examples: of few examples, they would be too few.
+    (tmp_path / "my_kinds.py").write_text(
+        "from flower_app.tasks.classification import ClassificationTask\n"
+        "from flower_app.tasks.labelled import Examples\n"
+        "class Kinds(ClassificationTask):\n"
+        "    def generate(self, number, split, seed):\n"
+        "        texts, labels = ['a b'] * number, [str(i * 6 // number) for i in range(number)]\n"
+        "        return Examples(texts, labels, labels, lambda row, _: f'text {row}')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = ["task.name=my_kinds:Kinds", "model.family=bert", "data.num-examples=60", "data.evaluation-examples=12"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        bind = f"127.0.0.1:{probe.getsockname()[1]}"
+    assert check_run(load_config(None, [*mine, f"decoder.bind={bind}"])) == 3
+
+
 @pytest.mark.usefixtures("no_launch")
 @pytest.mark.parametrize(
     ("change", "message"),

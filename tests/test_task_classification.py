@@ -117,6 +117,21 @@ def test_a_hub_dataset_gives_its_classes_by_number(tmp_path):
     [
         ("a.tsv", "text\tlabel\na\tx\n\ty\n", r"data\.source-column: .*a\.tsv, line 3: the text is empty"),
         ("a.tsv", "text\tlabel\na\tx\nb\t\n", r"data\.label-column: .*a\.tsv, line 3: the label is empty"),
+        (
+            "a.jsonl",
+            '{"text": ["a"], "label": 1}',
+            r"data\.source-column: .*line 1: expected a text, found \['a'\]; name",
+        ),
+        (
+            "a.jsonl",
+            '{"text": {"en": "a"}, "label": 1}',
+            r"data\.source-column: .*line 1: expected a text, found \{'en'",
+        ),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": [1]}',
+            r"data\.label-column: .*line 1: expected a label, found \[1\]; name",
+        ),
         ("a.tsv", "text\tkind\na\tx\n", r"data\.label-column: .*a\.tsv, line 2: no column 'label', found text, kind"),
         ("a.tsv", "text\tlabel\na\tx\nb\n", r"data\.train-source: .*a\.tsv, line 3: expected 2 columns, found 1"),
         ("a.csv", 'text,label\na,x\n"b,y\n', r"data\.train-source: .*a\.csv, line 3: expected comma-separated cells"),
@@ -314,7 +329,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(pretrained_folder, tmp_pat
     other = train_wordpiece(("word" + chr(97 + i % 26) * (i % 5) for i in range(200)), 2000, False, False)
     (tmp_path / "tokenizer.json").write_text(other.to_json())
     config = DataConfig(**{**SMALL.__dict__, "max_length": 30, "tokenizer": str(tmp_path)})
-    with pytest.raises(ValueError, match=r"data\.tokenizer: its vocabulary of \d+ tokens does not match the \d+ of"):
+    with pytest.raises(ValueError, match=r"data\.tokenizer: .* gives the token '.+' the id .+, expected .+ as in "):
         prepare(config, options(pretrained=str(pretrained_folder)))
 
 
@@ -398,10 +413,10 @@ def test_the_readmes_task_of_ones_own_is_learned(tmp_path, monkeypatch):
     assert len(source.splitlines()) <= 30
     monkeypatch.syspath_prepend(tmp_path)
     chosen = task(TaskConfig(name="acceptability:AcceptabilityTask"))
-    data = DataConfig(num_examples=60, evaluation_examples=40, vocab_size=400, max_length=40)
-    prepared = chosen.prepare(data, options(), seed=0, num_clusters=2)
-    score = prepared.evaluator.evaluate(prepared.build(0), "test")
-    assert set(score.metrics) == set(chosen.scores) and -1 <= score.metrics["matthews"] <= 1
+    data = DataConfig(num_examples=800, evaluation_examples=100, vocab_size=480, max_length=40)
+    found = chosen.prepare(data, options(dropout=0.0), seed=0, num_clusters=2)
+    score = found.evaluator.evaluate(train("acceptability:AcceptabilityTask", found, data, steps=60), "test")
+    assert set(score.metrics) == set(chosen.scores) and score.metrics["matthews"] > 0.4
     assert {"good", "bad"} == set(score.references)
     assert chosen.metrics(["good", "bad"] * 2, ["good", "bad"] * 2)[0]["matthews"] == 1
     assert chosen.metrics(["good", "bad"] * 2, ["bad", "good"] * 2)[0]["matthews"] == -1

@@ -1,10 +1,15 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from task_cases import options
 
+from flower_app.tasks.base import TaskConfig
+from flower_app.tasks.causal_lm import CausalLMTask
 from flower_app.tasks.corpus import DataConfig, Pairs, count_files, load_pairs
 from flower_app.tasks.partition import partition
+from flower_app.tasks.plain_text import load_text
 
 ENGLISH = ["a dog", "a cat", "two birds"]
 GERMAN = ["ein Hund", "eine Katze", "zwei Vögel"]
@@ -122,9 +127,55 @@ def test_a_label_outside_the_list_is_refused(tmp_path):
     config = table(tmp_path, "a.jsonl", label_column="domain", labels="news, talks")
     assert load_pairs(config, "train", seed=0).labels == ["news", "talks"]
     config = table(tmp_path, "a.jsonl", label_column="domain", labels="news, law")
-    message = r"data\.labels: example 1 of the train data has the label 'talks' .* expected one of news, law"
+    message = r"data\.labels: .*a\.jsonl, line 2: found the label 'talks' in column 'domain', expected one of news, law"
     with pytest.raises(ValueError, match=message):
         load_pairs(config, "train", seed=0)
+    # Plain text is shared out by its labels just so.
+    with pytest.raises(ValueError, match=message):
+        load_text(replace(config, source_column="source"), "train", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.tsv", "source\ttarget\na\tb\n\tb\n", r"data\.source-column: .*a\.tsv, line 3: the sentence is empty"),
+        ("a.tsv", "source\ttarget\na\tb\n\t\n", r"data\.source-column: .*a\.tsv, line 3: the sentence is empty"),
+        ("a.jsonl", '{"source": "a", "target": null}\n', r"data\.target-column: .*a\.jsonl, line 1: the sentence is"),
+        (
+            "a.jsonl",
+            '{"source": ["a"], "target": "b"}\n',
+            r"data\.source-column: .*line 1: expected a text, found \['a'",
+        ),
+    ],
+)
+def test_a_row_without_a_sentence_is_refused_with_its_place(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        load_pairs(table(tmp_path, name), "train", seed=0)
+
+
+def test_an_empty_line_of_parallel_text_is_refused_with_its_number(tmp_path):
+    write(tmp_path, train_en=["a", "", "c"], train_de=["a", "b", "c"])
+    with pytest.raises(ValueError, match=r"data\.train-source: .*train\.en, line 2: the sentence is empty; remove"):
+        load_pairs(files(tmp_path), "train", seed=0)
+    write(tmp_path, train_en=["a", "b", "c"], train_de=["a", "b", " "])
+    with pytest.raises(ValueError, match=r"data\.train-target: .*train\.de, line 3: the sentence is empty; remove"):
+        load_pairs(files(tmp_path), "train", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.txt", "a\n\n \nb\n"), ("a.jsonl", '{"text": "a"}\n{"text": " "}\n{"text": null}\n{"text": "b"}')],
+)
+def test_empty_texts_are_left_out_and_the_run_says_how_many(tmp_path, caplog, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    config = table(tmp_path, name)
+    found = load_text(config, "train", seed=0)
+    assert (list(found.texts), found.skipped) == (["a", "b"], 2)
+    with caplog.at_level("WARNING", "flwr.collapipe.text"):
+        CausalLMTask(TaskConfig(name="causal-lm")).prepare(config, options(family="gpt2"), seed=0, num_clusters=1)
+    said = "2 empty texts of the {} data were left out, 2 stay".format
+    assert caplog.messages == [said(split) for split in ("train", "validation", "test")]
 
 
 def test_a_local_dataset_folder_is_read_through_datasets(tmp_path):

@@ -99,6 +99,8 @@ def test_a_hub_dataset_gives_its_tags_by_number(tmp_path):
         ("a.conll", "Anna\tB-PER\n\tO\n", r"a\.conll, line 2: expected a word before the tag"),
         ("a.conll", "Anna\tPER\n", r"a\.conll, line 1: expected a tag O, B-TYPE or I-TYPE, found 'PER'"),
         ("a.conll", "-DOCSTART- O\n\n", r"a\.conll has no sentence"),
+        ("a.conll", "a\tO\n \tB-X\n", r"data\.train-source: .*a\.conll, line 2: expected a word before the tag"),
+        ("a.jsonl", '{"tokens": ["a", " "], "tags": ["O", "O"]}', r"line 1: expected words, found ' ' among them"),
         ("a.jsonl", '{"tokens": [], "tags": []}', r"data\.source-column: .*a\.jsonl, line 1: the sentence is empty"),
         ("a.jsonl", '{"tokens": ["a"], "tags": ["O", "O"]}', r"a\.jsonl, line 1: 1 tokens have 2 tags"),
         ("a.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', r"a\.jsonl, line 1: expected words, found ''"),

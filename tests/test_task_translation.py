@@ -101,12 +101,16 @@ def test_long_sequences_are_cut_counted_and_still_end():
     assert exact.truncated == 0
 
 
-def test_an_empty_sentence_is_an_end_of_sentence():
-    pairs = Pairs(["", "a"], ["b", ""])
-    tokenizer = train_tokenizer(["a b"], 400, pretokenized=False)
-    batch = TranslationData.encode(pairs, tokenizer, max_length=4).collate([0, 1])
-    assert batch["input_ids"][0, 0] == tokenizer.eos_id
-    assert batch["labels"][1].tolist() == [tokenizer.eos_id, -100]
+def test_an_empty_sentence_is_refused_before_the_run(tmp_path):
+    (tmp_path / "a.en").write_text("a\n\n")
+    (tmp_path / "a.de").write_text("b\nc\n")
+    names = {
+        f"{split}_{side}": f"a.{end}"
+        for split in ("train", "test")
+        for side, end in (("source", "en"), ("target", "de"))
+    }
+    with pytest.raises(ValueError, match=r"data\.train-source: .*a\.en, line 2: the sentence is empty"):
+        task(TaskConfig()).check(DataConfig(source="files", path=str(tmp_path), **names), options(), 0, 1)
 
 
 def test_clusters_share_the_training_data_out_and_repeat_it(prepared):

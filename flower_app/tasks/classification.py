@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from client_pipeline.partition.spec import SEQUENCE_CLASSIFICATION
-from flower_app.tasks.corpus import DataConfig, texts
+from flower_app.tasks.corpus import INPUTS, LABELS, DataConfig
 from flower_app.tasks.encoded import EncodedText
 from flower_app.tasks.generated_labels import KINDS, classified
-from flower_app.tasks.labelled import INPUTS, LABELS, Examples, LabelledData, class_name, load_table
+from flower_app.tasks.labelled import Examples, LabelledData, load_table
 from flower_app.tasks.labelled_task import LabelledTask
+from flower_app.tasks.texts import Texts
 from flower_app.tasks.tokenizer import TextTokenizer
 
 
@@ -24,11 +25,11 @@ class ClassificationTask(LabelledTask[str]):
     def read(self, data: DataConfig, split: str, cluster: int | None) -> Examples[str]:
         """Read the two columns; an empty text or label is an error."""
         table = load_table(data, split, cluster, "text", "label")
-        inputs = texts(table.columns[INPUTS])
+        inputs = Texts(table.texts(INPUTS))
         for row, text in enumerate(inputs):
             if not text:
                 raise ValueError(f"{INPUTS}: {table.place(row)}: the text is empty; remove the line")
-        labels = [class_name(table, value, table.place(row)) for row, value in enumerate(table.columns[LABELS])]
+        labels = [table.class_name(LABELS, value, table.place(row)) for row, value in enumerate(table.columns[LABELS])]
         declared = tuple(table.class_names.get(LABELS, ()))
         return Examples(inputs, labels, labels, lambda row, _: table.place(row), declared)
 

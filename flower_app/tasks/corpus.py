@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ PARTITIONS = (
 OWN_FILES = ("files", "nodes")
 """Partitions in which each cluster reads a training file of its own."""
 LENGTH_CLASSES = 5
+INPUTS, LABELS = "data.source-column", "data.label-column"
+"""Keys of columns."""
+_TARGETS = "data.target-column"
 
 Classes = Sequence[str] | npt.NDArray[np.int64]
 """Class of each example."""
@@ -206,26 +209,53 @@ def load_pairs(config: DataConfig, split: str, seed: int, cluster: int | None = 
     Raises
     ------
     ValueError
-        For a missing or empty file, parallel files of unequal length, a missing column, a label outside the list. The
-        message names the key and the file.
+        For a missing or empty file, parallel files of unequal length, a missing column, an empty sentence, a label
+        outside the list. The message names the key and the file, and the line where there is one.
     """
     if config.source == "generated":
         number = config.num_examples if split == "train" else config.evaluation_examples
         drawn = generator.generate(number, split, seed if split == "train" else GENERATED_EVALUATION_SEED)
         return Pairs([source for source, _ in drawn], [target for _, target in drawn])
     if config.source == "hub":
-        pairs = _pairs(hub_table(config, split, _columns(config, split)).columns)
-    else:
-        pairs = _from_files(config, split, cluster)
-    if config.labels and pairs.labels is not None:
-        allowed = [label.strip() for label in config.labels.split(",")]
-        for number, label in enumerate(pairs.labels):
-            if label not in allowed:
+        return _pairs(config, hub_table(config, split, _columns(config, split)))
+    return _from_files(config, split, cluster)
+
+
+def listed(data: DataConfig) -> tuple[str, ...]:
+    """Return what ``data.labels`` lists; nothing where it is empty."""
+    if not data.labels.strip():
+        return ()
+    names = tuple(name.strip() for name in data.labels.split(","))
+    if double := [name for name, number in Counter(names).items() if number > 1 or not name]:
+        raise ValueError(
+            f"data.labels: expected distinct names with commas between, found {double[0]!r} in {data.labels!r}"
+        )
+    return names
+
+
+def read_labels(config: DataConfig, table: tables.Table) -> Sequence[str] | None:
+    """Read the label column that ``data.partition`` goes by; None: none was asked for.
+
+    Raises
+    ------
+    ValueError
+        For a label that is empty, or is not one of ``data.labels``, with its place.
+    """
+    if LABELS not in table.columns:
+        return None
+    allowed = listed(config)
+
+    def checked() -> Iterator[str]:
+        for row, value in enumerate(table.columns[LABELS]):
+            label = table.class_name(LABELS, value, table.place(row))
+            if allowed and label not in allowed:
                 raise ValueError(
-                    f"data.labels: example {number} of the {split} data has the label {label!r} in column "
-                    f"{config.label_column!r}, expected one of {', '.join(allowed)}"
+                    f"data.labels: {table.place(row)}: found the label {label!r} in column {config.label_column!r}, "
+                    f"expected one of {', '.join(allowed)}"
                 )
-    return pairs
+            yield label
+
+    return Texts(checked())
 
 
 def count_files(config: DataConfig) -> int:
@@ -273,9 +303,11 @@ def check_files(config: DataConfig, num_clusters: int) -> None:
 def _from_files(config: DataConfig, split: str, cluster: int | None) -> Pairs:
     source, target, key = file_of(config, split, cluster)
     if target is None:
-        return _pairs(tables.read_table(source, _columns(config, split), key).columns)
-    sources = Texts(line.strip() for line in lines(source, key))
-    targets = Texts(line.strip() for line in lines(target, key.replace("-source", "-target")))
+        return _pairs(config, tables.read_table(source, _columns(config, split), key))
+    sources, targets = (
+        Texts(_sentences(lines(path, file_key), f"{file_key}: {path}, line {{}}".format))
+        for path, file_key in ((source, key), (target, key.replace("-source", "-target")))
+    )
     if len(sources) != len(targets):
         raise ValueError(
             f"{key}: {source} has {len(sources)} lines, {target} has {len(targets)}; "
@@ -289,20 +321,25 @@ def _from_files(config: DataConfig, split: str, cluster: int | None) -> Pairs:
 
 
 def _columns(config: DataConfig, split: str) -> dict[str, str]:
-    columns = {"data.source-column": config.source_column or "source", "data.target-column": config.target_column}
+    columns = {INPUTS: config.source_column or "source", _TARGETS: config.target_column}
     # Only training text is shared out.
-    return columns | ({"data.label-column": config.label_column} if config.label_column and split == "train" else {})
+    return columns | ({LABELS: config.label_column} if config.label_column and split == "train" else {})
 
 
-def _pairs(columns: Mapping[str, list[Any]]) -> Pairs:
-    labels = columns.get("data.label-column")
-    return Pairs(
-        texts(columns["data.source-column"]),
-        texts(columns["data.target-column"]),
-        None if labels is None else texts(labels),
+def _pairs(config: DataConfig, table: tables.Table) -> Pairs:
+    sources, targets = (
+        Texts(_sentences(table.texts(key), lambda number, key=key: f"{key}: {table.place(number - 1)}"))
+        for key in (INPUTS, _TARGETS)
     )
+    return Pairs(sources, targets, read_labels(config, table))
 
 
-def texts(values: Iterable[Any]) -> Sequence[str]:
-    """Return the values of a column as stripped texts; a missing one is empty."""
-    return Texts("" if value is None else str(value).strip() for value in values)
+def _sentences(found: Iterable[str], place: Callable[[int], str]) -> Iterator[str]:
+    """Yield stripped sentences; ``place`` says where the one with a number, from 1, stands."""
+    empty = 0
+    for number, text in enumerate(found, 1):
+        empty = empty or (0 if text.strip() else number)
+        yield text.strip()
+    # At the end: a file without any text has a message of its own.
+    if empty:
+        raise ValueError(f"{place(empty)}: the sentence is empty; remove the pair from both sides")

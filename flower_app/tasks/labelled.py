@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch
-from flower_app.tasks.corpus import Classes, DataConfig, file_of, hub_table
+from flower_app.tasks.corpus import INPUTS, LABELS, Classes, DataConfig, file_of, hub_table
 from flower_app.tasks.encoded import EncodedText
 from flower_app.tasks.tables import TABLES, Table, read_table
 from flower_app.tasks.texts import Indices
 
 X = TypeVar("X")
 """An input, and its label: a text and its name; or words and their tags."""
-
-INPUTS, LABELS = "data.source-column", "data.label-column"
 
 
 @dataclass(frozen=True)
@@ -95,38 +92,6 @@ def load_table(data: DataConfig, split: str, cluster: int | None, inputs: str, l
     if path.suffix not in TABLES:
         raise ValueError(f"{key}: expected a table ({', '.join(TABLES)}), found {path}")
     return read_table(path, columns, key)
-
-
-def class_name(table: Table, value: Any, place: str) -> str:
-    """Return a label as a name: a dataset may number its classes.
-
-    Raises
-    ------
-    ValueError
-        For a number without a name, or an empty label.
-    """
-    names = table.class_names.get(LABELS)
-    if names is None:
-        name = "" if value is None else str(value).strip()
-    elif isinstance(value, int) and 0 <= value < len(names):
-        name = names[value]
-    else:
-        raise ValueError(f"{LABELS}: {place}: expected the number of one of {len(names)} classes, found {value!r}")
-    if not name:
-        raise ValueError(f"{LABELS}: {place}: the label is empty")
-    return name
-
-
-def listed(data: DataConfig) -> tuple[str, ...]:
-    """Return what ``data.labels`` lists; nothing where it is empty."""
-    if not data.labels.strip():
-        return ()
-    names = tuple(name.strip() for name in data.labels.split(","))
-    if double := [name for name, number in Counter(names).items() if number > 1 or not name]:
-        raise ValueError(
-            f"data.labels: expected distinct names with commas between, found {double[0]!r} in {data.labels!r}"
-        )
-    return names
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:

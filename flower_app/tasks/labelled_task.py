@@ -17,9 +17,9 @@ from client_pipeline.partition.families import max_length
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from client_pipeline.partition.spec import ModelSpec
 from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
-from flower_app.tasks.corpus import GENERATED_EVALUATION_SEED, OWN_FILES, DataConfig
+from flower_app.tasks.corpus import GENERATED_EVALUATION_SEED, OWN_FILES, DataConfig, listed
 from flower_app.tasks.encoded import evaluating
-from flower_app.tasks.labelled import Examples, LabelledData, X, balanced_weights, in_order, listed
+from flower_app.tasks.labelled import Examples, LabelledData, X, balanced_weights, in_order
 from flower_app.tasks.partition import training_share, training_shares
 from flower_app.tasks.start import check_model, load_start, ready_tokenizer
 from flower_app.tasks.tokenizer import TextTokenizer, train_wordpiece

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,9 @@ from flower_app.tasks.partition import training_share, training_shares
 from flower_app.tasks.plain_text import PlainText, load_text
 from flower_app.tasks.start import check_model, load_start, ready_tokenizer
 from flower_app.tasks.tokenizer import TextTokenizer
+
+# Not flwr's own: control units' actors, which import this, do without flwr.
+logger = logging.getLogger("flwr.collapipe.text")
 
 _EVALUATION_SEED = 0
 """What is random in held-out batches is the same each time, so that scores can be compared."""
@@ -68,6 +72,7 @@ class LanguageModelTask(ABC):
             For all that cannot be loaded, or a cluster without text.
         """
         shares, sizes, tokenizer = self._load(data, model, seed, num_clusters)
+        _say_skipped(shares, "train")
         if tokenizer is None:
             tokenizer = self.train_tokenizer((text for share in shares for text in share.texts), data)
         spec, weights = load_start(self.head, model, tokenizer, seed)
@@ -84,6 +89,9 @@ class LanguageModelTask(ABC):
     ) -> SequenceData:
         """Load and encode one cluster's share of the training text."""
         mine, _ = training_share(data, partial(load_text, data, "train", seed), cluster, num_clusters, seed)
+        if data.partition == "nodes":
+            # The server has not seen it.
+            _say_skipped([mine], "train")
         return self.encode(mine, TextTokenizer.from_json(tokenizer_json), data.max_length)
 
     def evaluator(self, data: DataConfig, tokenizer_json: str) -> LanguageModelEvaluator:
@@ -135,10 +143,10 @@ class LanguageModelEvaluator:
 
     def __init__(self, task: LanguageModelTask, data: DataConfig, tokenizer: TextTokenizer) -> None:
         self.config = task.config
-        self._data = {
-            split: task.encode(load_text(data, split, seed=0), tokenizer, data.max_length)
-            for split in ("validation", "test")
-        }
+        held_out = {split: load_text(data, split, seed=0) for split in ("validation", "test")}
+        for split, text in held_out.items():
+            _say_skipped([text], split)
+        self._data = {split: task.encode(text, tokenizer, data.max_length) for split, text in held_out.items()}
 
     def evaluate(self, parts: ModelParts, split: str = "validation") -> Score:
         """Score ``split``: of validation the first ``evaluate-examples`` sequences, of test all."""
@@ -163,3 +171,8 @@ class LanguageModelEvaluator:
             signature=f"perplexity of {weight} tokens",
             truncated=data.truncated,
         )
+
+
+def _say_skipped(texts: Sequence[PlainText], split: str) -> None:
+    if skipped := sum(text.skipped for text in texts):
+        logger.warning("%d empty texts of the %s data were left out, %d stay", skipped, split, sum(map(len, texts)))

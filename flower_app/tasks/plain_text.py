@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from flower_app.tasks import generator, tables
 from flower_app.tasks.corpus import (
     GENERATED_EVALUATION_SEED,
+    INPUTS,
+    LABELS,
     Classes,
     DataConfig,
     file_of,
     hub_table,
     length_classes,
-    texts,
+    read_labels,
 )
 from flower_app.tasks.tagging import CONLL, read_conll
 from flower_app.tasks.texts import Indices, Texts, lines, subset
@@ -26,6 +29,8 @@ class PlainText:
     texts: Sequence[str]
     labels: Sequence[str] | None = None
     """The label column, where one is configured: the class that ``data.partition`` goes by (a domain, say)."""
+    skipped: int = 0
+    """Empty lines of a text file, or empty rows of a table, that were left out."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -40,7 +45,7 @@ class PlainText:
 
 
 def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = None) -> PlainText:
-    """Load one split; texts that are empty are left out.
+    """Load one split; texts that are empty are left out, and counted.
 
     Parameters
     ----------
@@ -59,9 +64,9 @@ def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = Non
         number = data.num_examples if split == "train" else data.evaluation_examples
         drawn = generator.generate(number, split, seed if split == "train" else GENERATED_EVALUATION_SEED)
         return PlainText([text for text, _ in drawn])
-    columns = {"data.source-column": data.source_column or "text"}
+    columns = {INPUTS: data.source_column or "text"}
     if data.label_column and split == "train":
-        columns["data.label-column"] = data.label_column
+        columns[LABELS] = data.label_column
     if data.source == "hub":
         table, where = hub_table(data, split, columns), data.hub_id
     else:
@@ -70,18 +75,32 @@ def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = Non
             other = key.replace("-source", "-target")
             raise ValueError(f"{other}: a language model has no target text; leave it empty, found {target}")
         if path.suffix not in tables.TABLES:
-            if "data.label-column" in columns:
+            if LABELS in columns:
                 raise ValueError(
                     f"data.label-column: the text file {path} has no columns; use a table, or leave it empty"
                 )
             if path.suffix in CONLL and path.suffix != ".txt":
                 return PlainText([" ".join(words) for words in read_conll(path, data, key).inputs])
-            # Never empty: a file without text is refused.
-            return PlainText(Texts(text for line in lines(path, key) if (text := line.strip())))
+            return _read_lines(path, key)
         table, where = tables.read_table(path, columns, key), str(path)
-    found = texts(table.columns["data.source-column"])
+    found = Texts(table.texts(INPUTS))
     kept = [i for i, text in enumerate(found) if text]
     if not kept:
-        raise ValueError(f"data.source-column: {where} has no text in column {columns['data.source-column']!r}")
-    labels = table.columns.get("data.label-column")
-    return PlainText(found, None if labels is None else texts(labels)).subset(kept)
+        raise ValueError(f"{INPUTS}: {where} has no text in column {columns[INPUTS]!r}")
+    return replace(PlainText(found, read_labels(data, table)).subset(kept), skipped=len(found) - len(kept))
+
+
+def _read_lines(path: Path, key: str) -> PlainText:
+    skipped = 0
+
+    def kept() -> Iterator[str]:
+        nonlocal skipped
+        for line in lines(path, key):
+            if text := line.strip():
+                yield text
+            else:
+                skipped += 1
+
+    # Never empty: a file without text is refused.
+    found = Texts(kept())
+    return PlainText(found, skipped=skipped)

@@ -31,7 +31,7 @@ from flower_app.tasks.corpus import DataConfig
 from flower_app.tasks.tokenizer import TextTokenizer, load_tokenizer
 
 _PADDING = 128
-"""A vocabulary of this many more rows than tokens counts as rounded up."""
+"""A model whose own tokenizer is not there is taken to have fewer rows than this beyond its tokens."""
 _LABELS = ("num_labels", "id2label", CLASS_WEIGHTS, LABEL_SMOOTHING)
 """Keys of a specification that belong to its head's labels and loss."""
 
@@ -83,31 +83,29 @@ def ready_tokenizer(data: DataConfig, model: ModelOptions) -> TextTokenizer | No
     ValueError
         If it cannot be read, or is not that of the model to start from.
     """
+    if model.from_:
+        saved = run_to_start_from(model)
+        rows, own = int(saved.spec.config["vocab_size"]), TextTokenizer.from_json(saved.tokenizer_json)
+        return _same(data.tokenizer, own, rows, model.from_) if data.tokenizer else own
+    if model.pretrained:
+        rows = int(_pretrained_config(model.pretrained).vocab_size)
+        if data.tokenizer:
+            try:
+                own = load_tokenizer(model.pretrained, "model.pretrained", complete=False)
+            except ValueError:
+                return _alike(data.tokenizer, rows, model.pretrained)
+            return _same(data.tokenizer, own, rows, model.pretrained)
+        own = load_tokenizer(model.pretrained, "model.pretrained", complete=False)
+        _check_rows(own, "model.pretrained", rows, model.pretrained)
+        return own
     if data.tokenizer:
-        tokenizer = load_tokenizer(data.tokenizer)
-    elif model.pretrained:
-        tokenizer = load_tokenizer(model.pretrained, "model.pretrained")
-    elif model.from_:
-        return TextTokenizer.from_json(run_to_start_from(model).tokenizer_json)
-    elif data.partition == "nodes":
+        return load_tokenizer(data.tokenizer)
+    if data.partition == "nodes":
         raise ValueError(
             "data.tokenizer: expected a tokenizer's folder or hub id with data.partition = nodes, found none; the "
             "server sees no training text to train one on"
         )
-    else:
-        return None
-    if model.pretrained:
-        rows = int(_pretrained_config(model.pretrained).vocab_size)
-    elif model.from_:
-        rows = int(run_to_start_from(model).spec.config["vocab_size"])
-    else:
-        return tokenizer
-    if not rows - _PADDING < tokenizer.vocab_size <= rows:
-        raise ValueError(
-            f"data.tokenizer: its vocabulary of {tokenizer.vocab_size} tokens does not match the {rows} of "
-            f"{model.pretrained or model.from_}; use the tokenizer that the model was trained with"
-        )
-    return tokenizer
+    return None
 
 
 def load_start(
@@ -185,6 +183,40 @@ def run_to_start_from(model: ModelOptions) -> SavedModel:
             f"{model.family}; change one of them"
         )
     return saved
+
+
+def _same(source: str, own: TextTokenizer, rows: int, start: str) -> TextTokenizer:
+    """Load a tokenizer for a model that has one; both must give every token the same id."""
+    # Where that was trained from fresh weights with this one, it holds the marks that were added then.
+    for complete in (False, True):
+        tokenizer = load_tokenizer(source, complete=complete)
+        if tokenizer.vocabulary() == own.vocabulary():
+            return tokenizer
+    tokenizer = load_tokenizer(source, complete=False)
+    _check_rows(tokenizer, "data.tokenizer", rows, start)
+    found, expected = tokenizer.vocabulary(), own.vocabulary()
+    # Of the model's tokens the first; else one that the model does not know.
+    tokens = [*sorted(expected, key=expected.__getitem__), *sorted(found, key=found.__getitem__)]
+    token = next(token for token in tokens if found.get(token) != expected.get(token))
+    raise ValueError(
+        f"data.tokenizer: {source} gives the token {token!r} the id {found.get(token, 'none')}, expected "
+        f"{expected.get(token, 'none')} as in the tokenizer of {start}; leave data.tokenizer empty to use that one"
+    )
+
+
+def _alike(source: str, rows: int, start: str) -> TextTokenizer:
+    """Load a tokenizer for a model that comes without one: its size is all that can be compared."""
+    tokenizer = load_tokenizer(source, complete=False)
+    _check_rows(tokenizer, "data.tokenizer", rows, start, least=rows - _PADDING + 1)
+    return tokenizer
+
+
+def _check_rows(tokenizer: TextTokenizer, key: str, rows: int, start: str, least: int = 0) -> None:
+    if not least <= tokenizer.vocab_size <= rows:
+        raise ValueError(
+            f"{key}: its vocabulary of {tokenizer.vocab_size} tokens does not match the {rows} of {start}; use the "
+            "tokenizer that the model was trained with"
+        )
 
 
 def _continued(saved: SavedModel, head: str, own: Mapping[str, Any]) -> tuple[ModelSpec, Mapping[str, Tensor]]:

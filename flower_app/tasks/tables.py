@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,43 @@ class Table:
     def place(self, row: int) -> str:
         """Say where a row stands."""
         return f"{self.name}, {self.unit} {self.numbers[row]}"
+
+    def texts(self, key: str) -> Iterator[str]:
+        """Yield the values of a column as stripped texts; a missing one is empty.
+
+        Raises
+        ------
+        ValueError
+            For a list or a dictionary, with its place.
+        """
+        for row, value in enumerate(self.columns[key]):
+            yield "" if value is None else _plain(value, f"{key}: {self.place(row)}: expected a text")
+
+    def class_name(self, key: str, value: Any, place: str) -> str:
+        """Return a label as a name: a dataset may number its classes.
+
+        Raises
+        ------
+        ValueError
+            For a number without a name, an empty label, a list or a dictionary.
+        """
+        names = self.class_names.get(key)
+        if names is None:
+            name = "" if value is None else _plain(value, f"{key}: {place}: expected a label")
+        elif isinstance(value, int) and 0 <= value < len(names):
+            name = names[value]
+        else:
+            raise ValueError(f"{key}: {place}: expected the number of one of {len(names)} classes, found {value!r}")
+        if not name:
+            raise ValueError(f"{key}: {place}: the label is empty")
+        return name
+
+
+def _plain(value: Any, expected: str) -> str:
+    """Return a text, or a number as one; what is nested has no text of its own."""
+    if isinstance(value, (list, tuple, dict)):
+        raise ValueError(f"{expected}, found {str(value)[:60]}; name a column of texts")
+    return str(value).strip()
 
 
 def read_table(path: Path, columns: Mapping[str, str], key: str) -> Table:
@@ -61,7 +98,9 @@ def read_table(path: Path, columns: Mapping[str, str], key: str) -> Table:
     if path.suffix == ".csv":
         rows = _rows(_csv(path, key), columns, where)
     else:
-        found_lines = [(i, line) for i, line in enumerate(lines(path, key), 1) if line.strip()]
+        # A blank line is no row; tabs alone are a row of empty cells.
+        blank = " \r" if path.suffix == ".tsv" else None
+        found_lines = [(i, line) for i, line in enumerate(lines(path, key), 1) if line.strip(blank)]
         if path.suffix == ".jsonl":
             rows = _jsonl(found_lines, where)
         else:

@@ -10,10 +10,10 @@ from typing import Any
 
 from client_pipeline.partition.parts import IGNORED_LABEL
 from client_pipeline.partition.spec import TOKEN_CLASSIFICATION
-from flower_app.tasks.corpus import DataConfig, file_of
+from flower_app.tasks.corpus import INPUTS, LABELS, DataConfig, file_of
 from flower_app.tasks.encoded import EncodedText
 from flower_app.tasks.generated_labels import KINDS, tagged
-from flower_app.tasks.labelled import INPUTS, LABELS, Examples, LabelledData, class_name, load_table
+from flower_app.tasks.labelled import Examples, LabelledData, load_table
 from flower_app.tasks.labelled_task import LabelledTask
 from flower_app.tasks.texts import lines
 from flower_app.tasks.tokenizer import TextTokenizer
@@ -47,7 +47,7 @@ class TaggingTask(LabelledTask[list[str]]):
         for row, (tokens, labels) in enumerate(zip(table.columns[INPUTS], table.columns[LABELS], strict=True)):
             place = table.place(row)
             words.append(_texts(tokens, f"{INPUTS}: {place}"))
-            tags.append([class_name(table, value, place) for value in _list(labels, f"{LABELS}: {place}")])
+            tags.append([table.class_name(LABELS, value, place) for value in _list(labels, f"{LABELS}: {place}")])
             if len(words[-1]) != len(tags[-1]):
                 raise ValueError(f"{LABELS}: {place}: {len(words[-1])} tokens have {len(tags[-1])} tags")
             for tag in tags[-1]:
@@ -177,7 +177,7 @@ def read_conll(path: Path, data: DataConfig, key: str) -> Examples[list[str]]:
         if len(cells) < 2 or max(columns) >= len(cells):
             raise ValueError(f"{where}: expected a word and its tag in columns, found {line[:60]!r}")
         word, tag = cells[columns[0]], cells[columns[1]].strip()
-        if not word:
+        if not word.strip():
             raise ValueError(f"{where}: expected a word before the tag, found {line[:60]!r}")
         check_tag(tag, where)
         words[-1].append(word)
@@ -210,6 +210,6 @@ def _list(value: Any, where: str) -> list[Any]:
 def _texts(value: Any, where: str) -> list[str]:
     words = _list(value, where)
     for word in words:
-        if not isinstance(word, str) or not word:
+        if not isinstance(word, str) or not word.strip():
             raise ValueError(f"{where}: expected words, found {word!r} among them")
     return words

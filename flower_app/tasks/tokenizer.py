@@ -29,7 +29,11 @@ _NO_TOKENIZER = "put its tokenizer.json or vocab.txt beside the weights, or name
 
 
 class TextTokenizer:
-    """Wraps a ``tokenizers`` tokenizer; padding, begin and end are the caller's business."""
+    """Wraps a ``tokenizers`` tokenizer; padding, begin and end are the caller's business.
+
+    Without a token for padding or the beginning, the end stands for it, as with the causal models that have none:
+    padding is masked everywhere, and one more token might be more than the model has rows.
+    """
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -37,16 +41,11 @@ class TextTokenizer:
         backend.encode_special_tokens = True
         backend.no_padding()
         backend.no_truncation()
-        self.pad_id, self.bos_id, self.eos_id = (self._special(role) for role in (PAD, BOS, EOS))
-
-    def _special(self, role: str) -> int:
-        """Find the token for a role under its usual names; add it where there is none."""
-        for name in _NAMES[role]:
-            found = self._backend.token_to_id(name)
-            if found is not None:
-                return int(found)
-        self._backend.add_special_tokens([role])
-        return int(self._backend.token_to_id(role))
+        end = _found(backend, EOS)
+        self.eos_id = _added(backend, EOS) if end is None else end
+        self.pad_id, self.bos_id, self._unk_id = (
+            self.eos_id if (found := _found(backend, role)) is None else found for role in (PAD, BOS, UNK)
+        )
 
     @property
     def mask(self) -> tuple[str, int]:
@@ -80,6 +79,10 @@ class TextTokenizer:
         """Number of ids, special and added tokens included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return the id of each token, special and added tokens included."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without begin or end."""
         return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
@@ -91,13 +94,15 @@ class TextTokenizer:
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[tuple[list[int], list[int]]]:
         """Return the ids of each sentence, and for each id the index of its word.
 
-        Every word has an id: one of which the tokenizer leaves nothing (a zero-width space, say) is unknown.
+        Every word has an id: one of which the tokenizer leaves nothing (a zero-width space, say) is unknown. Where the
+        tokenizer takes a space before a word for part of it (RoBERTa's byte-level BPE), every word has one, the first
+        too, as with ``add_prefix_space`` in the transformers library.
         """
-        unknown = self._special(UNK)
+        space = " " if self._space_counts() else ""
         found: list[tuple[list[int], list[int]]] = []
         # encode_batch_fast would leave out which word a piece belongs to.
         for encoding in self._backend.encode_batch(
-            [list(words) for words in sentences], is_pretokenized=True, add_special_tokens=False
+            [[space + word for word in words] for words in sentences], is_pretokenized=True, add_special_tokens=False
         ):
             ids: list[int] = []
             owners: list[int] = []
@@ -108,11 +113,19 @@ class TextTokenizer:
                 start = at
                 while at < len(pieces) and pieces[at][0] == word:
                     at += 1
-                mine = [i for _, i in pieces[start:at]] or [unknown]
+                mine = [i for _, i in pieces[start:at]] or [self._unk_id]
                 ids += mine
                 owners += [word] * len(mine)
             found.append((ids, owners))
         return found
+
+    def _space_counts(self) -> bool:
+        """Whether a word is read otherwise with a space before it than without."""
+        splitter = self._backend.pre_tokenizer
+        if splitter is None:
+            return False
+        with_space, without = ([piece for piece, _ in splitter.pre_tokenize_str(text)] for text in (" a", "a"))
+        return bool(with_space != without)
 
     def words(self, text: str) -> list[str]:
         """Split a text where the tokenizer does: at blanks, at punctuation, at each Chinese character."""
@@ -146,6 +159,17 @@ class TextTokenizer:
             return cls(Tokenizer.from_str(text))
         except Exception as error:  # tokenizers raises bare Exception
             raise ValueError(f"tokenizer: expected the JSON form of tokenizers, found {text[:60]!r}") from error
+
+
+def _found(backend: Any, role: str) -> int | None:
+    """Find the token for a role under its usual names."""
+    ids = (backend.token_to_id(name) for name in _NAMES[role])
+    return next((int(i) for i in ids if i is not None), None)
+
+
+def _added(backend: Any, role: str) -> int:
+    backend.add_special_tokens([role])
+    return int(backend.token_to_id(role))
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, pretokenized: bool) -> TextTokenizer:
@@ -238,8 +262,14 @@ def _alphabet(words: Mapping[str, int], size: int) -> list[str]:
     return sorted(kept)
 
 
-def load_tokenizer(source: str, key: str = "data.tokenizer") -> TextTokenizer:
-    """Load a tokenizer from a folder or a hub id; ``key`` is the configuration key that names it.
+def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = True) -> TextTokenizer:
+    """Load a tokenizer from a folder or a hub id.
+
+    Parameters
+    ----------
+    source : folder or hub id
+    key : the configuration key that names it
+    complete : add the tokens for padding, beginning and end that it lacks: for a model that is not there yet
 
     Raises
     ------
@@ -273,4 +303,8 @@ def load_tokenizer(source: str, key: str = "data.tokenizer") -> TextTokenizer:
             f"{key}: {source!r} gives a vocabulary of {backend.get_vocab_size()} tokens, expected more; "
             "give the folder that holds tokenizer.json or vocab.txt"
         )
+    if complete:
+        for role in (PAD, BOS, EOS):
+            if _found(backend, role) is None:
+                _added(backend, role)
     return TextTokenizer(backend)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -327,11 +328,12 @@ def _columns(config: DataConfig, split: str) -> dict[str, str]:
 
 
 def _pairs(config: DataConfig, table: tables.Table) -> Pairs:
-    sources, targets = (
-        Texts(_sentences(table.texts(key), lambda number, key=key: f"{key}: {table.place(number - 1)}"))
-        for key in (INPUTS, _TARGETS)
-    )
+    sources, targets = (Texts(_sentences(table.texts(key), partial(_row, table, key))) for key in (INPUTS, _TARGETS))
     return Pairs(sources, targets, read_labels(config, table))
+
+
+def _row(table: tables.Table, key: str, number: int) -> str:
+    return f"{key}: {table.place(number - 1)}"
 
 
 def _sentences(found: Iterable[str], place: Callable[[int], str]) -> Iterator[str]:

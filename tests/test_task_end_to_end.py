@@ -14,7 +14,11 @@ def runs(tmp_path_factory):
     """Two runs: a masked language model, whose output layer is the embedding's matrix, and a classifier after it."""
     folder = tmp_path_factory.mktemp("tasks")
     for name, more in (
-        ("masked-lm", {"optimizer.clip-norm": 1.0}),
+        # Nothing is better by 100, so that patience ends with the second round of three.
+        (
+            "masked-lm",
+            {"optimizer.clip-norm": 1.0, "evaluate-every": 1, "selection.patience": 1, "selection.min-delta": 100},
+        ),
         ("sequence-classification", {"model.from": "latest"}),
     ):
         result = collapipe("run", *sets(**{**MORE, "name": name, "task.name": name, **more}), cwd=folder)
@@ -31,9 +35,18 @@ def test_both_tasks_are_trained_and_scored(runs):
     for name, metrics in (("masked-lm", {"perplexity"}), ("sequence-classification", {"accuracy", "macro_f1"})):
         run = run_of(runs, name)
         lines, summary = rounds(run), json.loads((run / "summary.json").read_text())
-        assert len(lines) == 3 and lines[-1]["train_loss"] < lines[0]["train_loss"]
+        assert lines[-1]["train_loss"] < lines[0]["train_loss"]
         assert metrics <= summary["metrics"].keys()
         assert collapipe("evaluate", run, cwd=runs).returncode == 0
+
+
+def test_patience_ends_a_run_before_its_last_round(runs):
+    for name, trained in (("masked-lm", 2), ("sequence-classification", 3)):
+        run = run_of(runs, name)
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["status"] == "finished"
+        assert summary["rounds"] == len(rounds(run)) == trained
+    assert json.loads((run_of(runs, "masked-lm") / "summary.json").read_text())["best_round"] == 1
 
 
 def test_the_tied_matrix_goes_over_the_stream_and_is_saved_once(runs):

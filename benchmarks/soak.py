@@ -280,6 +280,8 @@ def soak(folder: Path, num_rounds: int, restarts: int, seed: int, arguments: arg
         alone = {**common, "num-rounds": max(kills) + 2, "scenario": folder / "two.toml", "strategy": "FedAvg"}
         # No copies to go on from, and nobody else to go on with: a device's death ends the run.
         alone |= {"runtime.snapshots": "round", "num-clusters": 1, "local-steps": 8}
+        # A stock strategy brings its plan.
+        del alone["policy"]
         runs["restarts"] = Soaked(folder / "restarts", alone, arguments.stall)
         runs["restarts"].at = Restarts(runs["restarts"], kills)
     for run in runs.values():

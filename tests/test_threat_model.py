@@ -1,5 +1,7 @@
 """The threat model's page says what the code does: its settings are taken, its numbers are the code's."""
 
+import importlib.util
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -11,6 +13,7 @@ from strategies.aggregator import AggregatorConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "docs" / "results" / "leakage" / "results.jsonl"
 
 
 def settings_of(line):
@@ -44,3 +47,14 @@ def test_every_test_and_link_of_the_page_is_there():
         assert f"def {name}(" in tests, name
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGE):
         assert (ROOT / "docs" / link).exists(), link
+
+
+def test_the_leakage_table_is_what_its_benchmark_makes_of_the_results():
+    specification = importlib.util.spec_from_file_location("leakage_table", ROOT / "benchmarks" / "leakage_table.py")
+    benchmark = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(benchmark)
+    rows = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    assert "\n".join(benchmark.table(rows, "accuracy")) in PAGE
+    # What the page is for: splitting alone hides little, and the noise lowers what is read.
+    read = {row["noise"]: row["tokens_read"]["top1"] for row in rows}
+    assert read[0.0] > 2 * rows[0]["without_looking"]["top1"] and read[max(read)] < read[0.0]

@@ -9,6 +9,10 @@ from test_end_to_end import collapipe, rounds, sets
 MORE = {"model.family": "bert", "scenario": "two-clusters"}
 
 
+# Two runs and more, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(900)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two runs: a masked language model, whose output layer is the embedding's matrix, and a classifier after it."""

@@ -35,7 +35,8 @@ from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from strategies.decoder import DecoderTrainer
-from strategies.decoder_service import DecoderConfig, DecoderService
+from strategies.decoder_config import DecoderConfig
+from strategies.decoder_service import DecoderService
 
 SHAPE_BTD = (8, 256, 128)
 """1 MiB of float32."""

@@ -227,16 +227,7 @@ def _replan(config: RunConfig, node: NodeConfig, state: ClusterState, spec: Mode
 
 
 def _lost_record(cluster: int, round_: int, reason: str) -> FaultRecord:
-    return FaultRecord(
-        kind="cluster",
-        cluster=cluster,
-        device=None,
-        round=round_,
-        step=0,
-        recovered=False,
-        seconds=None,
-        reason=reason,
-    )
+    return FaultRecord(kind="cluster", cluster=cluster, round=round_, recovered=False, reason=reason)
 
 
 def _start_again(

@@ -26,7 +26,7 @@ from flower_app.selection import SelectionConfig
 from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.corpus import DataConfig
 from strategies.aggregator import AggregatorConfig
-from strategies.decoder_service import DecoderConfig
+from strategies.decoder_config import DecoderConfig
 from strategies.dssda.queues import DRIFTS
 from strategies.server_optimizer import ServerOptimizerConfig
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
@@ -31,6 +30,7 @@ from client_pipeline.runtime.head import HeadTrainer
 from flower_app import run_directory
 from flower_app.cluster_setup import set_up_clusters, wait_for_nodes
 from flower_app.config import RunConfig
+from flower_app.frozen_weights import frozen_digest
 from flower_app.global_models import GlobalModels
 from flower_app.privacy_checks import check_shared_matrices
 from flower_app.report.pictures import write_pictures
@@ -127,7 +127,9 @@ class TrainingRun:
         planner = make_planner(config, self.scenario)
         if planner is not None:
             check_first_round(planner)
-        self._check_frozen()
+        self.frozen = self.parts.frozen_weights()
+        source = config.model.pretrained or config.model.from_
+        self.frozen_digest = frozen_digest(self.frozen, self.resumed.state if self.resumed else None, source)
         num_own = self.num_clusters if config.strategy == "pipeline" else 0
         self.models = GlobalModels(self.prepared, config.seed, self.frozen, num_own)
         if self.resumed is not None:
@@ -136,22 +138,9 @@ class TrainingRun:
             # The service first: a port in use is found before any control unit starts.
             collapipe = config.strategy == COLLAPIPE
             self.service = self._decoder_service() if collapipe else None
-            with closing_service(self.service) if self.service else nullcontext():
+            with self.service or nullcontext():
                 self._train(planner, self._set_up(nodes))
         self._finish()
-
-    def _check_frozen(self) -> None:
-        """Refuse to go on with adapters to a model other than the one that they were trained on."""
-        self.frozen = self.parts.frozen_weights()
-        self.frozen_digest = digest(self.frozen) if self.frozen else ""
-        expected = self.resumed.state.get("frozen", "") if self.resumed else self.frozen_digest
-        if expected != self.frozen_digest:
-            source = self.config.model.pretrained or self.config.model.from_
-            raise ValueError(
-                f"resume: the frozen weights are not those that the run began with (SHA-256 {self.frozen_digest[:12]}, "
-                f"expected {expected[:12]}): {source or 'the model'} has changed; put it back, or "
-                "start the run anew"
-            )
 
     def _declared(self, cluster: int) -> dict[str, Any]:
         """What the scenario says of a cluster, before its own node has told more."""
@@ -372,11 +361,8 @@ class TrainingRun:
         record = FaultRecord(
             kind="server",
             cluster=None,
-            device=None,
             round=server_round,
-            step=0,
             recovered=True,
-            seconds=None,
             reason=f"the run goes on from the checkpoint of round {self.completed}",
         )
         return [record.to_dict()]
@@ -433,22 +419,3 @@ class TrainingRun:
     def draw(self) -> None:
         """Draw the report."""
         write_pictures(self.run_dir)
-
-
-def digest(weights: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of tensors and their names, in hexadecimal."""
-    hashed = hashlib.sha256()
-    for name, value in sorted(weights.items()):
-        hashed.update(name.encode())
-        hashed.update(value.contiguous().numpy().tobytes())
-    return hashed.hexdigest()
-
-
-@contextmanager
-def closing_service(service: DecoderService) -> Iterator[DecoderService]:
-    """Start the decoder's service and stop it in the end."""
-    service.start()
-    try:
-        yield service
-    finally:
-        service.stop()

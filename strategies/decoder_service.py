@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
-import math
-import secrets
-import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,83 +14,21 @@ from torch import Tensor
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import Gradient
-from client_pipeline.link.frames import DEFAULT_MAX_BYTES, PROTOCOL_VERSION, Frame, FrameError, decode, encode
-from client_pipeline.link.hosts import is_loopback
+from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode, encode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, read_pem
 from client_pipeline.link.tied import pieces
 from client_pipeline.runtime.micro_batches import StepId
 from strategies.decoder import DecoderTrainer, RoundSummary
+from strategies.decoder_config import DecoderConfig, check_pair, split_address
 from strategies.decoder_member import MicroBatch, NotFiniteRefusal, Refusal, Superseded
 from strategies.privacy_accountant import Sent
+from strategies.round_tokens import RoundTokens
 from strategies.stream_limits import Allowance, HelloGuard, TooManyHellos, printable
 
 _HELLO_BYTES = 16 * 2**10
 _HELLO_TIMEOUT_S = 20.0
 _HANDSHAKE_TIMEOUT_S = 15.0
 _STOP_S = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """Where the decoder service listens, and how long it waits."""
-
-    bind: str = "127.0.0.1:0"
-    """``host:port``; port 0 takes a free one. A host that other machines can reach needs TLS."""
-    advertise: str = ""
-    """``host`` or ``host:port`` that the CUs are told; empty: the bound address."""
-    join_timeout: float = 60.0
-    """How long the CUs of a round wait for each other's hello [s]."""
-    step_timeout: float = 300.0
-    """How long a CU waits for the others to close a step [s]."""
-    max_frame_bytes: int = DEFAULT_MAX_BYTES
-    """Largest frame that is accepted [byte]."""
-    frames_per_second: float = 2000.0
-    """Frames that are read of one stream in the long run; what comes faster waits."""
-    tls_certificate: str = ""
-    """PEM file of the service's certificate, with its chain."""
-    tls_key: str = ""
-    """PEM file of its private key."""
-    tls_ca: str = ""
-    """PEM file of the CA that signed the certificates of the service and of the CUs: turns on mutual TLS."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be served, or not safely."""
-        host, _ = split_address("decoder.bind", self.bind)
-        for name in ("join_timeout", "step_timeout"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"decoder.{name.replace('_', '-')}: expected seconds above 0, found {value}")
-        if not (math.isfinite(self.frames_per_second) and self.frames_per_second >= 1):
-            raise ValueError(f"decoder.frames-per-second: expected at least 1, found {self.frames_per_second}")
-        if not 2**16 <= self.max_frame_bytes < 2**31:
-            raise ValueError(f"decoder.max-frame-bytes: expected {2**16} to {2**31 - 1}, found {self.max_frame_bytes}")
-        if bool(self.tls_certificate) != bool(self.tls_key):
-            raise ValueError("decoder.tls-certificate and decoder.tls-key: expected both or none, found one")
-        if self.tls_ca and not self.tls_certificate:
-            raise ValueError("decoder.tls-ca: mutual TLS also needs decoder.tls-certificate and decoder.tls-key")
-        if not is_loopback(host) and not self.tls_certificate:
-            raise ValueError(
-                f"decoder.bind: {self.bind!r} can be reached from other machines and there is no TLS; "
-                "set decoder.tls-certificate and decoder.tls-key, or bind to 127.0.0.1"
-            )
-        if host in ("0.0.0.0", "[::]") and not self.advertise:
-            raise ValueError(f"decoder.advertise: expected the address that CUs reach {self.bind!r} at, found none")
-        if self.advertise and ":" in self.advertise:
-            split_address("decoder.advertise", self.advertise)
-
-
-def split_address(key: str, address: str) -> tuple[str, int]:
-    """Split ``host:port``; an IPv6 host stands in brackets.
-
-    Raises
-    ------
-    ValueError
-        Naming ``key`` if there is no host or no port.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535 or (":" in host and not host.startswith("[")):
-        raise ValueError(f"{key}: expected host:port, such as 127.0.0.1:0, found {address!r}")
-    return host, int(port)
 
 
 @dataclass
@@ -144,17 +78,12 @@ class DecoderService:
         self._key = read_pem(config.tls_key, "decoder.tls-key")
         self._ca = read_pem(config.tls_ca, "decoder.tls-ca")
         if self._certificate is not None:
-            _check_pair(config.tls_certificate, config.tls_key)
+            check_pair(config.tls_certificate, config.tls_key)
         self._server: grpc.Server | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._address = ""
         self._lock = threading.Lock()
-        self._tokens: dict[int, str] = {}
-        self._no_token = secrets.token_urlsafe(32)
-        self._resume: dict[int, str] = {}
-        """Of each cluster: opens its next stream, once."""
-        self._round = 0
-        self._used: set[int] = set()
+        self._tokens = RoundTokens()
         self._streams: dict[grpc.ServicerContext, int] = {}
         self.sent: dict[int, Sent] = {}
         """What has come of each cluster's activations in the run."""
@@ -216,10 +145,7 @@ class DecoderService:
         clusters = list(clusters)
         self.trainer.open_round(round_, clusters, local_steps, tied)
         with self._lock:
-            self._round = round_
-            self._used, self._resume = set(), {}
-            self._tokens = {cluster: secrets.token_urlsafe(32) for cluster in clusters}
-            tokens = dict(self._tokens)
+            tokens = self._tokens.open(round_, clusters)
             old = list(self._streams)
         for context in old:
             context.cancel()
@@ -242,8 +168,17 @@ class DecoderService:
     def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
         """Close the round; its tokens are worth nothing from now on. See :meth:`DecoderTrainer.finish_round`."""
         with self._lock:
-            self._tokens, self._resume = {}, {}
+            self._tokens.close()
         return self.trainer.finish_round(weights)
+
+    def __enter__(self) -> DecoderService:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self.stop()
 
     def stop(self) -> None:
         """Break off all streams and stop listening."""
@@ -349,38 +284,22 @@ class DecoderService:
             )
         cluster = int(header["cluster"])
         with self._lock:
-            # Without a token of its own a cluster is compared with one that nobody has: that takes as long.
-            resume = self._resume.get(cluster, self._no_token)
-            stream.again = _same(resume, header["token"]) and header["round"] == self._round
-            if not stream.again:
-                self._check_token(header)
-                if cluster in self._used:
-                    raise PermissionError(f"the token of cluster {cluster} has been used in round {self._round}")
-            self._used.add(cluster)
-            self._resume.pop(cluster, None)
+            stream.again = self._tokens.admit(cluster, header["round"], header["token"])
             old = [other for other, owner in self._streams.items() if owner == cluster]
             self._streams[context] = cluster
-            stream.round, stream.cluster = self._round, cluster
+            stream.round, stream.cluster = self._tokens.round, cluster
         # A stream that only looks open, its cable cut, gives way to the new one.
         for other in old if stream.again else ():
             other.cancel()
         if not context.add_callback(lambda: self._gone(context, stream)):
             self._gone(context, stream)
 
-    def _check_token(self, header: Mapping[str, Any]) -> None:
-        cluster = int(header["cluster"])
-        right = _same(self._tokens.get(cluster, self._no_token), header["token"])
-        if not right or cluster not in self._tokens or header["round"] != self._round:
-            raise PermissionError(
-                f"the token is not one of cluster {cluster} in round {header['round']}, or the round has ended"
-            )
-
     def _leave_by_token(self, header: Mapping[str, Any]) -> None:
         """Take a cluster out of the round for whoever holds the round's token: its control unit is gone."""
         if not {"token", "round", "cluster"} <= header.keys():
             raise FrameError("header of a leave frame that comes first: expected token, round and cluster")
         with self._lock:
-            self._check_token(header)
+            self._tokens.check(int(header["cluster"]), header["round"], header["token"])
         self.trainer.leave(int(header["round"]), int(header["cluster"]), printable(str(header["reason"])))
 
     def _welcome(self, stream: _Stream) -> Iterator[bytes]:
@@ -388,10 +307,8 @@ class DecoderService:
         enter = self.trainer.rejoin if stream.again else self.trainer.join
         seat = enter(stream.round, stream.cluster)
         stream.seat = seat.number
-        resume = secrets.token_urlsafe(32)
         with self._lock:
-            if stream.round == self._round:
-                self._resume[stream.cluster] = resume
+            resume = self._tokens.next(stream.round, stream.cluster)
         told = {"decoder_sync": seat.sync, "resume": resume, "step": seat.step, "closed": int(seat.closed)}
         yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, **told})
         if seat.closed:
@@ -476,19 +393,3 @@ def _peer(context: grpc.ServicerContext) -> str:
     if names:
         return " ".join(sorted(name.decode(errors="replace") for name in names))
     return str(context.peer()).rpartition(":")[0]
-
-
-def _same(expected: str, found: object) -> bool:
-    """Compare tokens in constant time."""
-    return hmac.compare_digest(expected.encode(), str(found).encode(errors="surrogatepass"))
-
-
-def _check_pair(certificate: str, key: str) -> None:
-    # gRPC itself would only say that it cannot listen.
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
-    except ssl.SSLError as error:
-        raise ValueError(
-            f"decoder.tls-certificate {certificate} and decoder.tls-key {key}: expected a certificate and its own "
-            f"key without a password, found otherwise ({error.reason or error})"
-        ) from None

@@ -9,15 +9,15 @@ from logging import WARNING
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MessageType
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore import log
-from flwr.supercore.run import Run
 
 from client_pipeline.link.update_codec import UpdateCodec, UpdateError
 from client_pipeline.runtime.faults import FaultRecord
+from strategies.forwarding_grid import ForwardingGrid
 from strategies.records import (
     ARRAYS,
     CONFIG,
@@ -36,7 +36,7 @@ class RoundFailed(RuntimeError):
     """No client finished the round; the message gives each one's reason."""
 
 
-class RecordingGrid(Grid):
+class RecordingGrid(ForwardingGrid):
     """Passes everything on to ``grid``, for the nodes of this run alone.
 
     Parameters
@@ -60,7 +60,7 @@ class RecordingGrid(Grid):
         borne: int = 0,
         count_bytes: bool = True,
     ) -> None:
-        self._grid = grid
+        super().__init__(grid)
         self._clusters = dict(clusters)
         self._all_needed_s = all_needed_s
         self._codec = codec
@@ -73,21 +73,6 @@ class RecordingGrid(Grid):
         self.last_round: dict[str, Any] = {}
         """Of the last training exchange: ``train_loss``, ``messages_s``, ``bytes_down``, ``bytes_up``, ``clusters``
         (the control units' reports), ``failed`` and ``faults``."""
-
-    def set_run(self, run: Run) -> None:
-        """See Grid."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """See Grid."""
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """See Grid."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the run's nodes that are connected, in the order of their clusters.
@@ -110,14 +95,6 @@ class RecordingGrid(Grid):
     def get_nodes(self) -> Iterable[NodeInfo]:
         """See Grid."""
         return (node for node in self._grid.get_nodes() if node.node_id in self._clusters)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """See Grid."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """See Grid."""
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Exchange messages; replies come in the order of the clusters, so that sums repeat bit for bit.
@@ -230,7 +207,4 @@ def told_fault(fault: Mapping[str, Any]) -> str:
 
 
 def _lost(kind: str, cluster: int, number: int, reason: str) -> dict[str, Any]:
-    record = FaultRecord(
-        kind=kind, cluster=cluster, device=None, round=number, step=0, recovered=False, seconds=None, reason=reason
-    )
-    return record.to_dict()
+    return FaultRecord(kind=kind, cluster=cluster, round=number, recovered=False, reason=reason).to_dict()

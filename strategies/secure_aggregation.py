@@ -17,11 +17,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import Code, FitIns, FitRes, Parameters, parameters_to_ndarrays
 from flwr.common.constant import ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore import log
-from flwr.supercore.run import Run
 
+from strategies.forwarding_grid import ForwardingGrid
 from strategies.records import ARRAYS, CONFIG, METRICS, REPORT, ROUND_KEY, WEIGHT_KEY
 
 FEWEST_CLUSTERS = 3
@@ -51,7 +50,7 @@ def secure_mod(message: Message, context: Any, call_next: ClientAppCallable) -> 
     return secaggplus_mod(message, context, lambda m, c: as_older_reply(call_next(m, c)))
 
 
-class SecureGrid(Grid):
+class SecureGrid(ForwardingGrid):
     """Passes everything on to ``grid``, and trains by SecAgg+.
 
     Parameters
@@ -61,39 +60,8 @@ class SecureGrid(Grid):
     """
 
     def __init__(self, grid: Grid, max_weight: float) -> None:
-        self._grid = grid
+        super().__init__(grid)
         self._max_weight = max_weight
-
-    def set_run(self, run: Run) -> None:
-        """See Grid."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """See Grid."""
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """See Grid."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """See Grid."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """See Grid."""
-        return self._grid.get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """See Grid."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """See Grid."""
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Exchange messages; those of a training round in the four stages of the protocol."""

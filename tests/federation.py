@@ -115,7 +115,8 @@ def clusters_of(grid, num_clusters):
 def rounds_of(grid, num_clusters, make, initial, rounds=1):
     """Train from initial weights the strategy that ``make`` builds; returns the final weights, and the strategy."""
     from strategies.decoder import DecoderTrainer
-    from strategies.decoder_service import DecoderConfig, DecoderService
+    from strategies.decoder_config import DecoderConfig
+    from strategies.decoder_service import DecoderService
     from strategies.policies import make_policy
     from strategies.recording_grid import RecordingGrid
     from strategies.records import to_arrays, to_tensors

@@ -7,13 +7,16 @@ import torch
 from torch import nn
 
 from client_pipeline.runtime import cluster_checkpoint
-from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part
+from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint
 from client_pipeline.runtime.head import Contribution, HeadTrainer
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
+from client_pipeline.runtime.stage import MovedBlock
 from strategies.baselines.stock import stock_strategies
 from strategies.checkpoint import Checkpoint, commit, last_committed
 from strategies.continued import check_resumable
 from strategies.decoder import DecoderTrainer
+
+TRAINED = {"embedding": MovedBlock({"a": torch.ones(3)})}
 
 
 def names(folder):
@@ -22,14 +25,19 @@ def names(folder):
 
 def test_a_control_unit_keeps_two_rounds_and_reads_the_newest_that_was_committed(tmp_path):
     for round_ in (1, 2, 5):
-        tensors = {"block.0/weight/w": torch.full((2,), float(round_)), "embedding/optimizer/w/step": torch.tensor(3.0)}
-        cluster_checkpoint.write(tmp_path, ClusterCheckpoint(round_, 10 * round_, tensors))
+        states = {
+            "block.0": MovedBlock({"a/w": torch.full((2,), float(round_))}),
+            "embedding": MovedBlock(optimizer={"w/step": torch.tensor(3.0)}),
+        }
+        cluster_checkpoint.write(tmp_path, ClusterCheckpoint(round_, 10 * round_, states, {"a": torch.ones(1)}))
     assert names(tmp_path) == ["round-000002.safetensors", "round-000005.safetensors"]
     # The server was killed before it committed round 5.
     found = cluster_checkpoint.read(tmp_path, committed=4)
     assert (found.round, found.drawn) == (2, 20)
-    assert part(found.tensors, "block.0/weight/")["w"].tolist() == [2.0, 2.0]
-    assert part(found.tensors, "embedding/optimizer/")["w/step"].shape == ()
+    assert found.states.keys() == {"block.0", "embedding"}
+    assert found.states["block.0"].weights["a/w"].tolist() == [2.0, 2.0] and not found.states["block.0"].optimizer
+    assert found.states["embedding"].optimizer["w/step"].shape == () and not found.states["embedding"].weights
+    assert found.residual["a"].tolist() == [1.0]
     assert names(tmp_path) == ["round-000002.safetensors"]
     assert cluster_checkpoint.read(tmp_path / "none", committed=4) is None
 
@@ -38,19 +46,19 @@ def test_a_control_unit_that_rests_in_the_committed_round_has_its_last_one_on_di
     """It used to write in the rounds that are committed alone: with checkpoint-every = 2, training in round 3 and
     resting in round 4, its data order and optimizers fell back to round 2 when the run was continued."""
     for round_ in (1, 2, 3):
-        cluster_checkpoint.write(tmp_path, ClusterCheckpoint(round_, 10 * round_, {"a": torch.ones(1)}), every=2)
+        cluster_checkpoint.write(tmp_path, ClusterCheckpoint(round_, 10 * round_, TRAINED), every=2)
     assert names(tmp_path) == ["round-000002.safetensors", "round-000004.safetensors"]
     # Round 4 was committed without it, and it trained in round 5 when the server was killed.
-    cluster_checkpoint.write(tmp_path, ClusterCheckpoint(5, 50, {"a": torch.ones(1)}), every=2)
+    cluster_checkpoint.write(tmp_path, ClusterCheckpoint(5, 50, TRAINED), every=2)
     assert cluster_checkpoint.read(tmp_path, committed=4).drawn == 30
     # Killed before round 4 was committed, the run goes on from round 2.
-    cluster_checkpoint.write(tmp_path / "other", ClusterCheckpoint(2, 20, {"a": torch.ones(1)}), every=2)
-    cluster_checkpoint.write(tmp_path / "other", ClusterCheckpoint(3, 30, {"a": torch.ones(1)}), every=2)
+    cluster_checkpoint.write(tmp_path / "other", ClusterCheckpoint(2, 20, TRAINED), every=2)
+    cluster_checkpoint.write(tmp_path / "other", ClusterCheckpoint(3, 30, TRAINED), every=2)
     assert cluster_checkpoint.read(tmp_path / "other", committed=2).drawn == 20
 
 
 def test_a_damaged_file_of_a_control_unit_is_named(tmp_path):
-    path = cluster_checkpoint.write(tmp_path, ClusterCheckpoint(1, 1, {"a": torch.ones(3)}))
+    path = cluster_checkpoint.write(tmp_path, ClusterCheckpoint(1, 1, TRAINED))
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(ValueError, match="round-000001.safetensors: expected a control unit's checkpoint"):
         cluster_checkpoint.read(tmp_path, committed=1)

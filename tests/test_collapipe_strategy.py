@@ -19,7 +19,8 @@ from client_pipeline.system.scenario import load_scenario
 from flower_app.cluster_setup import wait_for_nodes
 from flower_app.training_network import of_clusters
 from strategies.decoder import DecoderTrainer
-from strategies.decoder_service import DecoderConfig, DecoderService
+from strategies.decoder_config import DecoderConfig
+from strategies.decoder_service import DecoderService
 from strategies.policies import make_policy
 from strategies.recording_grid import RecordingGrid, RoundFailed
 from strategies.records import to_arrays, to_tensors

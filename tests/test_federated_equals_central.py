@@ -16,7 +16,8 @@ from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
 from client_pipeline.runtime.whole import whole_step
 from strategies.decoder import DecoderTrainer
-from strategies.decoder_service import DecoderConfig, DecoderService
+from strategies.decoder_config import DecoderConfig
+from strategies.decoder_service import DecoderService
 
 LR = 0.5
 PLANS = [

@@ -28,7 +28,8 @@ from client_pipeline.runtime import fault_files
 from client_pipeline.runtime.control_unit import RoundOrder, RoundResult
 from client_pipeline.runtime.head import HeadTrainer
 from strategies.decoder import DecoderTrainer
-from strategies.decoder_service import DecoderConfig, DecoderService
+from strategies.decoder_config import DecoderConfig
+from strategies.decoder_service import DecoderService
 
 HANG_S = 240.0
 

@@ -11,7 +11,8 @@ from client_pipeline.link.tied import TiedRows, pieces
 from client_pipeline.partition.parts import IGNORED_LABEL, own_parameters, target_weight
 from client_pipeline.runtime.head import HeadTrainer
 from strategies.decoder import DecoderTrainer
-from strategies.decoder_service import DecoderConfig, DecoderService
+from strategies.decoder_config import DecoderConfig
+from strategies.decoder_service import DecoderService
 
 VOCABULARY, WIDTH = 4001, 8
 NAME = "output.weight"

@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from client_pipeline.durable import put_in_place
+from client_pipeline.runtime.optimizer import PartOptimizer
+from client_pipeline.runtime.stage import MovedBlock
 
 _KEPT = 2
 _NAME = re.compile(r"^round-(\d{6,})\.safetensors$")
@@ -32,9 +34,15 @@ class ClusterCheckpoint(NamedTuple):
     round: int
     drawn: int
     """Examples drawn: all the state of the data order. Dropout seeds derive from round, step, cluster and TEB."""
-    tensors: dict[str, Tensor]
-    """Weights and optimizer states, by part: ``embedding/...``, ``block.3/...``, ``head/...``; and
-    ``residual/...``, what the compression of updates has to make good."""
+    states: dict[str, MovedBlock]
+    """Weights and optimizer states by part: ``embedding``, ``block.3``, and ``head`` if it is trained here."""
+    residual: dict[str, Tensor] = {}
+    """What the compression of updates has to make good."""
+
+
+def part_state(parameters: Mapping[str, nn.Parameter], optimizer: PartOptimizer) -> MovedBlock:
+    """Weights and optimizer state of a part as they are now, not copied."""
+    return MovedBlock({name: p.detach() for name, p in parameters.items()}, optimizer.state())
 
 
 def write(folder: Path, checkpoint: ClusterCheckpoint, every: int = 1) -> Path:
@@ -49,7 +57,11 @@ def write(folder: Path, checkpoint: ClusterCheckpoint, every: int = 1) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"round-{-(-checkpoint.round // every) * every:06d}.safetensors"
     aside = folder / f".{path.name}-{os.getpid()}"
-    tensors = {name: value.contiguous() for name, value in checkpoint.tensors.items()}
+    tensors = {f"residual/{name}": value for name, value in checkpoint.residual.items()}
+    for name, state in checkpoint.states.items():
+        tensors |= {f"{name}/weight/{key}": value for key, value in state.weights.items()}
+        tensors |= {f"{name}/optimizer/{key}": value for key, value in state.optimizer.items()}
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
     save_file(tensors, aside, {"collapipe": json.dumps({"round": checkpoint.round, "drawn": checkpoint.drawn})})
     put_in_place(aside, path)
     for round_ in sorted(_rounds(folder))[:-_KEPT]:
@@ -82,13 +94,16 @@ def read(folder: Path, committed: int) -> ClusterCheckpoint | None:
         with safe_open(path, framework="pt") as file:
             told = json.loads(file.metadata()["collapipe"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        return ClusterCheckpoint(int(told["round"]), int(told["drawn"]), tensors)
+        states = {
+            name: MovedBlock(_under(f"{name}/weight/", tensors), _under(f"{name}/optimizer/", tensors))
+            for name in {key.partition("/")[0] for key in tensors} - {"residual"}
+        }
+        return ClusterCheckpoint(int(told["round"]), int(told["drawn"]), states, _under("residual/", tensors))
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: expected a control unit's checkpoint, {error}") from error
 
 
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors of one part, by the rest of their names."""
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 

@@ -37,7 +37,7 @@ from client_pipeline.partition.parts import (
     part_weights,
 )
 from client_pipeline.runtime import cluster_checkpoint, fault_files
-from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part
+from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part_state
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.device import LIVENESS, Watch
 from client_pipeline.runtime.fault_injection import FaultInjector
@@ -252,11 +252,9 @@ class ControlUnit:
                 FaultRecord(
                     kind=kind,
                     cluster=self.setup.cluster,
-                    device=None,
                     round=order.round,
                     step=self.recovery.step,
                     recovered=False,
-                    seconds=None,
                     reason=str(error).splitlines()[0][:300],
                 )
             )
@@ -296,7 +294,6 @@ class ControlUnit:
         return FaultRecord(
             kind="joined",
             cluster=self.setup.cluster,
-            device=None,
             round=self.recovery.round,
             step=self.recovery.step,
             recovered=True,
@@ -313,9 +310,7 @@ class ControlUnit:
             FaultRecord(
                 kind="stream",
                 cluster=self.setup.cluster,
-                device=None,
                 round=self.recovery.round,
-                step=0,
                 recovered=True,
                 seconds=self._cut_s[i] if i < len(self._cut_s) else None,
                 bytes=size,
@@ -343,17 +338,12 @@ class ControlUnit:
         if setup.checkpoints is None:
             return
         assert self.order is not None
-        own = {n: p.detach() for n, p in self.parameters.items()}
-        tensors = _named("embedding", MovedBlock(own, self.optimizer.state()))
-        for index, state in self.recovery.run(self.pipeline.states).items():
-            tensors |= _named(f"block.{index}", state)
+        states = {"embedding": part_state(self.parameters, self.optimizer)}
+        states |= {f"block.{i}": state for i, state in self.recovery.run(self.pipeline.states).items()}
         if self._own_head is not None:
-            head = self._own_head
-            own = {n: p.detach() for n, p in head.parameters.items()}
-            tensors |= _named("head", MovedBlock(own, head.optimizer.state()))
-        if self.feedback is not None:
-            tensors |= {f"residual/{name}": value for name, value in self.feedback.residual.items()}
-        checkpoint = ClusterCheckpoint(round_, self.order.drawn, tensors)
+            states["head"] = part_state(self._own_head.parameters, self._own_head.optimizer)
+        residual = {} if self.feedback is None else self.feedback.residual
+        checkpoint = ClusterCheckpoint(round_, self.order.drawn, states, residual)
         cluster_checkpoint.write(setup.checkpoints, checkpoint, setup.checkpoint_every)
 
     def _restore(self, folder: Path, committed: int) -> None:
@@ -364,17 +354,13 @@ class ControlUnit:
         self.restored = True
         assert self.order is not None
         self.order.drawn = found.drawn
-        self.optimizer.load_state(part(found.tensors, "embedding/optimizer/"))
-        self.pipeline.restore(
-            {
-                i: MovedBlock(part(found.tensors, f"block.{i}/weight/"), part(found.tensors, f"block.{i}/optimizer/"))
-                for i in range(self.num_blocks)
-            }
-        )
+        # With adapters nothing of the embedding is trained.
+        self.optimizer.load_state(found.states.get("embedding", MovedBlock()).optimizer)
+        self.pipeline.restore({i: found.states[f"block.{i}"] for i in range(self.num_blocks)})
         if self.feedback is not None:
-            self.feedback.residual = part(found.tensors, "residual/")
-        if any(name.startswith("head/") for name in found.tensors):
-            self._head().optimizer.load_state(part(found.tensors, "head/optimizer/"))
+            self.feedback.residual = found.residual
+        if "head" in found.states:
+            self._head().optimizer.load_state(found.states["head"].optimizer)
 
     def _local_step(self, order: RoundOrder, number: int, link: DecoderLink) -> StepOutcome:
         setup = self.setup
@@ -440,12 +426,3 @@ class ControlUnit:
     def close(self) -> None:
         """End the cluster's devices."""
         self.pipeline.close()
-
-
-def _named(name: str, state: MovedBlock) -> dict[str, Tensor]:
-    """Weights and optimizer state of a part under the names of a checkpoint."""
-    return {
-        f"{name}/{kind}/{key}": value
-        for kind, tensors in (("weight", state.weights), ("optimizer", state.optimizer))
-        for key, value in tensors.items()
-    }

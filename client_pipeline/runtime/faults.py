@@ -64,13 +64,13 @@ class FaultRecord:
     device is back; without a device, a lost control unit), ``stream``, ``nan``, ``cluster`` (its control unit was lost)
     or ``server``."""
     cluster: int | None
-    device: int | None
     round: int
-    step: int
+    device: int | None = None
+    step: int = 0
     """Local step in progress, from 1; 0: before the first, or not known."""
     recovered: bool
     """Whether the cluster's round went on; for ``server``: whether the run did."""
-    seconds: float | None
+    seconds: float | None = None
     """From the fault to the next finished micro-batch [s]; from the last sign of progress where nobody saw when it
     happened. None if there was none."""
     bytes: int = 0

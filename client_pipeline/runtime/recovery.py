@@ -209,6 +209,5 @@ class Recovery:
             round=self.round,
             step=self.step,
             recovered=recovered,
-            seconds=None,
             reason=reason,
         )

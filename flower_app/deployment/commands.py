@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flower_app.command_options import Json
 from flower_app.console import print_json, say
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from flower_app.deployment.edge_server import EdgeServer
     from flower_app.deployment.findings import Diagnosis
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output and nothing else.")]
 Certs = Annotated[Path, typer.Option(help="This machine's folder, as collapipe certs made it.")]
 State = Annotated[Path, typer.Option(help="Folder for what must outlive a restart.")]
 Host = Annotated[str, typer.Option(help="Address of this machine that the others reach.")]

@@ -1,0 +1,85 @@
+"""Where the decoder's service listens, with which certificates, and how long it waits."""
+
+from __future__ import annotations
+
+import math
+import ssl
+from dataclasses import dataclass
+
+from client_pipeline.link.frames import DEFAULT_MAX_BYTES
+from client_pipeline.link.hosts import is_loopback
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Where the decoder service listens, and how long it waits."""
+
+    bind: str = "127.0.0.1:0"
+    """``host:port``; port 0 takes a free one. A host that other machines can reach needs TLS."""
+    advertise: str = ""
+    """``host`` or ``host:port`` that the CUs are told; empty: the bound address."""
+    join_timeout: float = 60.0
+    """How long the CUs of a round wait for each other's hello [s]."""
+    step_timeout: float = 300.0
+    """How long a CU waits for the others to close a step [s]."""
+    max_frame_bytes: int = DEFAULT_MAX_BYTES
+    """Largest frame that is accepted [byte]."""
+    frames_per_second: float = 2000.0
+    """Frames that are read of one stream in the long run; what comes faster waits."""
+    tls_certificate: str = ""
+    """PEM file of the service's certificate, with its chain."""
+    tls_key: str = ""
+    """PEM file of its private key."""
+    tls_ca: str = ""
+    """PEM file of the CA that signed the certificates of the service and of the CUs: turns on mutual TLS."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be served, or not safely."""
+        host, _ = split_address("decoder.bind", self.bind)
+        for name in ("join_timeout", "step_timeout"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"decoder.{name.replace('_', '-')}: expected seconds above 0, found {value}")
+        if not (math.isfinite(self.frames_per_second) and self.frames_per_second >= 1):
+            raise ValueError(f"decoder.frames-per-second: expected at least 1, found {self.frames_per_second}")
+        if not 2**16 <= self.max_frame_bytes < 2**31:
+            raise ValueError(f"decoder.max-frame-bytes: expected {2**16} to {2**31 - 1}, found {self.max_frame_bytes}")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ValueError("decoder.tls-certificate and decoder.tls-key: expected both or none, found one")
+        if self.tls_ca and not self.tls_certificate:
+            raise ValueError("decoder.tls-ca: mutual TLS also needs decoder.tls-certificate and decoder.tls-key")
+        if not is_loopback(host) and not self.tls_certificate:
+            raise ValueError(
+                f"decoder.bind: {self.bind!r} can be reached from other machines and there is no TLS; "
+                "set decoder.tls-certificate and decoder.tls-key, or bind to 127.0.0.1"
+            )
+        if host in ("0.0.0.0", "[::]") and not self.advertise:
+            raise ValueError(f"decoder.advertise: expected the address that CUs reach {self.bind!r} at, found none")
+        if self.advertise and ":" in self.advertise:
+            split_address("decoder.advertise", self.advertise)
+
+
+def split_address(key: str, address: str) -> tuple[str, int]:
+    """Split ``host:port``; an IPv6 host stands in brackets.
+
+    Raises
+    ------
+    ValueError
+        Naming ``key`` if there is no host or no port.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise ValueError(f"{key}: expected host:port, such as 127.0.0.1:0, found {address!r}")
+    return host, int(port)
+
+
+def check_pair(certificate: str, key: str) -> None:
+    """Refuse certificate and key files (PEM) that do not belong together; raises ValueError."""
+    # gRPC itself would only say that it cannot listen.
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        raise ValueError(
+            f"decoder.tls-certificate {certificate} and decoder.tls-key {key}: expected a certificate and its own "
+            f"key without a password, found otherwise ({error.reason or error})"
+        ) from None

@@ -208,8 +208,8 @@ class Restarts:
         done = self._run.folder / "kills.jsonl"
         if what is None or (done.exists() and f'"round": {round_},' in done.read_text()):
             return
-        # A process' first round is no measure: it starts the devices.
-        time.sleep(min(0.6 * took, 2.0))
+        # Late in the round: what dies in its first step finds the TEBs' copies of the round's beginning.
+        time.sleep(min(0.7 * took, 10.0))
         found = family.find("ray::Device" if what == "device" else "flwr-simulation")
         self._run.note("kills.jsonl", round=round_, kind=what, found=len(found))
         for process in found[:1] if what == "device" else found:
@@ -279,7 +279,7 @@ def soak(folder: Path, num_rounds: int, restarts: int, seed: int, arguments: arg
         kills = {2 + n: ("device", "server")[n % 2] for n in range(2 * restarts)}
         alone = {**common, "num-rounds": max(kills) + 2, "scenario": folder / "two.toml", "strategy": "FedAvg"}
         # No copies to go on from, and nobody else to go on with: a device's death ends the run.
-        alone |= {"runtime.snapshots": "round", "num-clusters": 1, "local-steps": 8}
+        alone |= {"runtime.snapshots": "round", "num-clusters": 1, "local-steps": 24}
         # A stock strategy brings its plan.
         del alone["policy"]
         runs["restarts"] = Soaked(folder / "restarts", alone, arguments.stall)

@@ -33,6 +33,7 @@ _LAST_WORDS_S = 2.0
 """Time for a summary to appear after the processes ended [s]."""
 _SUBMISSION_S = 300.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_FLOWERS = "An error was encountered. Ending simulation."
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Stop|Failure)\b(: .*)?$")
 
 
@@ -154,7 +155,8 @@ def last_error(log: Path) -> str:
         lines = _COLOUR.sub("", log.read_text(encoding="utf-8", errors="replace")).splitlines()
     except FileNotFoundError:
         return ""
-    for line in reversed(lines):
-        if _EXCEPTION.match(line.strip()):
-            return line.strip()
+    raised = [line.strip() for line in reversed(lines) if _EXCEPTION.match(line.strip())]
+    if raised:
+        # Flower raises one of its own from that which ended a simulation.
+        return next((line for line in raised if _FLOWERS not in line), raised[0])
     return next((line.strip() for line in reversed(lines) if line.lstrip(" │").startswith("Error")), "")

@@ -254,6 +254,12 @@ def test_the_environment_of_a_launch_is_its_own():
         ("ValueError: first\nmore\nray.exceptions.RayError: last\nbye\n", "ray.exceptions.RayError: last"),
         ("\x1b[91mERROR \x1b[0m: x\n  RuntimeError: boom\x1b[0m\n", "RuntimeError: boom"),
         ("KeyError\n", "KeyError"),
+        # Flower ends a simulation with an error of its own; what matters is what it was raised from.
+        ("OSError: no space\nRuntimeError: An error was encountered. Ending simulation.\n", "OSError: no space"),
+        (
+            "RuntimeError: An error was encountered. Ending simulation.\n",
+            "RuntimeError: An error was encountered. Ending simulation.",
+        ),
         ("Usage: flwr run\nError: no such app\n", "Error: no such app"),
     ],
 )

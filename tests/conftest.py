@@ -37,3 +37,12 @@ def local_ray():
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def simulations():
+    """End the simulations that tests have started."""
+    yield
+    from simulation import end_simulations
+
+    end_simulations()

@@ -102,9 +102,9 @@ def our_client():
 
 def test_a_failure_of_our_client_reaches_the_server_as_one_line():
     def server(grid):
-        (node,) = wait_for_nodes(grid, 1, 60)
+        node = wait_for_nodes(grid, 2, 60)[0]
         content = RecordDict({"config": ConfigRecord({"server-round": 1, "plan": '{"m": 2}'})})
         (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
         return reply.has_error() and reply.error.reason
 
-    assert simulate(server, our_client(), num_nodes=1) == "plan: delta: expected a list of integers, found None"
+    assert simulate(server, our_client()) == "plan: delta: expected a list of integers, found None"

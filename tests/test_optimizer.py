@@ -1,6 +1,8 @@
 """Optimizers of parts together equal one optimizer of the whole, and learning rates follow their formulas."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -240,3 +242,20 @@ def test_clipping_parts_by_the_whole_norm_equals_torchs_clipping():
             parameter -= parameter.grad
     for expected, found in zip(whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_a_device_steps_without_torchs_compiler():
+    """Its import would take a second of every device's start, and 70 MB of its memory."""
+    code = (
+        "import sys, torch, client_pipeline.runtime.device\n"
+        "from client_pipeline.partition import transformer\n"
+        "from client_pipeline.partition.families import build_block\n"
+        "from client_pipeline.partition.parts import own_parameters\n"
+        "from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer\n"
+        "block = build_block(transformer.spec(vocab_size=9, width=8, encoder_layers=1, num_heads=2), 0)\n"
+        "parameters = own_parameters(block)\n"
+        "sum(p.sum() for p in parameters.values()).backward()\n"
+        "PartOptimizer(parameters, OptimizerConfig()).apply(1)\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

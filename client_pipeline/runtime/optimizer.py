@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse-sqrt")
 
@@ -70,26 +72,20 @@ class OptimizerConfig:
 
 
 class PartOptimizer:
-    """The optimizer of one part (a TEB, the embedding, the decoder)."""
+    """The optimizer of one part (a TEB, the embedding, the decoder): torch's SGD and AdamW as functions.
+
+    Their classes import torch's compiler, which would cost each device a second of its start and 70 MB.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
         self.parameters = dict(parameters)
         self.config = config
         # A bias need not be a vector: Marian's of the logits is [1, V], T5's of relative positions [buckets, heads].
-        decayed = {name: p.ndim > 1 and "bias" not in name for name, p in self.parameters.items()}
-        decay = [p for name, p in self.parameters.items() if decayed[name]]
-        plain = [p for name, p in self.parameters.items() if not decayed[name]]
-        groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        groups = [group for group in groups if group["params"]]
-        self._optimizer: torch.optim.Optimizer | None
-        if not groups:
-            self._optimizer = None
-        elif config.name == "sgd":
-            self._optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
-        else:
-            self._optimizer = torch.optim.AdamW(
-                groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps
-            )
+        decayed = [name for name, p in self.parameters.items() if p.ndim > 1 and "bias" not in name]
+        plain = [name for name in self.parameters if name not in decayed]
+        self._groups = ((decayed, config.weight_decay), (plain, 0.0))
+        self._state: dict[str, dict[str, Tensor]] = {}
+        """By parameter, from its first step on."""
 
     def gradient_norm_sq(self) -> float:
         """Squared norm of the gradients that wait to be applied."""
@@ -98,16 +94,54 @@ class PartOptimizer:
 
     def apply(self, step: int, scale: float = 1.0) -> None:
         """Take the step with the waiting gradients times ``scale``, then forget them."""
-        if self._optimizer is None:
+        for names, weight_decay in self._groups:
+            stepped = [name for name in names if self.parameters[name].grad is not None]
+            if stepped:
+                self._step(stepped, self.config.learning_rate(step), weight_decay, scale)
+        self.discard()
+
+    @torch.no_grad()
+    def _step(self, names: Sequence[str], lr: float, weight_decay: float, scale: float) -> None:
+        parameters: list[Tensor] = [self.parameters[name] for name in names]
+        found = [parameter.grad for parameter in parameters]
+        slopes = [gradient if scale == 1.0 else gradient.mul_(scale) for gradient in found if gradient is not None]
+        config, held = self.config, [self._state.setdefault(name, {}) for name in names]
+        if config.name == "sgd":
+            buffers = [state.get("momentum_buffer") for state in held]
+            sgd(
+                parameters,
+                slopes,
+                buffers,
+                weight_decay=weight_decay,
+                momentum=config.momentum,
+                lr=lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+            for state, buffer in zip(held, buffers, strict=True):
+                if buffer is not None:
+                    state["momentum_buffer"] = buffer
             return
-        if scale != 1.0:
-            for parameter in self.parameters.values():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(scale)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.config.learning_rate(step)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        for state, parameter in zip(held, parameters, strict=True):
+            if not state:
+                state |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(parameter)}
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        adamw(
+            parameters,
+            slopes,
+            [state["exp_avg"] for state in held],
+            [state["exp_avg_sq"] for state in held],
+            [],
+            [state["step"] for state in held],
+            amsgrad=False,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            lr=lr,
+            weight_decay=weight_decay,
+            eps=config.eps,
+            maximize=False,
+        )
 
     def discard(self) -> None:
         """Forget waiting gradients."""
@@ -116,15 +150,7 @@ class PartOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """State that moves and rests with the part: tensors by ``parameter/quantity``; empty before the first step."""
-        if self._optimizer is None:
-            return {}
-        names = {id(p): name for name, p in self.parameters.items()}
-        return {
-            f"{names[id(parameter)]}/{quantity}": value.detach()
-            for parameter, held in self._optimizer.state.items()
-            for quantity, value in held.items()
-            if isinstance(value, Tensor)
-        }
+        return {f"{name}/{quantity}": value for name, held in self._state.items() for quantity, value in held.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over what :meth:`state` gave, elsewhere or earlier.
@@ -134,7 +160,7 @@ class PartOptimizer:
         ValueError
             If it is of other parameters.
         """
-        if self._optimizer is None or not state:
+        if not self.parameters:
             return
         held: dict[str, dict[str, Tensor]] = {}
         for key, value in state.items():
@@ -144,8 +170,7 @@ class PartOptimizer:
                     f"optimizer state: {key!r} is of no parameter here; expected {sorted(self.parameters)}"
                 )
             held.setdefault(name, {})[quantity] = value.clone()
-        for name, values in held.items():
-            self._optimizer.state[self.parameters[name]] = values
+        self._state |= held
 
 
 def clip_scale(clip_norm: float, norm_sq: float) -> float:

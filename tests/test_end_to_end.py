@@ -101,15 +101,6 @@ def test_the_saved_model_can_be_scored_and_used(default_run):
     assert used.returncode == 0, used.stderr
 
 
-def test_a_stock_strategy_runs_on_the_same_clients_and_learns(tmp_path):
-    options = 'strategy-options={"eta": 0.02}'
-    result = collapipe("run", *sets(strategy="FedAdam"), "--set", options, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr[-3000:]
-    lines = rounds(tmp_path / "runs" / "latest")
-    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
-    assert (tmp_path / "runs" / "latest" / "plans" / "round-0001.json").is_file()
-
-
 def test_plain_flwr_run_learns_with_two_clients_one_after_the_other(tmp_path):
     ports = []
     for _ in range(2):

@@ -97,6 +97,11 @@ GRID = [
     ((1, 2, 1, 1), (0, 1, 2, 3), 7, "gpipe"),
     ((0, 4, 0, 1), (1, 3), 2, "1f1b"),
 ]
+# 7 examples in 3 and 5 micro-batches; with the second plan blocks move.
+TWO_PLANS = [
+    ClusterPlan(delta=(2, 3), order=(1, 0), m=3),
+    ClusterPlan(delta=(4, 1), order=(0, 1), m=5, schedule="1f1b"),
+]
 
 
 @pytest.mark.parametrize(("delta", "order", "m", "schedule"), GRID)
@@ -134,9 +139,7 @@ def test_split_gradients_equal_the_whole_models(pipelines, spec, delta, order, m
 def test_split_gradients_of_decoder_families_equal_the_whole_models(pipelines, name):
     spec = tiny_spec(name)
     step = StepId(seed=3, round=2, step=1, cluster=1)
-    # 7 examples in 3 and 5 micro-batches; with the second plan blocks move.
-    for delta, order, m, schedule in (GRID[1], GRID[3]):
-        plan = ClusterPlan(delta=delta, order=order, m=m, schedule=schedule)
+    for plan in TWO_PLANS:
         assert_split_equals_whole(pipelines(spec), spec, plan, tiny_batch(spec), step)
 
 
@@ -157,8 +160,7 @@ def test_recomputed_activations_give_the_same_gradients_under_dropout(pipelines)
 def test_mixed_precision_gives_the_same_gradients_wherever_the_segments_end(pipelines, name):
     spec = CLASSIC if name == "classic" else tiny_spec(name)
     step = StepId(seed=3, round=2, step=1, cluster=1)
-    for delta, order, m, schedule in (GRID[1], GRID[3]):
-        plan = ClusterPlan(delta=delta, order=order, m=m, schedule=schedule)
+    for plan in TWO_PLANS:
         assert_split_equals_whole(pipelines(spec, precision="bfloat16"), spec, plan, tiny_batch(spec), step)
 
 

@@ -38,7 +38,7 @@ CASES = {
     "vanilla-fl": {"strategy": "vanilla-fl"},
     "pipeline": {"strategy": "pipeline"},
     "titanic": {"strategy": "titanic"},
-    "FedAvg": {"strategy": "FedAvg"},
+    "FedAdam": {"strategy": "FedAdam", "strategy-options": '{"eta": 0.02}'},
     "module:Class": {"strategy": "flwr.serverapp.strategy:FedMedian", "costs": "model"},
 }
 UPLOADS_BY_PLAN = ("random", "uniform", "vanilla-fl", "titanic")

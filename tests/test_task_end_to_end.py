@@ -1,10 +1,14 @@
 """Pre-training on the clusters' text, a classifier that starts from it, its use and export, through every real part."""
 
+import contextlib
 import json
 
 import pytest
 import torch
 from test_end_to_end import collapipe, rounds, sets
+from typer.testing import CliRunner
+
+from flower_app.cli import app
 
 MORE = {"model.family": "bert", "scenario": "two-clusters"}
 
@@ -30,6 +34,14 @@ def runs(tmp_path_factory):
     return folder
 
 
+def call(folder, *arguments):
+    """Output of a command that succeeds, without a process of its own."""
+    with contextlib.chdir(folder):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
 def run_of(folder, name):
     (run,) = (folder / "runs").glob(f"*-{name}")
     return run
@@ -41,7 +53,7 @@ def test_both_tasks_are_trained_and_scored(runs):
         lines, summary = rounds(run), json.loads((run / "summary.json").read_text())
         assert lines[-1]["train_loss"] < lines[0]["train_loss"]
         assert metrics <= summary["metrics"].keys()
-        assert collapipe("evaluate", run, cwd=runs).returncode == 0
+        call(runs, "evaluate", run)
 
 
 def test_patience_ends_a_run_before_its_last_round(runs):
@@ -76,16 +88,14 @@ def test_the_classifier_began_where_the_language_model_ended(runs):
 def test_the_models_are_used_and_exported(runs):
     from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-    filled = collapipe("predict", run_of(runs, "masked-lm"), "the [MASK] sleeps", cwd=runs)
-    assert filled.returncode == 0 and filled.stdout.startswith("the ")
+    assert call(runs, "predict", run_of(runs, "masked-lm"), "the [MASK] sleeps").startswith("the ")
     text = "the old dog sleeps"
-    label = collapipe("predict", "latest", text, cwd=runs).stdout.strip()
+    label = call(runs, "predict", "latest", text).strip()
     for run, loader in (
         (run_of(runs, "masked-lm"), AutoModelForMaskedLM),
         ("latest", AutoModelForSequenceClassification),
     ):
-        exported = collapipe("export", run, runs / loader.__name__, cwd=runs)
-        assert exported.returncode == 0, exported.stderr
+        call(runs, "export", run, runs / loader.__name__)
         model = loader.from_pretrained(runs / loader.__name__).eval()
     tokenizer = AutoTokenizer.from_pretrained(runs / loader.__name__)
     with torch.no_grad():

@@ -200,16 +200,16 @@ class Restarts:
 
     def __init__(self, run: Soaked, kills: dict[int, str]) -> None:
         self._run, self._kills = run, kills
-        self._last = time.monotonic()
 
     def __call__(self, round_: int, family: Family) -> None:
-        took, self._last = time.monotonic() - self._last, time.monotonic()
         what = self._kills.get(round_)
         done = self._run.folder / "kills.jsonl"
         if what is None or (done.exists() and f'"round": {round_},' in done.read_text()):
             return
-        # Late in the round: what dies in its first step finds the TEBs' copies of the round's beginning.
-        time.sleep(min(0.7 * took, 10.0))
+        # Late in the next round, which takes as long as the quickest if no process has to start: what dies in its
+        # first step finds the TEBs' copies of the round's beginning.
+        lines = (self._run.run_dir / "rounds.jsonl").read_text().splitlines()
+        time.sleep(0.7 * min(json.loads(line)["round_s"] for line in lines))
         found = family.find("ray::Device" if what == "device" else "flwr-simulation")
         self._run.note("kills.jsonl", round=round_, kind=what, found=len(found))
         for process in found[:1] if what == "device" else found:

@@ -124,19 +124,23 @@ class CollaPipe(PlannedStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None, list[Message]]:
         """Average the encoders by what each cluster trained, and join the decoder to them."""
         cluster_of = {state.node_id: state.cluster for state in self.clusters}
-        round_ = self.decoder.finish_round()
-        for cluster, summary in round_.clusters.items():
+        summaries = self.decoder.end_round()
+        for cluster, summary in summaries.items():
             if summary.left is not None:
                 log(WARNING, "aggregate_train: cluster %d left round %d: %s", cluster, server_round, summary.left)
         # A cluster counts with its encoder if the decoder learned from it too, else in neither average.
         counted = [
             reply
             for reply in replies
-            if reply.has_error() or self._is_credible(reply, round_.clusters[cluster_of[reply.metadata.src_node_id]])
+            if reply.has_error() or self._is_credible(reply, summaries[cluster_of[reply.metadata.src_node_id]])
         ]
+        good = [reply for reply in counted if not reply.has_error()]
+        round_ = self.decoder.finish_round(
+            {cluster_of[reply.metadata.src_node_id]: read_metric(reply, WEIGHT_KEY) for reply in good}
+        )
         encoder, metrics_record = self.aggregator.aggregate_train(server_round, counted)
         if encoder is None:
-            if all(reply.has_error() for reply in counted):
+            if not good:
                 return None, metrics_record, counted
             # The decoder has learned all the same: its weights go with the encoder that it will go on with.
             encoder = self._start
@@ -147,11 +151,11 @@ class CollaPipe(PlannedStrategy):
 
     @staticmethod
     def _is_credible(reply: Message, summary: ClusterSummary) -> bool:
-        """Whether a cluster trained, and claims no more weight in the average than the decoder has seen of it."""
+        """Whether a cluster trained, and claims some weight in the average, but no more than the decoder has seen."""
         # What Flower's strategies weight by: the targets, or where all count alike the steps.
         for key, seen in ((WEIGHT_KEY, summary.weight), ("steps", summary.steps)):
             claimed = read_metric(reply, key)
-            if summary.steps and claimed > seen * (1 + 1e-6):
+            if summary.steps and not 0 < claimed <= seen * (1 + 1e-6):
                 said = f"it claims {key} = {claimed:g}, the decoder has seen {seen:g}"
                 log(WARNING, "aggregate_train: a cluster's update is left out: %s", said)
                 return False

@@ -70,6 +70,8 @@ class DecoderTrainer:
         self._compute = threading.Lock()
         self.decoder_sync = decoder_sync
         self._round = self._new_round(0, (), 1, {})
+        self._ended: dict[int, ClusterSummary] | None = None
+        """Of a round that has ended and whose weights are still to come."""
 
     @property
     def decoder_sync(self) -> str:
@@ -142,6 +144,7 @@ class DecoderTrainer:
             for own in self._copies.values():
                 load_parameters(own.parameters, weights, "decoder")
             self._round = self._new_round(round_, clusters, local_steps, tied)
+            self._ended = None
 
     def _new_round(
         self, round_: int, clusters: Iterable[int], local_steps: int, tied: Mapping[str, Tensor]
@@ -327,8 +330,22 @@ class DecoderTrainer:
         """Take a cluster out of the round; its unclosed step does not count. Never waits for the decoder."""
         self._round.leave(round_, cluster, reason, seat)
 
+    def end_round(self) -> dict[int, ClusterSummary]:
+        """Close the round: whoever is still in it is refused from now on. Returns what each cluster contributed.
+
+        Raises
+        ------
+        ValueError
+            If no round is open.
+        """
+        self._round.end()
+        # Only now is a step that was being taken counted.
+        with self._compute, self._round.state:
+            self._ended = {cluster: member.summary() for cluster, member in sorted(self._round.members.items())}
+        return self._ended
+
     def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
-        """Close the round and return the decoder's new weights. Whoever is still in it is refused from now on.
+        """Return the decoder's new weights; closes the round if it is open.
 
         Parameters
         ----------
@@ -338,12 +355,11 @@ class DecoderTrainer:
         Raises
         ------
         ValueError
-            If no round is open, or ``weights`` names a cluster that trained no step.
+            If no round is open or has ended, or ``weights`` names a cluster that trained no step.
         """
-        self._round.end()
+        clusters = self.end_round() if self._ended is None else self._ended
+        self._ended = None
         with self._compute:
-            with self._round.state:  # only now is a step that was being taken counted
-                clusters = {cluster: member.summary() for cluster, member in sorted(self._round.members.items())}
             for cluster in clusters:
                 self._trainer.discard(cluster)
                 if cluster in self._copies:

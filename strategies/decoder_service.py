@@ -20,7 +20,7 @@ from client_pipeline.link.tied import pieces
 from client_pipeline.runtime.micro_batches import StepId
 from strategies.decoder import DecoderTrainer, RoundSummary
 from strategies.decoder_config import DecoderConfig, check_pair, split_address
-from strategies.decoder_member import MicroBatch, NotFiniteRefusal, Refusal, Superseded
+from strategies.decoder_member import ClusterSummary, MicroBatch, NotFiniteRefusal, Refusal, Superseded
 from strategies.privacy_accountant import Sent
 from strategies.round_tokens import RoundTokens
 from strategies.stream_limits import Allowance, HelloGuard, TooManyHellos, printable
@@ -164,6 +164,12 @@ class DecoderService:
             )
             for cluster, token in tokens.items()
         }
+
+    def end_round(self) -> dict[int, ClusterSummary]:
+        """Let nobody in any more; the round's tokens are worth nothing. See :meth:`DecoderTrainer.end_round`."""
+        with self._lock:
+            self._tokens.close()
+        return self.trainer.end_round()
 
     def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
         """Close the round; its tokens are worth nothing from now on. See :meth:`DecoderTrainer.finish_round`."""

@@ -125,6 +125,7 @@ class RecordingGrid(ForwardingGrid):
                 reply.content[ARRAYS] = to_arrays(trained)
             if (name := not_finite(sole_arrays(reply))) is not None:
                 raise UpdateError(f"update of {name}: NaN or Inf: training diverged on the control unit")
+            check_answer(reply)
         except UpdateError as error:
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(error)), reply_to=order)
         return reply
@@ -185,6 +186,21 @@ class RecordingGrid(ForwardingGrid):
 def array_bytes(message: Message) -> int:
     """Bytes of a message's arrays, as they are sent."""
     return sum(record.count_bytes() for record in message.content.array_records.values())
+
+
+def check_answer(reply: Message) -> None:
+    """Raise UpdateError for an answer whose numbers and report nobody could add up."""
+    try:
+        for key in (WEIGHT_KEY, "loss", "steps"):
+            if not math.isfinite(value := read_metric(reply, key)):
+                raise UpdateError(f"{key} = {value}: NaN or Inf: training diverged on the control unit")
+            if value < 0 and key != "loss":
+                raise UpdateError(f"{key}: expected at least 0, found {value:g}")
+        read_report(reply)
+    except (KeyError, StopIteration, TypeError, ValueError) as error:
+        if isinstance(error, UpdateError):
+            raise
+        raise UpdateError(f"expected a control unit's answer with numbers and a report, found {error!r}") from error
 
 
 def not_finite(arrays: ArrayRecord) -> str | None:

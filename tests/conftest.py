@@ -46,3 +46,12 @@ def simulations():
     from simulation import end_simulations
 
     end_simulations()
+
+
+@pytest.fixture
+def flower_process(monkeypatch):
+    """Messages can only be made in a process that Flower runs."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1, raising=False)

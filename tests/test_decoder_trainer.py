@@ -386,3 +386,25 @@ def test_a_step_that_fails_in_the_optimizer_is_told_to_all_who_wait(monkeypatch)
     monkeypatch.setattr(trainer._trainer, "apply", fail)
     results = all_at_once(*(lambda c=c: trainer.close_step(1, c, 1, 1.0) for c in (0, 1)))
     assert all("out of memory" in str(error) for error in results)
+
+
+def test_copies_of_the_decoder_are_averaged_by_the_weights_of_the_encoders():
+    """A cluster that left after its goodbye, or whose update was refused, counts in neither average."""
+    trainer = DecoderTrainer(head_trainer(), "round")
+    trainer.open_round(1, [0, 1], 1)
+    before = {name: p.detach().clone() for name, p in trainer._trainer.parameters.items()}
+    for cluster in (0, 1):
+        trainer.join(1, cluster)
+        trainer.micro_batch(cluster, whole_batch(cluster))
+        trainer.close_step(1, cluster, 1, 1.0)
+        trainer.finish(1, cluster)
+    summaries = trainer.end_round()
+    assert [(s.steps, s.left) for s in summaries.values()] == [(1, None), (1, None)]
+    with pytest.raises(Refusal, match="is not open"):
+        trainer.join(1, 0)
+    found = trainer.finish_round({1: summaries[1].weight})
+    assert found.clusters == summaries
+    assert_close(found.head, {n: p.detach() for n, p in trainer._copies[1].parameters.items()})
+    assert any(not torch.equal(found.head[name], value) for name, value in before.items())
+    with pytest.raises(ValueError, match="no round of the decoder is open"):
+        trainer.finish_round()

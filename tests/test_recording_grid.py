@@ -1,5 +1,7 @@
 """What the server makes of its nodes, in a real simulation: too few of them, and rounds in which they fail."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from simulation import simulate
 
 from client_pipeline.link.compression import CompressionConfig
-from client_pipeline.link.update_codec import ErrorFeedback, UpdateCodec
+from client_pipeline.link.update_codec import ErrorFeedback, UpdateCodec, UpdateError
 from flower_app.cluster_setup import wait_for_nodes
 from strategies.baselines.stock import make_stock
-from strategies.recording_grid import RecordingGrid, RoundFailed
+from strategies.recording_grid import RecordingGrid, RoundFailed, check_answer
 from strategies.records import read_train_config, reply_content
 
 
@@ -108,3 +110,27 @@ def test_a_failure_of_our_client_reaches_the_server_as_one_line():
         return reply.has_error() and reply.error.reason
 
     assert simulate(server, our_client()) == "plan: delta: expected a list of integers, found None"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("num-examples", float("nan"), "num-examples = nan: NaN or Inf"),
+        ("loss", float("inf"), "loss = inf: NaN or Inf"),
+        ("num-examples", -3.0, "num-examples: expected at least 0, found -3"),
+        ("num-examples", None, "expected a control unit's answer with numbers and a report, found KeyError"),
+        ("report", "{", "expected a control unit's answer with numbers and a report"),
+    ],
+)
+def test_an_answer_that_cannot_be_added_up_is_refused(flower_process, key, value, said):
+    """One of them used to make NaN of every weight, or to end the run."""
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    content = answer(message, value=1.0, weight=2).content
+    if key == "report":
+        content["report"] = ConfigRecord({"json": value})
+    elif value is None:
+        del content["metrics"][key]
+    else:
+        content["metrics"][key] = value
+    with pytest.raises(UpdateError, match=re.escape(said)):
+        check_answer(Message(content, dst_node_id=1, message_type="train"))

@@ -1,6 +1,7 @@
 """A device that is lost in the middle of a step costs seconds, and not one bit of the result."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from decoder_cases import all_at_once
@@ -26,7 +27,9 @@ from recovery_cases import (
 from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime import fault_files
 from client_pipeline.runtime.control_unit import RoundOrder, RoundResult
+from client_pipeline.runtime.faults import KILLED, DeviceFault, LostRound
 from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.recovery import Recovery
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_config import DecoderConfig
 from strategies.decoder_service import DecoderService
@@ -197,3 +200,19 @@ def test_faults_in_every_round_and_devices_that_come_back_change_nothing(local_r
     joined = [(device, round_) for kind, device, round_, _ in seen if kind == "joined"]
     assert (0, 3) in joined and (1, 5) in joined and (2, 6) in joined
     unit.close()
+
+
+def test_a_step_that_kills_its_devices_each_time_loses_the_round(monkeypatch):
+    """Devices that are lost are started again at once: without a bound such a step would be played for ever."""
+    recovery, played = Recovery(SimpleNamespace(), 0), []
+    recovery.plan = THREE
+    monkeypatch.setattr(recovery, "_give_up", lambda fault: None)
+    monkeypatch.setattr(recovery, "_apply_again", lambda: None)
+
+    def out_of_memory():
+        played.append(1)
+        raise DeviceFault("device 1 was killed", KILLED, (1,))
+
+    with pytest.raises(LostRound, match="device 1 was killed; devices were lost 10 times in one action"):
+        recovery.run(out_of_memory)
+    assert len(played) == 10

@@ -206,7 +206,8 @@ kill -CONT $1
 
 def _shell(script: str, *arguments: float) -> subprocess.Popen[bytes]:
     """Run a script that outlives this process: whom it stops must go on even if the control unit is killed."""
-    command = ["sh", "-c", script, "sh", *(f"{argument:g}" for argument in arguments)]
+    told = (str(a) if isinstance(a, int) else f"{a:.6f}" for a in arguments)
+    command = ["sh", "-c", script, "sh", *told]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 

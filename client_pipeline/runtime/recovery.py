@@ -121,9 +121,9 @@ class Recovery:
         Raises
         ------
         LostRound
-            If there are not enough devices left, or the TEBs' copies are too old.
+            If there are not enough devices left, the TEBs' copies are too old, or devices are lost again and again.
         """
-        parted, faulty = 0, False
+        parted, tries, faulty = 0, 0, False
         while True:
             try:
                 if faulty:
@@ -134,7 +134,11 @@ class Recovery:
                 parted = parted + 1 if fault.kind == PARTED else 0
                 if parted > _TRIES:
                     raise
+                tries += 1
                 self._give_up(fault)
+                if tries > _TRIES * len(self.plan.delta):
+                    # What kills a device may be the step itself: too little memory, or a broken kernel.
+                    raise LostRound(f"{fault}; devices were lost {tries} times in one action") from fault
                 faulty = True
 
     def _apply_again(self) -> None:

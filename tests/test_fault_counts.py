@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from client_pipeline.runtime import fault_injection
 from client_pipeline.runtime.fault_files import note_injected, read_injected
 from client_pipeline.runtime.fault_injection import FaultConfig, FaultInjector, planned
 
@@ -80,3 +81,8 @@ def test_what_died_with_the_server_is_expected_of_the_round_that_is_trained_agai
     found = soak_report.count(injected, recorded, [(4, 30.0)])
     assert found["device"]["died_with_server"] == 1
     assert all(entry["missed"] == entry["not_injected"] == 0 for entry in found.values())
+
+
+def test_large_process_ids_reach_the_shell_that_stops_them(tmp_path):
+    fault_injection._shell(f'echo "$1 $2" > {tmp_path}/told', 1234567, 0.05).wait(timeout=20)
+    assert (tmp_path / "told").read_text() == "1234567 0.050000\n"

@@ -15,7 +15,7 @@ import cloudpickle
 import psutil
 
 BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
-TIMEOUT_S = 280.0
+TIMEOUT_S = 560.0
 _STARTED = {}
 
 

@@ -28,7 +28,7 @@ TINY = {
 }
 
 
-def collapipe(*arguments, cwd, timeout=280):
+def collapipe(*arguments, cwd, timeout=560):
     command = [sys.executable, "-m", "flower_app.cli", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text=True)
 
@@ -125,7 +125,7 @@ def test_plain_flwr_run_learns_with_two_clients_one_after_the_other(tmp_path):
     command = ["flwr", "run", str(REPOSITORY), "--stream", "--run-config", pairs, "--federation-config", federation]
     try:
         result = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, timeout=280, capture_output=True, text=True, check=False
+            command, cwd=REPOSITORY, env=environment, timeout=560, capture_output=True, text=True, check=False
         )
     finally:
         end_superlink(ports[0])

@@ -50,7 +50,7 @@ def curves(experiment="fig6", only="classes-1"):
     return load_curves(experiment, smoke=True, only=only)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_fig6_trains_all_four_frameworks_once_and_draws_without_training(tmp_path, monkeypatch):
     options = Options(out=tmp_path, smoke=True, only="classes", sets=["num-rounds=4"])
     said = []

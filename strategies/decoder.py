@@ -168,19 +168,23 @@ class DecoderTrainer:
         self._sync = seat.sync
         return seat
 
-    def rejoin(self, round_: int, cluster: int) -> Seat:
+    def rejoin(self, round_: int, cluster: int, seat: int) -> Seat:
         """Come back with another stream after one that was cut: a step that was not closed is begun anew.
+
+        ``seat`` is the stream's number among the cluster's.
 
         Raises
         ------
+        Superseded
+            If a newer stream of the cluster came first.
         Refusal
             If the cluster has left the round in the meantime.
         """
         with self._compute, self._round.state:
-            seat = self._round.rejoin(round_, cluster)
-            if not seat.closed:
+            taken = self._round.rejoin(round_, cluster, seat)
+            if not taken.closed:
                 self._trainer_of(cluster).discard(cluster)
-            return seat
+            return taken
 
     def _begin_again(self, round_: int, cluster: int, step: int, attempt: int, seat: int | None) -> None:
         """Forget what was collected of a cluster's step if it begins the step once more."""

@@ -125,12 +125,14 @@ class DecoderRound:
                     self.member(round_, cluster)
             return self._seat(member)
 
-    def rejoin(self, round_: int, cluster: int) -> Seat:
+    def rejoin(self, round_: int, cluster: int, seat: int) -> Seat:
         """Come back with another stream; held, with the decoder's computation held, too."""
         member = self.member(round_, cluster, joined=False)
         if not member.joined:
             raise Refusal(f"cluster {cluster} has not joined round {round_}")
-        member.seat += 1
+        if seat <= member.seat:  # they wait for the decoder together, and in no order
+            raise Superseded(f"cluster {cluster} has opened another stream in round {round_}")
+        member.seat = seat
         member.away_since = None
         member.deadline.begin()
         if cluster not in self.closed and not member.finished:

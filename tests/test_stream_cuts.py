@@ -202,14 +202,56 @@ def test_a_resume_token_opens_one_stream_of_its_own_round():
             cut_now(stream)
             second = stream._connection._resume
             assert len({address.token, first, second}) == 3
+            # Only now does the decoder know that the second one has arrived.
+            train_step(stream, step_id(0), batch_of(0, 3), 1)
             with pytest.raises(LinkError, match="token"):
                 DecoderStream.open(replace(address, token=first))
-            train_step(stream, step_id(0), batch_of(0, 3), 1)
         service.finish_round()
         service.open_round(2, [0], 1)
         for token in (first, second):
             with pytest.raises(LinkError, match="token"):
                 DecoderStream.open(replace(address, token=token, round=2))
+
+
+def test_a_welcome_that_comes_too_late_costs_only_the_attempt(monkeypatch):
+    """The decoder computes for others, and attempts that were given up find their seat all the same, in any order."""
+    monkeypatch.setattr("client_pipeline.link.connection._WELCOME_S", 0.3)
+    with service_of(num_clusters=2) as service:
+        address = service.open_round(1, [0], 1)[0]
+        admitted = []
+        with DecoderStream.open(address) as stream:
+            rejoin, busy = service.trainer.rejoin, threading.Event()
+
+            def late(round_, cluster, seat):
+                admitted.append(seat)
+                if len(admitted) == 1:
+                    assert busy.wait(20)
+                elif len(admitted) == 2:
+                    time.sleep(0.6)
+                return rejoin(round_, cluster, seat)
+
+            service.trainer.rejoin = late
+            cut_now(stream)
+            train_step(stream, step_id(0), batch_of(0, 3), 1)
+            busy.set()
+        assert admitted[:3] == [1, 2, 3] and len(stream.cuts) == 1
+        summary = service.finish_round().clusters[0]
+    assert (summary.steps, summary.left) == (1, None)
+
+
+def test_an_attempt_that_was_given_up_does_not_look_as_if_it_were_there(monkeypatch):
+    monkeypatch.setattr("strategies.decoder_round.AWAY_S", 0.5)
+    monkeypatch.setattr("client_pipeline.link.connection._WELCOME_S", 0.2)
+    monkeypatch.setattr("client_pipeline.link.connection._PAUSES_S", (0.0, 60.0))
+    with service_of(num_clusters=2) as service:
+        addresses = service.open_round(1, [0, 1], 1)
+        away = DecoderStream.open(addresses[1])
+        rejoin = service.trainer.rejoin
+        service.trainer.rejoin = lambda *place: time.sleep(0.4) or rejoin(*place)
+        away.cut()
+        time.sleep(0.6)  # its only attempt has got a seat, and nobody sits there
+        train_round(addresses[0], [batch_of(0, 3)])
+        assert "did not come back" in service.finish_round().clusters[1].left
 
 
 def test_activations_that_are_not_finite_are_told_apart_from_other_refusals():

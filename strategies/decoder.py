@@ -218,7 +218,6 @@ class DecoderTrainer:
         with self._round.state:
             member = self._round.member(round_, cluster, seat)
             member.take_tied(step, name, start, rows, waiting=cluster in self._round.closed)
-            member.deadline.progress()
 
     def tied_gradient(self, round_: int, cluster: int, seat: int | None = None) -> dict[str, Tensor]:
         """Gradient of loss_sum / W_n for the tied matrices, by the decoder's own names, after a step's last answer.
@@ -262,7 +261,6 @@ class DecoderTrainer:
                 member.next_micro_batch += 1
                 member.seen_weight += batch.weight
                 member.step_loss_sum += gradient.loss_sum
-                member.deadline.progress()
         return gradient
 
     def _gradient(self, cluster: int, batch: MicroBatch, total_weight: float, tied: Mapping[str, Tensor]) -> Gradient:

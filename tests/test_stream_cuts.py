@@ -1,8 +1,12 @@
 """A decoder stream that is cut, at any moment, and opened again: nothing counts twice, and the others need not know."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +20,7 @@ from decoder_cases import (
     train_step,
 )
 
-from client_pipeline.link.address import LinkCertificates
+from client_pipeline.link.address import LinkCertificates, channel_options
 from client_pipeline.link.base import LinkError, NotFiniteLink
 from client_pipeline.link.connection import give_up
 from client_pipeline.link.stream import DecoderStream
@@ -181,6 +185,66 @@ def test_a_cluster_that_does_not_come_back_is_left_behind(monkeypatch):
         summary = service.finish_round()
     assert summary.clusters[0].steps == 1
     assert summary.clusters[1].left == "its stream broke off and did not come back within 0.5 s"
+
+
+def test_a_cluster_that_recovers_is_silent_and_waited_for(monkeypatch):
+    """It sends nothing while it plans for the devices that are left, however quick it was before."""
+    hour = [0.0]
+    clock = time.monotonic
+    with service_of(num_clusters=2, step_s=200_000.0) as service:
+        addresses = service.open_round(1, [0, 1], 2)
+
+        def quick():
+            train_round(addresses[0], [batch_of(0, 3, seed=step) for step in (1, 2)])
+
+        def recovering():
+            with DecoderStream.open(addresses[1]) as stream:
+                train_step(stream, step_id(1, 1), batch_of(1, 3), 3)
+                time.sleep(0.5)  # the other waits at the barrier
+                hour[0] = 3600.0
+                time.sleep(1.5)
+                train_step(stream, step_id(1, 2), batch_of(1, 3), 3)
+
+        monkeypatch.setattr("time.monotonic", lambda: clock() + hour[0])
+        assert all_at_once(quick, recovering) == [None, None]
+        assert [c.steps for c in service.finish_round().clusters.values()] == [2, 2]
+
+
+STOPPED = """
+import sys
+from decoder_cases import batch_of, step_id
+from client_pipeline.link.address import DecoderAddress
+from client_pipeline.link.stream import DecoderStream
+target, token = sys.argv[1:]
+stream = DecoderStream.open(DecoderAddress(target=target, token=token, round=1, cluster=1))
+stream.begin_step(step_id(1), 1, 1.0)
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_control_unit_that_is_stopped_holds_nobody_for_long(monkeypatch):
+    """Its stream stays open, and its kernel goes on acknowledging: it answers no keepalive."""
+    options = dict(channel_options(2**26))
+    for name in ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"):
+        assert options[name] == 30_000
+        options[name] = 500
+    monkeypatch.setattr("strategies.decoder_service.channel_options", lambda most: list(options.items()))
+    monkeypatch.setattr("strategies.decoder_round.AWAY_S", 0.5)
+    with service_of(num_clusters=2, step_s=60.0) as service:
+        addresses = service.open_round(1, [0, 1], 1)
+        command = [sys.executable, "-c", STOPPED, addresses[1].target, addresses[1].token]
+        stopped = subprocess.Popen(command, cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert stopped.stdout.readline() == b"there\n"
+            stopped.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            train_round(addresses[0], [batch_of(0, 3)])
+            assert time.monotonic() - began < 30
+        finally:
+            stopped.kill()
+            stopped.communicate()
+        assert "did not come back" in service.finish_round().clusters[1].left
 
 
 def test_whoever_holds_the_rounds_token_can_say_that_the_control_unit_is_gone():

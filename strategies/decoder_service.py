@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +90,8 @@ class DecoderService:
         self._streams: dict[grpc.ServicerContext, int] = {}
         self.sent: dict[int, Sent] = {}
         """What has come of each cluster's activations in the run."""
+        self.on_repeat: Callable[[], None] = lambda: None
+        """Called when a step comes again, before it is answered."""
 
     def start(self) -> str:
         """Listen; returns the bound ``host:port``.
@@ -365,7 +367,8 @@ class DecoderService:
         """Read a micro-batch; raises Refusal if it is too many, or its activations are not of the codec."""
         header = frame.header
         sent = self.sent.setdefault(cluster, Sent())
-        sent.add((header["round"], header["step"]), header["micro_batch"], frame.tensors["mask"])
+        if sent.add((header["round"], header["step"]), header["micro_batch"], frame.tensors["mask"]):
+            self.on_repeat()
         examples = sent.step_examples
         if max(examples, header["num_micro_batches"]) > self.max_examples:
             raise Refusal(

@@ -7,6 +7,7 @@
     plans/round-0001.json     each round's plan
     timeline.json             the last round's pipelines, modelled and measured; trace.json: the same for Perfetto
     checkpoint/               what the server needs to go on from the last committed round
+    releases.json             with noise: what the round under way may release
     clusters/cluster-0/       the same of each control unit, where these run on this machine
     report.html               the run in pictures
     model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json

@@ -33,6 +33,7 @@ from flower_app.config import RunConfig
 from flower_app.frozen_weights import frozen_digest
 from flower_app.global_models import GlobalModels
 from flower_app.privacy_checks import check_shared_matrices
+from flower_app.releases import accounted, most_examples
 from flower_app.report.pictures import write_pictures
 from flower_app.report.timeline import timeline_of
 from flower_app.selection import Selection
@@ -206,11 +207,11 @@ class TrainingRun:
     def _train(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> None:
         self.strategy = self._strategy(planner, clusters)
         self.accountant = PrivacyAccountant(self.config.privacy, {s.cluster: s.num_examples for s in clusters})
+        releases = accounted(self.config, self.run_dir, self.accountant, self.service, self.resumed)
         planned = isinstance(self.strategy, PlannedStrategy)
         grid = self.flower_grid
         if self.config.privacy.secure_aggregation:
-            examples = self.config.local_steps * self.config.batch_size * self.config.gradient_accumulation
-            grid = SecureGrid(grid, max_weight=float(examples * self.config.data.max_length))
+            grid = SecureGrid(grid, max_weight=float(most_examples(self.config) * self.config.data.max_length))
         self.grid = RecordingGrid(
             grid,
             {state.node_id: state.cluster for state in clusters},
@@ -218,6 +219,7 @@ class TrainingRun:
             codec=update_codec(self.config.compression),
             borne=_EMPTY_ROUNDS if isinstance(self.strategy, CollaPipe) else 0,
             count_bytes=not isinstance(self.strategy, PipeLine),
+            on_train=releases.begin_round if releases else None,
         )
         weights = self.parts.weights()
         if self.resumed is not None:
@@ -226,10 +228,6 @@ class TrainingRun:
             if isinstance(self.strategy, PlannedStrategy):
                 self.strategy.restore(self.resumed.state["strategy"])
             remember(self._averaging(), self.resumed.server)
-            if self.accountant.on:
-                sent = self.accountant.restore(self.resumed.state["privacy"])
-                if self.service is not None:
-                    self.service.sent = sent
         self.board = self._board()
         self.round_started = time.perf_counter()
         self.round_s = 0.0

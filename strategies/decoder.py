@@ -171,19 +171,23 @@ class DecoderTrainer:
         self._sync = seat.sync
         return seat
 
-    def rejoin(self, round_: int, cluster: int) -> Seat:
+    def rejoin(self, round_: int, cluster: int, seat: int) -> Seat:
         """Come back with another stream after one that was cut: a step that was not closed is begun anew.
+
+        ``seat`` is the stream's number among the cluster's.
 
         Raises
         ------
+        Superseded
+            If a newer stream of the cluster came first.
         Refusal
             If the cluster has left the round in the meantime.
         """
         with self._compute, self._round.state:
-            seat = self._round.rejoin(round_, cluster)
-            if not seat.closed:
+            taken = self._round.rejoin(round_, cluster, seat)
+            if not taken.closed:
                 self._trainer_of(cluster).discard(cluster)
-            return seat
+            return taken
 
     def _begin_again(self, round_: int, cluster: int, step: int, attempt: int, seat: int | None) -> None:
         """Forget what was collected of a cluster's step if it begins the step once more."""
@@ -217,7 +221,6 @@ class DecoderTrainer:
         with self._round.state:
             member = self._round.member(round_, cluster, seat)
             member.take_tied(step, name, start, rows, waiting=cluster in self._round.closed)
-            member.deadline.progress()
 
     def tied_gradient(self, round_: int, cluster: int, seat: int | None = None) -> dict[str, Tensor]:
         """Gradient of loss_sum / W_n for the tied matrices, by the decoder's own names, after a step's last answer.
@@ -261,7 +264,6 @@ class DecoderTrainer:
                 member.next_micro_batch += 1
                 member.seen_weight += batch.weight
                 member.step_loss_sum += gradient.loss_sum
-                member.deadline.progress()
         return gradient
 
     def _gradient(self, cluster: int, batch: MicroBatch, total_weight: float, tied: Mapping[str, Tensor]) -> Gradient:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from client_pipeline.link.tied import TiedRows
 from client_pipeline.partition.parts import target_weight
-from client_pipeline.runtime.deadline import ProgressDeadline
 from client_pipeline.runtime.micro_batches import StepId
 
 
@@ -64,16 +63,8 @@ class ClusterSummary:
 class Member:
     """Where one cluster is in a round of the decoder."""
 
-    def __init__(
-        self,
-        cluster: int,
-        local_steps: int,
-        tied: Mapping[str, Tensor] | None = None,
-        deadline: ProgressDeadline | None = None,
-    ) -> None:
+    def __init__(self, cluster: int, local_steps: int, tied: Mapping[str, Tensor] | None = None) -> None:
         self.cluster = cluster
-        self.deadline = deadline or ProgressDeadline(math.inf)
-        """Of its silence: each frame is a sign of progress."""
         self.seat = 0
         """Number of its newest stream."""
         self.away_since: float | None = None

@@ -1,8 +1,10 @@
 """Who takes part in a round of the decoder: joining, leaving, cut streams, and the barrier of a step.
 
-A cluster whose stream was cut is *away*: its step in progress is begun anew when it comes back, and the others wait for
-it as long as they would for a slow one, at most :data:`AWAY_S`. Each stream has a seat number; one that was replaced by
-a newer stream of its cluster can do nothing any more.
+A cluster that sends nothing may be planning anew for the devices that are left: as long as its stream is open, the
+others wait for it as for a slow one, up to the step's timeout. One whose stream was cut is *away*: its step in progress
+is begun anew when it comes back, and it is waited for at most :data:`AWAY_S`. A control unit that vanished, or was
+stopped, answers no keepalive of gRPC's, and is away after a minute. Each stream has a seat number; one that was
+replaced by a newer stream of its cluster can do nothing any more.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from client_pipeline.runtime.deadline import ProgressDeadline
 from client_pipeline.runtime.head import Contribution
 from strategies.decoder_member import Member, Refusal, Superseded
 
@@ -24,8 +25,6 @@ logger = logging.getLogger("flwr.collapipe.decoder")
 
 AWAY_S = 30.0
 """How long a cluster whose stream was cut may take to open it again [s]."""
-SILENT_S = 60.0
-"""Nobody is given up for silence before that, however quick he was until then [s]."""
 _LOOK_S = 1.0
 """How often a barrier looks who is late [s]."""
 
@@ -71,10 +70,7 @@ class DecoderRound:
         self.join_timeout_s, self.step_timeout_s = join_timeout_s, step_timeout_s
         self.state = threading.Condition()
         self.open = number > 0
-        self.members = {
-            cluster: Member(cluster, local_steps, tied, ProgressDeadline(step_timeout_s, least_s=SILENT_S))
-            for cluster in clusters
-        }
+        self.members = {cluster: Member(cluster, local_steps, tied) for cluster in clusters}
         self.closed: dict[int, Contribution] = {}
         """Shares of the clusters that have closed the step in progress."""
         self._applied, self._applying = 0, False
@@ -114,7 +110,6 @@ class DecoderRound:
             if member.joined:
                 raise Refusal(f"cluster {cluster} has already joined round {round_}")
             member.joined = True
-            member.deadline.begin()
             if self._first_hello is None:
                 self._first_hello = time.monotonic()
             self.state.notify_all()
@@ -125,14 +120,15 @@ class DecoderRound:
                     self.member(round_, cluster)
             return self._seat(member)
 
-    def rejoin(self, round_: int, cluster: int) -> Seat:
+    def rejoin(self, round_: int, cluster: int, seat: int) -> Seat:
         """Come back with another stream; held, with the decoder's computation held, too."""
         member = self.member(round_, cluster, joined=False)
         if not member.joined:
             raise Refusal(f"cluster {cluster} has not joined round {round_}")
-        member.seat += 1
+        if seat <= member.seat:  # they wait for the decoder together, and in no order
+            raise Superseded(f"cluster {cluster} has opened another stream in round {round_}")
+        member.seat = seat
         member.away_since = None
-        member.deadline.begin()
         if cluster not in self.closed and not member.finished:
             member.reset_step()
         self.state.notify_all()
@@ -223,8 +219,6 @@ class DecoderRound:
         for share in shares:
             self.closed.pop(share.cluster, None)
             self.members[share.cluster].count_step()
-            # Its wait for the others was not its own silence.
-            self.members[share.cluster].deadline.begin()
         self._applied, self._applying = step, False
         self.state.notify_all()
 
@@ -241,16 +235,9 @@ class DecoderRound:
                 self.leave(self.number, cluster, f"it did not join within {self.join_timeout_s:g} s of the first")
             elif member.away_since is not None and now >= member.away_since + away_s:
                 self.leave(self.number, cluster, f"its stream broke off and did not come back within {away_s:g} s")
-            elif member.joined and member.away_since is None and self._silent(member):
-                waited_s, usual_s = member.deadline.waited_s, member.deadline.allowance_s
-                self.leave(self.number, cluster, f"it has sent nothing for {waited_s:.0f} s, expected {usual_s:.0f} s")
             if not member.gone:
                 missing.append(cluster)
         return missing
-
-    def _silent(self, member: Member) -> bool:
-        # Whoever has sent nothing yet has the whole of the step's timeout.
-        return member.deadline.allowance_s < self.step_timeout_s and member.deadline.overdue
 
     def _decide(self, first_hello: float) -> None:
         members = self.members.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from strategies.decoder_config import DecoderConfig, check_pair, split_address
 from strategies.decoder_member import ClusterSummary, MicroBatch, NotFiniteRefusal, Refusal, Superseded
 from strategies.privacy_accountant import Sent
 from strategies.round_tokens import RoundTokens
-from strategies.stream_limits import Allowance, HelloGuard, TooManyHellos, printable
+from strategies.stream_limits import Allowance, HelloGuard, TooManyHellos, peer_name, printable
 
 _HELLO_BYTES = 16 * 2**10
 _HELLO_TIMEOUT_S = 20.0
@@ -33,13 +33,16 @@ _STOP_S = 5.0
 
 @dataclass
 class _Stream:
-    """Whose a stream is; nobody's before its hello, and without a seat before its welcome."""
+    """Whose a stream is; nobody's before its hello."""
 
     round: int = 0
     cluster: int = -1
-    seat: int | None = None
-    again: bool = False
-    """Whether it follows one that was cut."""
+    seat: int = 0
+    """Streams of the cluster before this one."""
+    resume: str = ""
+    """The token of the next one."""
+    welcome: bool = False
+    """Whether the trainer has let it in."""
 
 
 class DecoderService:
@@ -87,6 +90,8 @@ class DecoderService:
         self._streams: dict[grpc.ServicerContext, int] = {}
         self.sent: dict[int, Sent] = {}
         """What has come of each cluster's activations in the run."""
+        self.on_repeat: Callable[[], None] = lambda: None
+        """Called when a step comes again, before it is answered."""
 
     def start(self) -> str:
         """Listen; returns the bound ``host:port``.
@@ -209,9 +214,12 @@ class DecoderService:
         try:
             if not self._greeted(frames, stream, context):
                 return
-            yield from self._welcome(stream)
+            yield from self._welcome(stream, context)
             allowance = Allowance(self.config.frames_per_second, 2 * self.config.frames_per_second)
-            for data in frames:
+            for i, data in enumerate(frames):
+                if i == 0:
+                    with self._lock:
+                        self._tokens.hear(stream.round, stream.cluster, stream.seat)
                 if wait_s := allowance.take():
                     # What is not read yet holds the sender back.
                     time.sleep(wait_s)
@@ -235,7 +243,7 @@ class DecoderService:
 
     def _greeted(self, frames: Iterator[bytes], stream: _Stream, context: grpc.ServicerContext) -> bool:
         """Wait for a stream's first frame and check it; False: it wanted to leave. See :meth:`_admit`."""
-        peer = _peer(context)
+        peer = peer_name(context)
         self.hellos.enter(peer)
         # A stream that says nothing must not hold a thread for ever.
         silence = threading.Timer(_HELLO_TIMEOUT_S, context.cancel)
@@ -290,12 +298,12 @@ class DecoderService:
             )
         cluster = int(header["cluster"])
         with self._lock:
-            stream.again = self._tokens.admit(cluster, header["round"], header["token"])
+            stream.seat, stream.resume = self._tokens.admit(cluster, header["round"], header["token"])
             old = [other for other, owner in self._streams.items() if owner == cluster]
             self._streams[context] = cluster
             stream.round, stream.cluster = self._tokens.round, cluster
         # A stream that only looks open, its cable cut, gives way to the new one.
-        for other in old if stream.again else ():
+        for other in old if stream.seat else ():
             other.cancel()
         if not context.add_callback(lambda: self._gone(context, stream)):
             self._gone(context, stream)
@@ -308,14 +316,16 @@ class DecoderService:
             self._tokens.check(int(header["cluster"]), header["round"], header["token"])
         self.trainer.leave(int(header["round"]), int(header["cluster"]), printable(str(header["reason"])))
 
-    def _welcome(self, stream: _Stream) -> Iterator[bytes]:
+    def _welcome(self, stream: _Stream, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Join, or come back; a step that was closed before the cut is confirmed when it is taken."""
-        enter = self.trainer.rejoin if stream.again else self.trainer.join
-        seat = enter(stream.round, stream.cluster)
-        stream.seat = seat.number
-        with self._lock:
-            resume = self._tokens.next(stream.round, stream.cluster)
-        told = {"decoder_sync": seat.sync, "resume": resume, "step": seat.step, "closed": int(seat.closed)}
+        if stream.seat:
+            seat = self.trainer.rejoin(stream.round, stream.cluster, stream.seat)
+        else:
+            seat = self.trainer.join(stream.round, stream.cluster)
+        stream.welcome = True
+        if not context.is_active():  # it ended while it waited, and was not there to be missed
+            self._gone(context, stream)
+        told = {"decoder_sync": seat.sync, "resume": stream.resume, "step": seat.step, "closed": int(seat.closed)}
         yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, **told})
         if seat.closed:
             self.trainer.await_step(stream.round, stream.cluster, seat.step, seat.number)
@@ -325,10 +335,10 @@ class DecoderService:
         """Note that a stream has ended, even while its thread waits itself."""
         with self._lock:
             self._streams.pop(context, None)
-        if stream.seat is None:
-            self.trainer.leave(stream.round, stream.cluster, "its stream broke off")
-        else:
+        if stream.welcome or stream.seat:
             self.trainer.away(stream.round, stream.cluster, stream.seat)
+        else:  # without a welcome it has no token to come back with
+            self.trainer.leave(stream.round, stream.cluster, "its stream broke off")
 
     def _answers(self, frame: Frame, stream: _Stream) -> Iterator[bytes]:
         header, round_, cluster, seat = frame.header, stream.round, stream.cluster, stream.seat
@@ -363,7 +373,8 @@ class DecoderService:
         """Read a micro-batch; raises Refusal if it is too many, or its activations are not of the codec."""
         header = frame.header
         sent = self.sent.setdefault(cluster, Sent())
-        sent.add((header["round"], header["step"]), header["micro_batch"], frame.tensors["mask"])
+        if sent.add((header["round"], header["step"]), header["micro_batch"], frame.tensors["mask"]):
+            self.on_repeat()
         examples = sent.step_examples
         if max(examples, header["num_micro_batches"]) > self.max_examples:
             raise Refusal(
@@ -391,11 +402,3 @@ class DecoderService:
         if gradient.norm_sq is not None:
             header["norm_sq"] = gradient.norm_sq
         return encode(header, {"gradient": self.codec.encode(gradient.tensor)})
-
-
-def _peer(context: grpc.ServicerContext) -> str:
-    """Who is at the other end: the names in its certificate, or its address without the port."""
-    names = context.peer_identities()
-    if names:
-        return " ".join(sorted(name.decode(errors="replace") for name in names))
-    return str(context.peer()).rpartition(":")[0]

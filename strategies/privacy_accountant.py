@@ -40,11 +40,11 @@ class Sent:
     step_examples: int = 0
     """Examples of that step."""
 
-    def add(self, step: tuple[int, int], micro_batch: int, mask_BT: Tensor) -> None:
-        """Note a micro-batch, whatever the decoder makes of it."""
+    def add(self, step: tuple[int, int], micro_batch: int, mask_BT: Tensor) -> bool:
+        """Note a micro-batch, whatever the decoder makes of it; returns whether it begins a step again."""
         first = micro_batch == 0
-        if first and step <= self.step:
-            self.repeats += 1
+        again = first and step <= self.step
+        self.repeats += again
         self.step = step
         # The mask is not checked yet: what has no lengths counts as one token each.
         lengths = (
@@ -54,6 +54,7 @@ class Sent:
         self.examples += lengths.numel()
         self.tokens += int(lengths.sum())
         self.longest = max(self.longest, int(lengths.max()) if lengths.numel() else 0)
+        return again
 
 
 class PrivacyAccountant:
@@ -130,19 +131,15 @@ class PrivacyAccountant:
         found["together"] = {"unit": "cluster", "epsilon": self._spent(max(together.values()))} if whole else None
         return found
 
-    def state(self) -> dict[str, Any]:
-        """What a continued run must know, as JSON values."""
-        sent = {str(cluster): asdict(seen) for cluster, seen in self.sent.items()}
+    def state(self, received: Mapping[int, Sent] | None = None) -> dict[str, Any]:
+        """What a continued run must know, as JSON values; with what was ``received`` since the last round, if given."""
+        sent = {str(cluster): asdict(seen) for cluster, seen in (received or self.sent).items()}
         return {"updates": {str(n): count for n, count in self.updates.items()}, "sent": sent}
 
     def restore(self, state: Mapping[str, Any]) -> dict[int, Sent]:
         """Go on from :meth:`state`; returns what had been received, for the service to go on counting."""
         self.updates = {int(n): int(count) for n, count in state["updates"].items()}
-        # What was under way when the run ended may come again.
-        self.sent = {
-            int(n): Sent(**{**seen, "step": tuple(seen["step"]), "repeats": seen["repeats"] + 1})
-            for n, seen in state["sent"].items()
-        }
+        self.sent = {int(n): Sent(**{**seen, "step": tuple(seen["step"])}) for n, seen in state["sent"].items()}
         return self.sent
 
     def _of(self, cluster: int) -> Sent:

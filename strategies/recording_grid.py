@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
 from typing import Any, cast
 
@@ -48,6 +48,7 @@ class RecordingGrid(ForwardingGrid):
     codec : of the control units' updates; the strategy gets trained weights. None: these are what is sent.
     borne : rounds in a row that may pass without any client's answer, once there was one
     count_bytes : whether weights that go up and down count; they do not where they travel for evaluation alone
+    on_train : called with the round and its clusters before these are asked to train
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class RecordingGrid(ForwardingGrid):
         codec: UpdateCodec | None = None,
         borne: int = 0,
         count_bytes: bool = True,
+        on_train: Callable[[int, list[int]], None] | None = None,
     ) -> None:
         super().__init__(grid)
         self._clusters = dict(clusters)
@@ -68,6 +70,7 @@ class RecordingGrid(ForwardingGrid):
         self._empty: int | None = None
         """Rounds in a row without an answer; None before the first answer."""
         self._count_bytes = count_bytes
+        self._on_train = on_train
         self.last_reports: list[dict[str, Any]] = []
         """The control units' reports of the last training exchange."""
         self.last_round: dict[str, Any] = {}
@@ -105,6 +108,8 @@ class RecordingGrid(ForwardingGrid):
             If this was a training exchange and no reply came without an error.
         """
         sent = list(messages)
+        if self._on_train is not None and sent and sent[0].metadata.message_type == MessageType.TRAIN:
+            self._on_train(_round_of(sent), [self._clusters[message.metadata.dst_node_id] for message in sent])
         start = time.perf_counter()
         replies = list(self._grid.send_and_receive(sent, timeout=timeout)) if sent else []
         replies.sort(key=lambda reply: self._clusters.get(reply.metadata.src_node_id, -1))
@@ -137,7 +142,7 @@ class RecordingGrid(ForwardingGrid):
 
     def _record(self, sent: list[Message], replies: list[Message], seconds: float, bytes_up: int) -> None:
         good = [reply for reply in replies if not reply.has_error()]
-        number = int(cast(int, sent[0].content.config_records[CONFIG][ROUND_KEY]))
+        number = _round_of(sent)
         reasons: dict[int, str] = {}
         faults: list[dict[str, Any]] = []
         for reply in replies:
@@ -224,3 +229,7 @@ def told_fault(fault: Mapping[str, Any]) -> str:
 
 def _lost(kind: str, cluster: int, number: int, reason: str) -> dict[str, Any]:
     return FaultRecord(kind=kind, cluster=cluster, round=number, recovered=False, reason=reason).to_dict()
+
+
+def _round_of(orders: list[Message]) -> int:
+    return int(cast(int, orders[0].content.config_records[CONFIG][ROUND_KEY]))

@@ -5,8 +5,18 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Iterable
+from typing import NamedTuple
 
 _BYTES = 32
+
+
+class Admission(NamedTuple):
+    """What a token has opened."""
+
+    seat: int
+    """Streams of the cluster before this one."""
+    resume: str
+    """The token of the stream that follows this one if it is cut."""
 
 
 class RoundTokens:
@@ -16,8 +26,9 @@ class RoundTokens:
         self.round = 0
         """The newest round that was opened."""
         self._first: dict[int, str] = {}
-        self._next: dict[int, str] = {}
-        self._used: set[int] = set()
+        self._resume: dict[int, list[str]] = {}
+        """Of each cluster with a stream: the tokens of the next one. The newest is last."""
+        self._seats: dict[int, int] = {}
         # A cluster without a token is compared with one that nobody has: that takes as long.
         self._nobodys = secrets.token_urlsafe(_BYTES)
 
@@ -25,34 +36,38 @@ class RoundTokens:
         """Return a token of each cluster for a new round; all older ones are worth nothing."""
         self.close()
         self.round = round_
-        self._used = set()
         self._first = {cluster: secrets.token_urlsafe(_BYTES) for cluster in clusters}
         return dict(self._first)
 
     def close(self) -> None:
         """End the round: its tokens are worth nothing."""
-        self._first, self._next = {}, {}
+        self._first, self._resume, self._seats = {}, {}, {}
 
-    def admit(self, cluster: int, round_: object, token: object) -> bool:
-        """Use up a token.
+    def admit(self, cluster: int, round_: object, token: object) -> Admission:
+        """Open a stream with a token.
 
-        Returns
-        -------
-        Whether it is the one that opens a stream again after a cut.
+        The round's own token is used up by that. One that opens a stream again stays good until :meth:`hear`: the
+        welcome with the next one may be lost, or come when nobody waits for it any more.
 
         Raises
         ------
         PermissionError
             If the token is neither that nor the round's, or was used; the reason tells nothing about the right token.
         """
-        again = _same(self._next.get(cluster, self._nobodys), token) and round_ == self.round
-        if not again:
+        resume = self._resume.get(cluster, [self._nobodys])
+        used = [good for good in resume if _same(good, token)] if round_ == self.round else []
+        if not used:
             self.check(cluster, round_, token)
-            if cluster in self._used:
+            if cluster in self._seats:
                 raise PermissionError(f"the token of cluster {cluster} has been used in round {self.round}")
-        self._used.add(cluster)
-        self._next.pop(cluster, None)
-        return again
+        seat = self._seats[cluster] = self._seats.get(cluster, -1) + 1
+        self._resume[cluster] = [*used, secrets.token_urlsafe(_BYTES)]
+        return Admission(seat, self._resume[cluster][-1])
+
+    def hear(self, round_: int, cluster: int, seat: int) -> None:
+        """Note that a stream's first frame has come: its control unit has the next token, and needs no older one."""
+        if round_ == self.round and seat == self._seats.get(cluster):
+            del self._resume[cluster][:-1]
 
     def check(self, cluster: int, round_: object, token: object) -> None:
         """Raise PermissionError if this is not the cluster's token of the round."""
@@ -61,13 +76,6 @@ class RoundTokens:
             raise PermissionError(
                 f"the token is not one of cluster {cluster} in round {round_}, or the round has ended"
             )
-
-    def next(self, round_: int, cluster: int) -> str:
-        """Return the token for the stream that follows a cut; worth nothing if the round is over."""
-        token = secrets.token_urlsafe(_BYTES)
-        if round_ == self.round:
-            self._next[cluster] = token
-        return token
 
 
 def _same(expected: str, found: object) -> bool:

@@ -7,6 +7,8 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
+import grpc
+
 WRONG_HELLOS = 32
 """Hellos in a row that a peer may get wrong; afterwards one a second."""
 WRONG_HELLOS_PER_S = 1.0
@@ -119,3 +121,11 @@ def printable(reason: str) -> str:
     """One line of bounded length, for logs and error details: parts of it may come from whoever sent a frame."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason)
     return text if len(text) <= _REASON_CHARACTERS else text[: _REASON_CHARACTERS - 3] + "..."
+
+
+def peer_name(context: grpc.ServicerContext) -> str:
+    """Who is at the other end of a call: the names in its certificate, or its address without the port."""
+    names = context.peer_identities()
+    if names:
+        return " ".join(sorted(name.decode(errors="replace") for name in names))
+    return str(context.peer()).rpartition(":")[0]

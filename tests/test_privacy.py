@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from decoder_cases import WIDTH, batch_of, head_trainer, service_of, step_id, train_step
+from flwr.app import ConfigRecord, MessageType, RecordDict
 from scipy.optimize import brentq
 from scipy.stats import norm
 from tiny_models import tiny_spec
@@ -15,9 +17,13 @@ from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, clip_tokens
 from client_pipeline.link.private_link import PrivateLink
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.parts import target_weight
 from flower_app.config import RunConfig
 from flower_app.privacy_checks import check_shared_matrices
+from flower_app.releases import Releases, state_after
 from strategies.privacy_accountant import PrivacyAccountant, Sent, epsilon
+from strategies.recording_grid import RecordingGrid
+from strategies.records import CONFIG, ROUND_KEY
 
 NOISY = PrivacyConfig(update_clip=2.0, update_noise=0.5, activation_clip=3.0, activation_noise=0.25, seed=7)
 
@@ -171,11 +177,89 @@ def test_epsilon_grows_with_every_round_and_survives_a_restart():
             state = accountant.state()
             accountant = PrivacyAccountant(replace(NOISY, seed=-1), {0: 50})
             seen = accountant.restore(state)[0]
-            assert seen.repeats == 1 and accountant.record()["updates"] == spent[1]["updates"]
+            assert accountant.record() == spent[1]
     for what in ("updates", "together"):
         values = [record[what]["epsilon"] for record in spent]
         assert values == sorted(set(values))
-    assert not spent[-1]["seeded"] and spent[-1]["activations"]["releases"] == 2
+    assert not spent[-1]["seeded"] and spent[-1]["activations"]["releases"] == 1
+
+
+def test_rounds_that_are_lost_with_the_server_have_released_what_they_could(tmp_path):
+    """It dies in round 7, the checkpoint is of round 5: updates and activations of two rounds may be out."""
+    mask, num_examples = torch.ones(8, 6, dtype=torch.bool), {0: 50, 1: 50, 2: 50}
+    accountant, received = PrivacyAccountant(NOISY, num_examples), {}
+    releases = Releases(tmp_path, accountant, received, examples=16, length=9)
+
+    def receive(round_):
+        for cluster in (0, 1):
+            for step in (1, 2):
+                if received.setdefault(cluster, Sent()).add((round_, step), 0, mask):
+                    releases.keep()
+
+    for round_ in (5, 6):
+        releases.begin_round(round_, [0, 1])
+        receive(round_)
+        accountant.count_round([0, 1], [], received)
+        if round_ == 5:
+            committed = accountant.state()
+            assert state_after(tmp_path, 5, committed, num_examples) == committed
+    true = accountant.record()
+    releases.begin_round(7, [0, 2])
+
+    def gone_on():
+        found = PrivacyAccountant(NOISY, num_examples)
+        sent = found.restore(state_after(tmp_path, 5, committed, num_examples))
+        return found, sent
+
+    found, sent = gone_on()
+    assert found.updates == {0: 3, 1: 2, 2: 1}
+    assert (sent[0].tokens, sent[1].tokens, sent[2].tokens) == (32 * 6 + 16 * 9, 32 * 6, 16 * 9)
+    # 32 examples of 50 may lie in two epochs.
+    assert sent[0].repeats == 2 and sent[0].longest == 9 and sent[1].longest == 6
+    for what in ("updates", "activations", "together"):
+        assert found.record()[what]["epsilon"] > true[what]["epsilon"]
+    # Nothing was asked for since: to go on once more changes nothing.
+    assert gone_on()[0].state() == found.state()
+    # What comes again is not a repeat of each of its steps as well.
+    assert not sent[0].add((6, 1), 0, mask)
+    # A step that is begun again goes beyond the bound, and is kept at once.
+    received[0].add((7, 1), 0, mask)
+    received[0].add((7, 1), 0, mask)
+    releases.keep()
+    assert gone_on()[1][0].tokens == 32 * 6 + 2 * 8 * 6 + 16 * 9 and gone_on()[1][0].repeats == 3
+
+
+def test_a_round_is_kept_before_anyone_is_asked_to_train():
+    told = []
+
+    def dies(messages, timeout):
+        assert told == [(3, [1, 0])]
+        raise ConnectionError
+
+    content = RecordDict({CONFIG: ConfigRecord({ROUND_KEY: 3})})
+    train = [SimpleNamespace(dst_node_id=node, message_type=MessageType.TRAIN) for node in (20, 10)]
+    orders = [SimpleNamespace(content=content, metadata=metadata) for metadata in train]
+    grid = RecordingGrid(
+        SimpleNamespace(send_and_receive=dies), {10: 0, 20: 1}, on_train=lambda *round_: told.append(round_)
+    )
+    with pytest.raises(ConnectionError):
+        grid.send_and_receive(orders)
+
+
+def test_the_service_says_when_a_step_comes_again():
+    with service_of(num_clusters=1) as service:
+        repeats = []
+        service.on_repeat = lambda: repeats.append(service.sent[0].tokens)
+        with DecoderStream.open(service.open_round(1, [0], 1)[0]) as stream:
+            batch = batch_of(0, 3)
+            for again in (False, True):
+                if again:
+                    stream.drop_step()
+                stream.begin_step(step_id(0), 1, target_weight(batch[2]))
+                stream.send(0, *batch)
+                stream.receive()
+            stream.end_step(1.0)
+        assert repeats == [2 * int(batch[1].sum())]
 
 
 def test_only_what_is_noised_is_accounted_for():

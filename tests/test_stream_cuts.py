@@ -1,8 +1,12 @@
 """A decoder stream that is cut, at any moment, and opened again: nothing counts twice, and the others need not know."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +20,7 @@ from decoder_cases import (
     train_step,
 )
 
-from client_pipeline.link.address import LinkCertificates
+from client_pipeline.link.address import LinkCertificates, channel_options
 from client_pipeline.link.base import LinkError, NotFiniteLink
 from client_pipeline.link.connection import give_up
 from client_pipeline.link.stream import DecoderStream
@@ -183,6 +187,66 @@ def test_a_cluster_that_does_not_come_back_is_left_behind(monkeypatch):
     assert summary.clusters[1].left == "its stream broke off and did not come back within 0.5 s"
 
 
+def test_a_cluster_that_recovers_is_silent_and_waited_for(monkeypatch):
+    """It sends nothing while it plans for the devices that are left, however quick it was before."""
+    hour = [0.0]
+    clock = time.monotonic
+    with service_of(num_clusters=2, step_s=200_000.0) as service:
+        addresses = service.open_round(1, [0, 1], 2)
+
+        def quick():
+            train_round(addresses[0], [batch_of(0, 3, seed=step) for step in (1, 2)])
+
+        def recovering():
+            with DecoderStream.open(addresses[1]) as stream:
+                train_step(stream, step_id(1, 1), batch_of(1, 3), 3)
+                time.sleep(0.5)  # the other waits at the barrier
+                hour[0] = 3600.0
+                time.sleep(1.5)
+                train_step(stream, step_id(1, 2), batch_of(1, 3), 3)
+
+        monkeypatch.setattr("time.monotonic", lambda: clock() + hour[0])
+        assert all_at_once(quick, recovering) == [None, None]
+        assert [c.steps for c in service.finish_round().clusters.values()] == [2, 2]
+
+
+STOPPED = """
+import sys
+from decoder_cases import batch_of, step_id
+from client_pipeline.link.address import DecoderAddress
+from client_pipeline.link.stream import DecoderStream
+target, token = sys.argv[1:]
+stream = DecoderStream.open(DecoderAddress(target=target, token=token, round=1, cluster=1))
+stream.begin_step(step_id(1), 1, 1.0)
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_control_unit_that_is_stopped_holds_nobody_for_long(monkeypatch):
+    """Its stream stays open, and its kernel goes on acknowledging: it answers no keepalive."""
+    options = dict(channel_options(2**26))
+    for name in ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"):
+        assert options[name] == 30_000
+        options[name] = 500
+    monkeypatch.setattr("strategies.decoder_service.channel_options", lambda most: list(options.items()))
+    monkeypatch.setattr("strategies.decoder_round.AWAY_S", 0.5)
+    with service_of(num_clusters=2, step_s=60.0) as service:
+        addresses = service.open_round(1, [0, 1], 1)
+        command = [sys.executable, "-c", STOPPED, addresses[1].target, addresses[1].token]
+        stopped = subprocess.Popen(command, cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert stopped.stdout.readline() == b"there\n"
+            stopped.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            train_round(addresses[0], [batch_of(0, 3)])
+            assert time.monotonic() - began < 30
+        finally:
+            stopped.kill()
+            stopped.communicate()
+        assert "did not come back" in service.finish_round().clusters[1].left
+
+
 def test_whoever_holds_the_rounds_token_can_say_that_the_control_unit_is_gone():
     with service_of(num_clusters=2) as service:
         addresses = service.open_round(1, [0, 1], 1)
@@ -202,14 +266,56 @@ def test_a_resume_token_opens_one_stream_of_its_own_round():
             cut_now(stream)
             second = stream._connection._resume
             assert len({address.token, first, second}) == 3
+            # Only now does the decoder know that the second one has arrived.
+            train_step(stream, step_id(0), batch_of(0, 3), 1)
             with pytest.raises(LinkError, match="token"):
                 DecoderStream.open(replace(address, token=first))
-            train_step(stream, step_id(0), batch_of(0, 3), 1)
         service.finish_round()
         service.open_round(2, [0], 1)
         for token in (first, second):
             with pytest.raises(LinkError, match="token"):
                 DecoderStream.open(replace(address, token=token, round=2))
+
+
+def test_a_welcome_that_comes_too_late_costs_only_the_attempt(monkeypatch):
+    """The decoder computes for others, and attempts that were given up find their seat all the same, in any order."""
+    monkeypatch.setattr("client_pipeline.link.connection._WELCOME_S", 0.3)
+    with service_of(num_clusters=2) as service:
+        address = service.open_round(1, [0], 1)[0]
+        admitted = []
+        with DecoderStream.open(address) as stream:
+            rejoin, busy = service.trainer.rejoin, threading.Event()
+
+            def late(round_, cluster, seat):
+                admitted.append(seat)
+                if len(admitted) == 1:
+                    assert busy.wait(20)
+                elif len(admitted) == 2:
+                    time.sleep(0.6)
+                return rejoin(round_, cluster, seat)
+
+            service.trainer.rejoin = late
+            cut_now(stream)
+            train_step(stream, step_id(0), batch_of(0, 3), 1)
+            busy.set()
+        assert admitted[:3] == [1, 2, 3] and len(stream.cuts) == 1
+        summary = service.finish_round().clusters[0]
+    assert (summary.steps, summary.left) == (1, None)
+
+
+def test_an_attempt_that_was_given_up_does_not_look_as_if_it_were_there(monkeypatch):
+    monkeypatch.setattr("strategies.decoder_round.AWAY_S", 0.5)
+    monkeypatch.setattr("client_pipeline.link.connection._WELCOME_S", 0.2)
+    monkeypatch.setattr("client_pipeline.link.connection._PAUSES_S", (0.0, 60.0))
+    with service_of(num_clusters=2) as service:
+        addresses = service.open_round(1, [0, 1], 1)
+        away = DecoderStream.open(addresses[1])
+        rejoin = service.trainer.rejoin
+        service.trainer.rejoin = lambda *place: time.sleep(0.4) or rejoin(*place)
+        away.cut()
+        time.sleep(0.6)  # its only attempt has got a seat, and nobody sits there
+        train_round(addresses[0], [batch_of(0, 3)])
+        assert "did not come back" in service.finish_round().clusters[1].left
 
 
 def test_activations_that_are_not_finite_are_told_apart_from_other_refusals():

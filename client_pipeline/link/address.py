@@ -79,6 +79,8 @@ def channel_options(max_frame_bytes: int) -> list[tuple[str, int]]:
         # A peer that vanished without a word is noticed within about a minute.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 30_000),
+        # An unanswered keepalive ends a connection only after this, too; gRPC's own is a minute.
+        ("grpc.http2.ping_timeout_ms", 30_000),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ]

@@ -248,7 +248,9 @@ class Connection:
         try:
             frame = decode(next(self._call), self.address.max_frame_bytes)
         except grpc.RpcError as error:
-            return None if _is_cut(error) else error
+            # A decoder whose threads wait for attempts that were given up is free again when it has computed.
+            busy = cast(grpc.Call, error).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            return None if busy or _is_cut(error) else error
         except (FrameError, StopIteration, ValueError):
             return None
         finally:

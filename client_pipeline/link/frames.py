@@ -28,9 +28,9 @@ the value, which is that of the round. ``tied_gradient`` frames come after the l
 (:mod:`client_pipeline.link.activation_codec`).
 
 ``attempt`` counts how often a step was begun before (absent: 0). A stream that was cut is opened again with a hello
-whose token is ``resume`` of the last welcome, good for one stream. ``step`` of the new welcome is the step in progress:
-unless ``closed`` is 1, all its frames are sent again. ``leave`` takes a cluster out of the round at once, on its own
-stream or, with the round's token, on another one: when the process that held the stream is gone.
+whose token is ``resume`` of the last welcome, good until the frame after that hello. ``step`` of the new welcome is the
+step in progress: unless ``closed`` is 1, all its frames are sent again. ``leave`` takes a cluster out of the round at
+once, on its own stream or, with the round's token, on another one: when the process that held the stream is gone.
 """
 
 from __future__ import annotations

@@ -40,7 +40,12 @@ def follow(tmp_path, monkeypatch):
     )
     program.chmod(0o755)
     monkeypatch.setattr(deployed_run, "program_path", lambda name: program)
-    for name, seconds in {"_RECONNECT_S": 0.01, "_WITHOUT_CONTACT_S": 0.5, "_COMMAND_S": 20.0, "_LAST_WORDS_S": 0.1}.items():
+    for name, seconds in {
+        "_RECONNECT_S": 0.01,
+        "_WITHOUT_CONTACT_S": 0.5,
+        "_COMMAND_S": 20.0,
+        "_LAST_WORDS_S": 0.1,
+    }.items():
         monkeypatch.setattr(deployed_run, name, seconds)
     run_dir = tmp_path / "run-1"
     (run_dir / "flower").mkdir(parents=True)

@@ -185,7 +185,7 @@ class _Flwr:
 
 
 def _follow(flwr: _Flwr, run_id: str, run_dir: Path, watch: Callable[[], None], poll_s: float) -> Outcome:
-    """Poll until there is a summary, the SuperLink says that the run has ended without one, or it is silent for long."""
+    """Poll until there is a summary, the SuperLink says that the run ended without one, or it stays silent."""
     log, silent_since = flwr.follow_log(run_id), None
     try:
         while True:

@@ -199,7 +199,11 @@ def _train(message: Message, context: Context) -> Message:
         folder = Path(str(kept["folder"]))
         if faults := fault_files.kept(folder, order.round):
             lost.faults = [*faults, _lost_record(node.cluster, order.round, str(lost)).to_dict()]
-        start_again(order.round, time.time())
+        if not isinstance(lost, ControlUnitAbsent):
+            try:
+                start_again(order.round, time.time())
+            except ControlUnitAbsent as absent:
+                raise ControlUnitLost(f"{lost}; {absent}", lost.faults) from lost
         raise
     # What the server must know to plan the next round comes with the answer to this one.
     state.num_examples = int(result.report["num_examples"])

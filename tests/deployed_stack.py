@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from client_pipeline.link.hosts import is_loopback
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.ray_node import FIRST_PORT
@@ -14,7 +16,11 @@ NUM_CLUSTERS, NUM_DEVICES = 2, 2
 NAMES = ["server", "cu0", "cu1", "d00", "d01", "d10", "d11"]
 PATIENCE_S = 400
 # Seven machines share this one's memory: none of them is short of it because all of them together are.
-ENVIRONMENT = os.environ | {"RAY_memory_monitor_refresh_ms": "0"}
+ENVIRONMENT = os.environ | {
+    "RAY_memory_monitor_refresh_ms": "0",
+    # A device that has lost its control unit's Ray waits a minute for it; here it is known to be gone.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+}
 COLLAPIPE = (sys.executable, "-m", "flower_app.cli")
 
 
@@ -25,6 +31,8 @@ class Stack:
         self.hosts, self.folder, self.data = hosts, folder, data
         self.certs = folder / "certs"
         self.shared_ports = is_loopback(hosts.address("server"))
+        self.boxes = {}
+        """What runs on each machine, by its name."""
 
     @property
     def superlink(self):
@@ -36,7 +44,20 @@ class Stack:
     def up(self, name, *arguments):
         state = () if name.startswith("d") else ("--state", self.folder / f"state-{name}")
         arguments = (*COLLAPIPE, "up", *arguments, "--host", self.hosts.address(name), *state)
-        return self.hosts.start(name, *arguments, log=self.log(name), env=ENVIRONMENT)
+        self.boxes[name] = self.hosts.start(name, *arguments, log=self.log(name), env=ENVIRONMENT)
+
+    def cut_power(self, name):
+        """End all that runs on a machine at once."""
+        box = self.boxes[name]
+        for process in [psutil.Process(box.pid), *psutil.Process(box.pid).children(recursive=True)]:
+            process.kill()
+        self.gone(name)
+
+    def gone(self, name):
+        """Wait until a box has ended; a service manager would start it again."""
+        box = self.boxes.pop(name)
+        box.wait(PATIENCE_S)
+        self.hosts.running.remove(box)
 
     def start(self):
         clusters = ("--clusters", str(NUM_CLUSTERS), "--out", self.certs)
@@ -75,11 +96,10 @@ class Stack:
             *(("--ray-port", FIRST_PORT + ports) if ports else ()),
         )
 
-    def wait_for(self, name, words):
+    def wait_for(self, name, words, since=0):
         deadline = time.monotonic() + PATIENCE_S
-        while words not in (said := self.log(name).read_text(errors="replace")):
-            ended = [child.args for child in self.hosts.running if child.poll() is not None]
-            assert not ended, f"{ended[0]} ended: {self.said()}"
+        while words not in (said := self.log(name).read_text(errors="replace")[since:]):
+            assert self.boxes[name].poll() is None, f"{name} ended: {self.said()}"
             assert time.monotonic() < deadline, f"{name}: no {words!r} in: {said[-3000:]}"
             time.sleep(0.5)
 
@@ -91,10 +111,25 @@ class Stack:
 
     def train(self, *sets, config):
         """Run a training; returns its directory."""
-        where = ("--superlink", self.superlink, "--certs", self.certs / "server", "--config", config)
-        done = self.hosts.run("server", *COLLAPIPE, "run", *where, "--json", *with_sets(sets), cwd=self.folder)
+        command = self.run_command("--config", config, "--json", *with_sets(sets))
+        done = self.hosts.run("server", *command, cwd=self.folder)
         assert done.returncode == 0, f"{done.stderr}\n{self.said()}"
         return Path(json.loads(done.stdout)["run_dir"])
+
+    def run_command(self, *arguments):
+        return (*COLLAPIPE, "run", "--superlink", self.superlink, "--certs", self.certs / "server", *arguments)
+
+    def begin(self, *sets, config):
+        """Start a training; returns its program, and its directory once it is there."""
+        runs = self.folder / "runs"
+        before = set(runs.glob("*"))
+        command = self.run_command("--config", config, *with_sets(sets))
+        run = self.hosts.start("server", *command, log=self.log("run"), cwd=self.folder)
+        deadline = time.monotonic() + PATIENCE_S
+        while not (new := [path for path in runs.glob("*") if path not in before and not path.is_symlink()]):
+            assert run.poll() is None and time.monotonic() < deadline, self.log("run").read_text()
+            time.sleep(0.2)
+        return run, new[0]
 
 
 def with_sets(sets):

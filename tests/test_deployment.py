@@ -3,17 +3,19 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from deployed_stack import COLLAPIPE, NAMES, NUM_CLUSTERS, NUM_DEVICES, Stack
+from deployed_stack import COLLAPIPE, NAMES, NUM_CLUSTERS, NUM_DEVICES, PATIENCE_S, Stack
 from hosts import Loopback, Namespaces, namespaces_missing
 
 from flower_app.tasks import generator
 from flower_app.tasks.tokenizer import train_tokenizer
 
-ROUNDS = 2
+ROUNDS = 3
 SCENARIO = """
 format = "collapipe-scenario/1"
 clusters = 2
@@ -96,7 +98,8 @@ def stack(request, tmp_path_factory):
         yield stack
 
 
-def simulated(stack):
+@pytest.fixture(scope="module")
+def alone(stack):
     """The same configuration in simulation, where one machine has all the text."""
     everything = stack.folder / "everything"
     for folder in (stack.folder / "server", *stack.data):
@@ -107,15 +110,17 @@ def simulated(stack):
     return Path(json.loads(done.stdout)["run_dir"])
 
 
+def own_ports(stack):
+    return ["decoder.bind=127.0.77.1:0"] if stack.shared_ports else []
+
+
 def rounds_of(run_dir):
     return [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.timeout(1200)
-def test_a_training_on_machines_has_the_losses_of_its_simulation(stack):
-    sets = ["decoder.bind=127.0.77.1:0"] if stack.shared_ports else []
-    deployed = stack.train(*sets, config=stack.folder / "server" / "run.toml")
-    alone = simulated(stack)
+def test_a_training_on_machines_has_the_losses_of_its_simulation(stack, alone):
+    deployed = stack.train(*own_ports(stack), config=stack.folder / "server" / "run.toml")
     found, expected = rounds_of(deployed), rounds_of(alone)
     assert len(found) == len(expected) == ROUNDS
     for mine, theirs in zip(found, expected, strict=True):
@@ -137,6 +142,59 @@ def test_a_training_on_machines_has_the_losses_of_its_simulation(stack):
         for name in NAMES:
             actors = [command for command in stack.hosts.commands(name) if command.startswith("ray::Device")]
             assert len(actors) == name.startswith("d"), (name, actors)
+
+
+@pytest.mark.timeout(1200)
+def test_machines_that_start_again_change_no_loss(stack, alone):
+    run, run_dir = stack.begin(*own_ports(stack), config=stack.folder / "server" / "run.toml")
+    wait_for_rounds(stack, run, run_dir, lambda rounds: rounds)
+    stack.cut_power("d00")
+    stack.start_device(0, 0)
+    wait_for_rounds(stack, run, run_dir, lambda rounds: any(line["faults"] for line in rounds))
+    run.send_signal(signal.SIGINT)
+    run.wait(PATIENCE_S)
+    stack.hosts.running.remove(run)
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
+    before = rounds_of(run_dir)
+    assert len(before) < ROUNDS
+    assert ("device", 0) in [(fault["kind"], fault["device"]) for line in before for fault in line["faults"]]
+
+    names = ("cu1", "d10", "d11")
+    since = {name: len(stack.log(name).read_text(errors="replace")) for name in names}
+    stack.hosts.end(stack.boxes["cu1"])
+    stack.gone("cu1")
+    stack.start_cu(1)
+    stack.wait_for("cu1", "SuperNode ID", since["cu1"])
+    for device in range(NUM_DEVICES):
+        rejoin(stack, 1, device, since[f"d1{device}"])
+
+    done = stack.hosts.run("server", *stack.run_command("--resume", run_dir.name), cwd=stack.folder)
+    assert done.returncode == 0, f"{done.stderr}\n{stack.said()}"
+    found, expected = rounds_of(run_dir), rounds_of(alone)
+    assert len(found) == ROUNDS and not any(line["failed"] for line in found)
+    for mine, theirs in zip(found, expected, strict=True):
+        losses = [[report["loss"] for report in line["clusters"]] for line in (mine, theirs)]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-4), mine["round"]
+    assert loss_on_test_text(run_dir) == pytest.approx(loss_on_test_text(alone), abs=1e-4)
+
+
+def wait_for_rounds(stack, run, run_dir, enough):
+    deadline = time.monotonic() + PATIENCE_S
+    while not ((run_dir / "rounds.jsonl").is_file() and enough(rounds_of(run_dir))):
+        assert run.poll() is None and time.monotonic() < deadline, stack.said()
+        time.sleep(0.05)
+
+
+def rejoin(stack, cluster, device, since):
+    """A device whose control unit has a new Ray joins it: by itself in its first minutes, else it is started again."""
+    name, deadline = f"d{cluster}{device}", time.monotonic() + PATIENCE_S
+    while "ended with exit code" not in (said := stack.log(name).read_text(errors="replace")[since:]):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)
+    if "it is started again" not in said:
+        stack.gone(name)
+        stack.start_device(cluster, device)
+        stack.wait_for(name, "is up", since)
 
 
 def loss_on_test_text(run_dir):

@@ -1,5 +1,6 @@
 """The commands in ``deploy/`` and in ``docs/deployment.md`` are ones that the command line takes."""
 
+import os
 import re
 import shlex
 import tomllib
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from flower_app.cli import app
 from flower_app.config_sources import load_config
@@ -87,3 +89,24 @@ def test_the_pages_own_configuration_is_one(tmp_path):
     config = load_config(str(file))
     assert config.data.partition == "nodes" and config.data.path == "/srv/held-out"
     assert config.scenario == "edge-boxes" and tomllib.loads(text)["data"]["tokenizer"] == "/srv/tokenizer"
+
+
+@pytest.mark.parametrize("kind", ["edge-server", "cu", "device"])
+def test_what_a_machine_writes_is_for_its_own_user_alone(kind, tmp_path, monkeypatch):
+    def up(machine, say):
+        edge_server.write_connection(tmp_path / "state" / "flower", "here:1", tmp_path / "ca.pem")
+        (tmp_path / "state" / "superlink.db").touch()
+        return 0
+
+    for box in (edge_server.EdgeServer, control_unit_box.ControlUnitBox, device_box.DeviceBox):
+        monkeypatch.setattr(box, "up", up)
+    line = next(line for line in in_page() if f"up {kind} " in line)
+    before = os.umask(0o022)
+    try:
+        done = CliRunner().invoke(app, shlex.split(line)[1:])
+    finally:
+        os.umask(before)
+    assert done.exit_code == 0, done.output
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "state").rglob("*")}
+    assert modes == {"flower": 0o700, "config.toml": 0o600, "superlink.db": 0o600}
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700

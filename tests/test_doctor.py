@@ -2,13 +2,16 @@
 
 import contextlib
 import datetime
+import http.server
 import json
+import math
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -247,6 +250,17 @@ def test_a_data_folder_that_is_missing_or_empty(folder, superlink, tmp_path):
     assert "is empty" in found["found"] and "put the cluster's text there" in found["remedy"]
 
 
+@pytest.mark.parametrize("role", ["edge-server", "cu"])
+def test_a_state_folder_that_others_may_look_into_is_a_warning(folder, tmp_path, role):
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(0o755)
+    machine = Machine(folder)
+    named(machine.doctor(role, state=state), "state", "other users may look into", f"chmod 700 {state}", "warning")
+    state.chmod(0o700)
+    assert not [finding for finding in machine.doctor(role, state=state) if finding["check"] == "state"]
+
+
 def test_too_little_memory(folder, superlink):
     findings = Machine(folder, superlink).doctor("cu", object_store_mb=900_000_000)
     named(findings, "memory", "900001500 MB are needed", "lower --object-store-mb")
@@ -281,11 +295,47 @@ def test_a_secret_that_is_another_clusters(folder, ray_head):
     assert "refuses this machine's secret" in found["found"] and "copy ray-token" in found["remedy"]
 
 
+@contextlib.contextmanager
+def supernode(answers=math.inf):
+    """Port of what answers as a SuperNode does, but so many times only."""
+
+    class Health(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            nonlocal answers
+            answers -= 1
+            self.send_response(200 if self.path == "/health" and answers >= 0 else 503)
+            self.end_headers()
+
+    with http.server.ThreadingHTTPServer((HOST, 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
 def test_devices_that_have_not_joined(folder, superlink, ray_head):
     port = int(ray_head.rpartition(":")[2])
-    (found,) = failures(Machine(folder, superlink).doctor("cu", ray_port=port))
+    with supernode() as own:
+        (found,) = failures(Machine(folder, superlink).doctor("cu", ray_port=port, runtime_port=own))
     assert found["check"] == "devices" and found["found"] == "no device has joined"
     assert "collapipe up device" in found["remedy"]
+
+
+def test_a_supernode_that_the_server_refuses(folder, superlink, ray_head):
+    # It answers for a moment, each time that it is started again.
+    port = int(ray_head.rpartition(":")[2])
+    with supernode(answers=2) as own:
+        findings = Machine(folder, superlink).doctor("cu", ray_port=port, runtime_port=own)
+    named(findings, "supernode", "the SuperNode does not run", "is its key on the server")
+
+
+def test_a_supernodes_port_that_is_taken(folder, superlink):
+    # It listens on the loopback, whatever --host is.
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        findings = Machine(folder, superlink).doctor("cu", host="127.0.0.2", runtime_port=port)
+    named(findings, "ports", f"port {port} of 127.0.0.1, the SuperNode's own, is in use", "choose another port")
 
 
 REWRITE = """

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -15,6 +18,8 @@ from client_pipeline.runtime.device import LIVENESS
 from client_pipeline.runtime.device_pool import NAMESPACE
 from client_pipeline.runtime.faults import FailedRound
 from client_pipeline.runtime.placement import Placement, check_answers, check_devices, wait_for_devices
+
+logger = logging.getLogger("collapipe.actors")
 
 START_TIMEOUT_S = 600.0
 """A control unit loads its data before it can answer."""
@@ -73,6 +78,8 @@ def join_ray(placement: Placement) -> None:
 def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
     """Start the control unit, after ending those that older runs left for the same cluster.
 
+    A new run wants all devices of the cluster. One that is resumed goes on with those that join.
+
     Returns
     -------
     Its description.
@@ -82,21 +89,43 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
     ControlUnitError, ValueError
         ValueError is the control unit's own: data that is missing or does not fit.
     """
-    actor = _make(setup)
+    joined = _joined(setup, DEVICES_TIMEOUT_S, least=1 if setup.resume_round else None)
+    check_devices(joined)
+    actor = _make(setup, joined)
     return dict(_answer(actor, actor.prepare.remote(), setup.actor_name, START_TIMEOUT_S))
 
 
 def restart_control_unit(setup: ClusterSetup) -> None:
-    """Have a control unit that was lost start again; it loads its data and goes on from its own checkpoint."""
-    _make(setup).prepare.remote()
+    """Have a control unit that was lost start again; it loads its data and goes on from its own checkpoint.
+
+    It goes on with the devices that are there; the others were checked when the run began, and may come back.
+
+    Raises
+    ------
+    ControlUnitAbsent
+        If it cannot: no device is there, or no Ray.
+    """
+    # One that was lost just now leaves the Ray that its devices have joined; when the whole machine was started again
+    # they are still on their way.
+    wait_s = DEVICES_TIMEOUT_S if setup.lost_at is None else 0.0
+    try:
+        actor = _make(setup, _joined(setup, wait_s, least=1))
+    except ValueError as error:
+        raise ControlUnitAbsent(f"{setup.actor_name}: the control unit cannot start again: {error}") from error
+    actor.prepare.remote()
 
 
-def _make(setup: ClusterSetup) -> Any:
-    placement = setup.placement
-    join_ray(placement)
+def _joined(setup: ClusterSetup, wait_s: float, least: int | None) -> dict[int, str]:
+    """The devices of the cluster's own Ray, if it has one; see :func:`wait_for_devices`."""
+    join_ray(setup.placement)
+    return wait_for_devices(setup.placement.num_devices, wait_s, least) if setup.placement.spread else {}
+
+
+def _make(setup: ClusterSetup, joined: Collection[int]) -> Any:
     _end_older_runs(setup)
-    if placement.spread:
-        check_devices(wait_for_devices(placement.num_devices, DEVICES_TIMEOUT_S))
+    absent = tuple(device for device in range(setup.placement.num_devices) if device not in joined)
+    if absent:
+        logger.warning("%s: goes on without devices %s", setup.actor_name, ", ".join(map(str, absent)))
     # The data is here, on the node that this process belongs to.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # A thread of its own answers whether the process still runs while another trains.
@@ -110,7 +139,7 @@ def _make(setup: ClusterSetup) -> Any:
             num_cpus=0,
             scheduling_strategy=here,
         )
-        .remote(setup)
+        .remote(replace(setup, absent=absent))
     )
 
 

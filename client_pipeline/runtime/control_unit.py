@@ -88,6 +88,9 @@ class ControlUnit:
             placement=setup.placement,
         )
         self.recovery = Recovery(self.pipeline, setup.cluster)
+        self.recovery.absent = setup.absent
+        for device in setup.absent:
+            self.pipeline.pool.miss(device)
         self.pipeline.on_progress = self._arrived
         self.noise = NoiseSource(setup.privacy.seed)
         self.injector = FaultInjector(setup.faults, setup.cluster, setup.local_steps, setup.folder)

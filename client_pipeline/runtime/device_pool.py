@@ -153,10 +153,16 @@ class DevicePool:
         """Give a device up; one whose process ended is started again, to be there when it is needed next."""
         actor = self._actors.pop(device)
         if kind == KILLED:
-            # Its number may soon be another process's.
-            self.pids.pop(device, None)
-            actor = self._make(device)
-        self._lost[device] = _Lost(kind, actor, actor.alive.remote())
+            self.miss(device)
+        else:
+            self._lost[device] = _Lost(kind, actor, actor.alive.remote())
+
+    def miss(self, device: int) -> None:
+        """Take a device for lost that has no process; one is started, where and as soon as its machine is there."""
+        # Its number may soon be another process's.
+        self.pids.pop(device, None)
+        actor = self._make(device)
+        self._lost[device] = _Lost(KILLED, actor, actor.alive.remote())
 
     def is_back(self, device: int) -> bool:
         """Whether a lost device has answered since; if so it is one of the pool again. Does not wait."""
@@ -167,9 +173,7 @@ class DevicePool:
             self.pids[device] = ray.get(lost.sign)
         except ray.exceptions.RayActorError:
             # The new process ended, too; or the name still stood for the old one.
-            self.pids.pop(device, None)
-            actor = self._make(device)
-            self._lost[device] = _Lost(KILLED, actor, actor.alive.remote())
+            self.miss(device)
             return False
         self._actors[device] = lost.actor
         del self._lost[device]

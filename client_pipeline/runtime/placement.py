@@ -95,26 +95,38 @@ def joined_devices() -> dict[int, str]:
     return {device: str(node["NodeManagerAddress"]) for device, node in device_nodes().items()}
 
 
-def wait_for_devices(num_devices: int, timeout_s: float) -> dict[int, str]:
-    """Wait until the devices 0 .. ``num_devices`` - 1 have joined; returns the address of each.
+def wait_for_devices(num_devices: int, timeout_s: float, least: int | None = None) -> dict[int, str]:
+    """Wait until the devices 0 .. ``num_devices`` - 1 have joined.
+
+    Parameters
+    ----------
+    num_devices : of the cluster
+    timeout_s : how long they may take [s]
+    least : with how many it goes on when the time is over; None: with all alone
+
+    Returns
+    -------
+    The address of each that has joined.
 
     Raises
     ------
     ValueError
         Naming those that did not come, and the remedy.
     """
+    least = num_devices if least is None else least
     deadline = time.monotonic() + timeout_s
-    while missing := sorted(set(range(num_devices)) - joined_devices().keys()):
+    while missing := sorted(set(range(num_devices)) - (joined := joined_devices()).keys()):
         if time.monotonic() > deadline:
-            here = ", ".join(map(str, sorted(joined_devices()))) or "none"
+            if num_devices - len(missing) >= least:
+                break
+            here = ", ".join(map(str, sorted(joined))) or "none"
             raise ValueError(
                 f"devices {', '.join(map(str, missing))} of {num_devices} have not joined the cluster's Ray within "
                 f"{timeout_s:g} s (there: {here}); start them with collapipe up device, or describe the devices that "
                 "the cluster has in a device profile"
             )
         time.sleep(0.5)
-    joined = joined_devices()
-    return {device: joined[device] for device in range(num_devices)}
+    return {device: joined[device] for device in range(num_devices) if device in joined}
 
 
 def software() -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -39,6 +39,8 @@ class Recovery:
         """Since :meth:`begin_round`; what is not over yet is missing."""
         self.plan = ClusterPlan(delta=(), order=(), m=1)
         """That is applied."""
+        self.absent: Sequence[int] = ()
+        """Devices that were not there when the control unit started; empty as soon as they are recorded."""
         self.since: Callable[[int], float | None] = lambda device: None
         """When a fault of a device began [s, ``time.monotonic``], where someone knows: who injects faults."""
         self._pipeline = pipeline
@@ -66,6 +68,9 @@ class Recovery:
         """
         self.records, self._open = [], []
         self.round, self.step, self._replayable = round_, 0, True
+        absent, self.absent, now = self.absent, (), time.monotonic()
+        reason = "its machine was not there when the control unit started"
+        self._open = [(self._record("device", device, reason), now) for device in absent]
         self._replan, self._decoder_wait_s = replan, decoder_wait_s
         self._pipeline.deadline.begin()
         self.plan = self._awaited(plan, self._usable(plan))

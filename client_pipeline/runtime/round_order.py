@@ -69,6 +69,8 @@ class ClusterSetup:
     """Committed round to go on from; 0: from the start."""
     placement: Placement = field(default_factory=Placement)
     """Where the devices are."""
+    absent: tuple[int, ...] = ()
+    """Devices that have not joined; those who are there go on without them."""
     faults: FaultConfig = field(default_factory=FaultConfig)
     """What goes wrong on purpose."""
 

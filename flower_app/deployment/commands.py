@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,7 +69,7 @@ def certs(
 @up.command("edge-server")
 def up_edge_server(host: Host, certs: Certs, state: State = _STATE, port: SuperLinkPort = _SUPERLINK_PORT) -> None:
     """The SuperLink, under TLS, for SuperNodes whose keys are in the certificates' folder."""
-    raise typer.Exit(_edge_server(host=host, certs=certs, state=state, port=port).up(say))
+    _up(_edge_server(host=host, certs=certs, state=state, port=port))
 
 
 @doctor.command("edge-server")
@@ -103,7 +104,7 @@ def up_cu(
     object_store_mb: ObjectStore = _OBJECT_STORE_MB,
 ) -> None:
     """A control unit: the Ray that its devices join, and the SuperNode."""
-    raise typer.Exit(_control_unit(**locals()).up(say))
+    _up(_control_unit(**locals()))
 
 
 @doctor.command("cu")
@@ -147,7 +148,7 @@ def up_device(
     object_store_mb: ObjectStore = _OBJECT_STORE_MB,
 ) -> None:
     """A device: its node of the control unit's Ray."""
-    raise typer.Exit(_device(**locals()).up(say))
+    _up(_device(**locals()))
 
 
 @doctor.command("device")
@@ -174,6 +175,13 @@ def _device(*, certs: Path, device: list[int] | None, **options: Any) -> DeviceB
     from flower_app.deployment.device_box import DeviceBox
 
     return DeviceBox(certs=DeviceFiles(certs), devices=device or (), **options)
+
+
+def _up(machine: EdgeServer | ControlUnitBox | DeviceBox) -> None:
+    """Run a machine's programs to their end."""
+    # Tokens, updates and checkpoints are in what they write: it is for this user alone.
+    os.umask(0o077)
+    raise typer.Exit(machine.up(say))
 
 
 def _tell(diagnosis: Diagnosis, as_json: bool) -> None:

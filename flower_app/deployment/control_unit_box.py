@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_S = 180.0
 """How long a SuperNode may be refused until its control unit gives up [s]."""
-RUNTIME_PORT = 9094
+RUNTIME_HOST, RUNTIME_PORT = "127.0.0.1", 9094
 """On which a SuperNode and its own processes speak, within the machine."""
 
 
@@ -99,7 +99,7 @@ class ControlUnitBox:
             *("--root-certificates", str(self.certs.ca.resolve())),
             *("--auth-supernode-private-key", str(self.certs.supernode_key.resolve())),
             *("--node-config", self.node_config().text()),
-            *("--port", str(self.runtime_port)),
+            *("--host", RUNTIME_HOST, "--port", str(self.runtime_port)),
         ]
 
     def up(self, say: Callable[[str], None]) -> int:

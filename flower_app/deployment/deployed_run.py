@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_app.config_sources import find_config, parse_set, read_config
+from flower_app.console import say
 from flower_app.deployment.credentials import ServerFiles
 from flower_app.deployment.edge_server import CONNECTION, SUPERLINK_PORT, is_healthy, write_connection
 from flower_app.deployment.ray_node import with_port
@@ -28,6 +29,9 @@ _COMMAND_S = 180.0
 _LAST_WORDS_S = 5.0
 _STOP_S = 60.0
 _RECONNECT_S = 5.0
+_WITHOUT_CONTACT_S = 600.0
+"""How long the SuperLink may not answer until a run is no longer followed: longer than its machine takes to start
+again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +102,11 @@ class Deployment:
                 run_id = flwr.submit(app, run_config)
                 outcome = _follow(flwr, run_id, run_dir, watch, poll_s)
         except KeyboardInterrupt:
-            if run_id:
-                flwr.stop(run_id)
-            write_summary(run_dir, INTERRUPTED, error="interrupted")
+            try:
+                if run_id and (refused := flwr.stop(run_id)):
+                    say(f"warning: the SuperLink did not hear that the run is to stop, so it may go on: {refused}")
+            finally:
+                write_summary(run_dir, INTERRUPTED, error="interrupted")
             raise
         if outcome.status == FINISHED:
             shutil.rmtree(flower, ignore_errors=True)
@@ -126,14 +132,24 @@ class _Flwr:
         return str(answer["run-id"])
 
     def ended(self, run_id: str) -> str:
-        """How a run has ended; empty while it goes on, or if nobody tells."""
-        runs = self._json("ls", CONNECTION, "--run-id", run_id).get("runs") or [{}]
-        status = str(runs[0].get("status", ""))
-        return f"{status} {runs[0].get('status-details', '')}".strip() if status.startswith("finished") else ""
+        """How a run has ended; empty while it goes on.
 
-    def stop(self, run_id: str) -> None:
-        """End a run."""
-        self._json("stop", run_id, CONNECTION)
+        Raises
+        ------
+        ConnectionError
+            If nobody tells.
+        """
+        answer = self._json("ls", CONNECTION, "--run-id", run_id)
+        if not answer.get("runs"):
+            raise ConnectionError(answer.get("error-message") or f"it answers {answer}")
+        run = answer["runs"][0]
+        status = str(run.get("status", ""))
+        return f"{status} {run.get('status-details', '')}".strip() if status.startswith("finished") else ""
+
+    def stop(self, run_id: str) -> str:
+        """End a run; returns why it was not, or nothing."""
+        answer = self._json("stop", run_id, CONNECTION)
+        return "" if answer.get("success") else str(answer.get("error-message") or answer)
 
     def follow_log(self, run_id: str) -> subprocess.Popen[bytes]:
         """Write what the run prints to the log; ends with the run."""
@@ -148,15 +164,18 @@ class _Flwr:
             )
 
     def _json(self, *arguments: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [str(program_path("flwr")), *arguments, "--format", "json"],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_S,
-            start_new_session=True,
-        )
+        try:
+            done = subprocess.run(
+                [str(program_path("flwr")), *arguments, "--format", "json"],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_S,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            return {"error-message": f"flwr {arguments[0]}: no answer within {_COMMAND_S:g} s"}
         # Notes for people may stand before the object.
         found = re.search(r"^\{.*", done.stdout, re.DOTALL | re.MULTILINE)
         try:
@@ -166,23 +185,51 @@ class _Flwr:
 
 
 def _follow(flwr: _Flwr, run_id: str, run_dir: Path, watch: Callable[[], None], poll_s: float) -> Outcome:
-    """Poll until there is a summary, or the SuperLink says that the run has ended without one."""
-    log = flwr.follow_log(run_id)
+    """Poll until there is a summary, the SuperLink says that the run ended without one, or it stays silent."""
+    log, silent_since = flwr.follow_log(run_id), None
     try:
         while True:
             watch()
             if outcome := _summary(run_dir):
                 return outcome
             if log.poll() is not None:
-                if ended := flwr.ended(run_id):
-                    return _last_words(flwr, run_dir, ended)
                 # The SuperLink was restarted, or the network was away for a moment.
-                time.sleep(_RECONNECT_S)
-                log = flwr.follow_log(run_id)
+                try:
+                    ended = flwr.ended(run_id)
+                except ConnectionError as error:
+                    if silent_since is None:
+                        silent_since = time.monotonic()
+                        say(f"warning: no contact with the SuperLink, trying again: {error}")
+                    if time.monotonic() - silent_since > _WITHOUT_CONTACT_S:
+                        return _no_contact(run_dir, error)
+                    time.sleep(_RECONNECT_S)
+                else:
+                    if ended:
+                        return _last_words(flwr, run_dir, ended)
+                    if silent_since is not None:
+                        say("the SuperLink answers again")
+                    time.sleep(_RECONNECT_S)
+                    log, silent_since = flwr.follow_log(run_id), None
             time.sleep(poll_s)
     finally:
-        log.terminate()
+        _end(log)
+
+
+def _end(log: subprocess.Popen[bytes]) -> None:
+    log.terminate()
+    try:
         log.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        log.kill()
+
+
+def _no_contact(run_dir: Path, error: ConnectionError) -> Outcome:
+    return Outcome(
+        FAILED,
+        f"the SuperLink has not answered for {_WITHOUT_CONTACT_S / 60:g} minutes: {error}; the run may go on without "
+        f"this command; start the SuperLink again (collapipe up edge-server), and if {run_dir} gets no more rounds: "
+        f"collapipe run --resume {run_dir.name} --superlink ...",
+    )
 
 
 def _last_words(flwr: _Flwr, run_dir: Path, ended: str) -> Outcome:

@@ -10,13 +10,20 @@ from flower_app.deployment.certificate_checks import (
     check_known_supernodes,
     check_supernode_key,
 )
-from flower_app.deployment.control_unit_box import ControlUnitBox, server_address
+from flower_app.deployment.control_unit_box import RUNTIME_HOST, ControlUnitBox, server_address
 from flower_app.deployment.deployed_run import DECODER_PORT
 from flower_app.deployment.device_box import DeviceBox, cu_address
 from flower_app.deployment.edge_server import EdgeServer
 from flower_app.deployment.findings import Diagnosis, Finding, failed, ok
-from flower_app.deployment.machine_checks import check_data, check_memory, check_port, check_ports, check_versions
-from flower_app.deployment.network_checks import check_ray, check_superlink
+from flower_app.deployment.machine_checks import (
+    check_data,
+    check_memory,
+    check_port,
+    check_ports,
+    check_state,
+    check_versions,
+)
+from flower_app.deployment.network_checks import check_ray, check_superlink, check_supernode
 from flower_app.deployment.programs import listens
 
 SERVER_MB, CU_MB, DEVICE_MB = 1500, 1500, 600
@@ -32,6 +39,7 @@ def examine_edge_server(server: EdgeServer) -> Diagnosis:
         yield from check_files(files)
         yield from check_certificate(files.certificate, files.key, files.ca, server.host)
         yield from check_known_supernodes(files)
+        yield from check_state(server.state)
         yield from check_memory(SERVER_MB)
         if files.ca.is_file() and listens(server.host, server.port):
             yield from _own_superlink(server)
@@ -68,6 +76,7 @@ def examine_control_unit(box: ControlUnitBox) -> Diagnosis:
         yield from check_certificate(files.certificate, files.key, files.ca)
         yield from check_supernode_key(files)
         yield from check_data(box.data)
+        yield from check_state(box.state)
         profile, described = _profile(box)
         yield from profile
         yield from check_memory(CU_MB + box.object_store_mb, box.object_store_mb)
@@ -75,9 +84,10 @@ def examine_control_unit(box: ControlUnitBox) -> Diagnosis:
             yield from check_superlink(server_address(box.server), files.ca)
         if listens(box.host, box.ray_port):
             yield from check_ray(f"{box.host}:{box.ray_port}", files.ray_token, box.host, described)
+            yield from check_supernode(box.runtime_port)
         else:
-            ports = {name: port for name, port in box.ray_node(box.state).services.items()}
-            yield from check_ports(box.host, ports | {"the SuperNode's": box.runtime_port})
+            yield from check_ports(box.host, box.ray_node(box.state).services)
+            yield from check_port("ports", RUNTIME_HOST, box.runtime_port, "the SuperNode's own")
 
     return Diagnosis("cu", list(findings()))
 

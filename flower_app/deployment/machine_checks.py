@@ -109,6 +109,14 @@ def check_ports(host: str, ports: Mapping[str, int]) -> Iterator[Finding]:
     yield from bad or [ok("ports", f"{host}: {', '.join(map(str, sorted(ports.values())))} are free")]
 
 
+def check_state(folder: Path) -> Iterator[Finding]:
+    """Check that this user alone may look into what outlives a restart."""
+    if folder.is_dir() and folder.stat().st_mode & 0o077:
+        yield warning(
+            "state", f"other users may look into {folder}: it holds tokens and updates", f"chmod 700 {folder}"
+        )
+
+
 def check_data(folder: str) -> Iterator[Finding]:
     """Check that the cluster's text is there."""
     if not folder:

@@ -1,8 +1,9 @@
-"""Checks of the other machines: that they answer, are who they should be, and agree in time and release."""
+"""Checks of the programs that run, here and on the other machines: that they answer, are who they should be, agree."""
 
 from __future__ import annotations
 
 import email.utils
+import http.client
 import json
 import ssl
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flower_app.deployment.control_unit_box import RUNTIME_HOST
 from flower_app.deployment.edge_server import opener_for
 from flower_app.deployment.findings import Finding, failed, ok, warning
 from flower_app.deployment.programs import listens
@@ -18,6 +20,8 @@ from flower_app.deployment.programs import listens
 SKEW_S = 5.0
 """Flower refuses a SuperNode whose clock is further ahead."""
 _TIMEOUT_S = 5.0
+_STAYS_S = 3.0
+"""How long a SuperNode must answer: one that the server refuses does so while it asks, too."""
 
 
 def check_superlink(address: str, ca: Path) -> Iterator[Finding]:
@@ -73,6 +77,33 @@ def _clock(address: str, date: str) -> Finding:
             "set both by NTP (timedatectl set-ntp true): certificates and Flower's SuperNode signatures go by the time",
         )
     return ok("clock", f"within {SKEW_S:g} s of the server's")
+
+
+def check_supernode(port: int) -> Iterator[Finding]:
+    """Check that this machine's SuperNode answers, and stays: one that the server refuses ends, and starts again."""
+    deadline = time.monotonic() + _STAYS_S
+    while _is_healthy(RUNTIME_HOST, port):
+        if time.monotonic() > deadline:
+            yield ok("supernode", f"it answers at {RUNTIME_HOST}:{port}")
+            return
+        time.sleep(0.2)
+    yield failed(
+        "supernode",
+        f"the SuperNode does not run: nobody stays at {RUNTIME_HOST}:{port}",
+        "is its key on the server (server/supernodes, read when collapipe up edge-server starts)? collapipe up cu has "
+        "its own words; one that was started just now needs a moment",
+    )
+
+
+def _is_healthy(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def check_ray(address: str, token: Path, own_host: str = "", devices: int | None = None) -> Iterator[Finding]:

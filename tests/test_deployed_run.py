@@ -1,0 +1,100 @@
+"""``collapipe run --superlink`` follows a run to its end, through a SuperLink that is away, and not for ever."""
+
+import json
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from flower_app.deployment import deployed_run
+from flower_app.deployment.credentials import ServerFiles
+from flower_app.deployment.deployed_run import Deployment
+from flower_app.run_directory import read_summary
+
+ANSWERS = {
+    "run": {"success": True, "run-id": "7"},
+    "ls": {"success": False, "error-message": "connection refused"},
+    "stop": {"success": True},
+    "log": {},
+}
+
+
+@pytest.fixture
+def follow(tmp_path, monkeypatch):
+    """Follow a run, with a program in the place of Flower's that gives prepared answers."""
+    program = tmp_path / "flwr"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import json, pathlib, sys, time\n"
+        "here = pathlib.Path(__file__).parent\n"
+        "answers = json.loads((here / 'answers.json').read_text())[sys.argv[1]]\n"
+        "answers = answers if isinstance(answers, list) else [answers]\n"
+        "calls = here / f'calls-{sys.argv[1]}'\n"
+        "made = len(calls.read_text()) if calls.exists() else 0\n"
+        "calls.write_text('.' * (made + 1))\n"
+        "answer = answers[min(made, len(answers) - 1)]\n"
+        "time.sleep(answer.get('sleep', 0))\n"
+        "print(json.dumps(answer))\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(deployed_run, "program_path", lambda name: program)
+    for name, seconds in {
+        "_RECONNECT_S": 0.01,
+        "_WITHOUT_CONTACT_S": 0.5,
+        "_COMMAND_S": 20.0,
+        "_LAST_WORDS_S": 0.1,
+    }.items():
+        monkeypatch.setattr(deployed_run, name, seconds)
+    run_dir = tmp_path / "run-1"
+    (run_dir / "flower").mkdir(parents=True)
+
+    def run(watch=lambda: None, **answers):
+        (tmp_path / "answers.json").write_text(json.dumps(ANSWERS | answers))
+        deployment = Deployment(address="127.0.0.1:1", certs=ServerFiles(tmp_path))
+        return deployment.run(run_dir, tmp_path, tmp_path / "run.toml", 1, watch, poll_s=0.01), run_dir
+
+    return SimpleNamespace(run=run, run_dir=run_dir, monkeypatch=monkeypatch)
+
+
+def test_a_superlink_that_stays_away_is_told_and_given_up(follow, capsys):
+    outcome, run_dir = follow.run()
+    assert outcome.status == "failed" and "has not answered for" in outcome.error
+    assert "connection refused" in outcome.error and "the run may go on" in outcome.error
+    assert "--resume run-1" in outcome.error
+    said = capsys.readouterr().err
+    assert said.count("warning: no contact with the SuperLink, trying again: connection refused") == 1
+    assert read_summary(run_dir)["error"] == outcome.error
+
+
+def test_a_superlink_that_comes_back_is_followed_again(follow, capsys):
+    refused, there = ANSWERS["ls"], {"success": True, "runs": [{"status": "running"}]}
+    done = {"success": True, "runs": [{"status": "finished:failed", "status-details": "why"}]}
+    outcome, _ = follow.run(ls=[refused, there, done])
+    assert "the run ended (finished:failed why) without a result" in outcome.error
+    assert "the SuperLink answers again" in capsys.readouterr().err
+
+
+def test_a_command_that_hangs_is_no_contact(follow, capsys):
+    follow.monkeypatch.setattr(deployed_run, "_COMMAND_S", 1.0)
+    outcome, _ = follow.run(ls={"sleep": 60})
+    assert "flwr ls: no answer within 1 s" in outcome.error
+
+
+def test_ctrl_c_leaves_its_summary_whatever_flower_does(follow, capsys):
+    follow.monkeypatch.setattr(deployed_run, "_COMMAND_S", 1.0)
+    follow.monkeypatch.setattr(deployed_run, "_STOP_S", 0.1)
+    waited = subprocess.Popen.wait
+
+    def deaf(child, timeout=None):
+        # The log's program does not hear that it is to end.
+        if timeout == 0.1:
+            raise subprocess.TimeoutExpired("flwr log", timeout)
+        return waited(child, timeout)
+
+    follow.monkeypatch.setattr(subprocess.Popen, "wait", deaf)
+    with pytest.raises(KeyboardInterrupt):
+        follow.run(watch=lambda: signal.raise_signal(signal.SIGTERM), stop={"sleep": 60}, log={"sleep": 60})
+    assert read_summary(follow.run_dir)["status"] == "interrupted"
+    assert "it may go on: flwr stop: no answer within 1 s" in capsys.readouterr().err

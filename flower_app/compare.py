@@ -34,8 +34,10 @@ class PolicyFigures:
     """The same, event-simulated [s]."""
     gamma: float
     """Convergence bound, mean over the clusters."""
+    largest_gamma: float
+    """Of the cluster that has most, mean over the networks: C10 holds each cluster to the threshold."""
     gamma_max: float
-    """Its threshold."""
+    """The threshold."""
     energy_j: float
     """Devices and uploads of a round [J]."""
     selected_share: list[float]
@@ -89,16 +91,17 @@ def compare_policies(
     """
     figures = []
     for make in policies:
-        rounds: list[PlannedRound] = []
+        networks: list[list[PlannedRound]] = []
         for scenario in scenarios:
             policy = make(scenario.seed)
             progress(f"{policy.name}, seed {scenario.seed}")
-            rounds += list(plan_rounds(scenario, policy, num_rounds))[num_rounds // 4 :]
-        figures.append(_figures(policy.name, rounds, scenarios[0].planner.gamma_max))
+            networks.append(list(plan_rounds(scenario, policy, num_rounds))[num_rounds // 4 :])
+        figures.append(_figures(policy.name, networks, scenarios[0].planner.gamma_max))
     return figures
 
 
-def _figures(name: str, rounds: list[PlannedRound], gamma_max: float) -> PolicyFigures:
+def _figures(name: str, networks: list[list[PlannedRound]], gamma_max: float) -> PolicyFigures:
+    rounds = [r for network in networks for r in network]
     planned = [r for r in rounds if any(r.selected)]
 
     def mean(values: list[float]) -> float:
@@ -113,6 +116,7 @@ def _figures(name: str, rounds: list[PlannedRound], gamma_max: float) -> PolicyF
         pipeline_s=mean([float(np.nanmean(r.pipeline_s)) for r in planned]),
         pipeline_event_s=mean([float(np.nanmean(r.pipeline_event_s)) for r in planned]),
         gamma=mean([float(np.mean(r.gamma)) for r in rounds]),
+        largest_gamma=mean([float(np.mean([r.gamma for r in network], axis=0).max()) for network in networks]),
         gamma_max=gamma_max,
         energy_j=mean([r.energy_j for r in planned]),
         selected_share=[float(v) for v in np.mean([r.selected for r in rounds], axis=0)],
@@ -137,18 +141,31 @@ def figures_table(figures: Sequence[PolicyFigures]) -> Table:
     """One row a policy."""
     table = Table(box=None)
     table.add_column("policy")
-    names = ("latency s", "90 %", "event s", "step s", "Γ", "energy J", "gap", "broken", "no plan", "selected %")
+    names = (
+        "latency s",
+        "90 %",
+        "event s",
+        "step s",
+        "Γ",
+        "largest Γ",
+        "energy J",
+        "gap",
+        "broken",
+        "no plan",
+        "selected %",
+    )
     for name in names:
         table.add_column(name, justify="right")
     for f in figures:
-        over = "" if f.gamma <= f.gamma_max else " !"
+        over = "" if f.largest_gamma <= f.gamma_max else " !"
         table.add_row(
             f.name,
             f"{f.latency_s:.1f}",
             f"{f.latency_p90_s:.1f}",
             f"{f.latency_event_s:.1f}",
             f"{f.pipeline_s:.1f}",
-            f"{f.gamma:.3f}{over}",
+            f"{f.gamma:.3f}",
+            f"{f.largest_gamma:.3f}{over}",
             f"{f.energy_j:.0f}",
             f"{f.gap:.1%}",
             f"{f.violated_share:.0%}",

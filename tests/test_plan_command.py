@@ -193,6 +193,7 @@ def test_compare_sets_policies_beside_each_other():
     for f in figures:
         assert wanted <= set(f)
         assert f["gamma_max"] == 3.4
+        assert f["largest_gamma"] >= f["gamma"]
         assert len(f["selected_share"]) == 8
         assert sum(f["selected_share"]) == pytest.approx(4)
         assert f["latency_event_s"] < f["latency_s"]
@@ -201,6 +202,8 @@ def test_compare_sets_policies_beside_each_other():
     assert figures[3]["latency_s"] < figures[2]["latency_s"]
     table = call(*arguments, "--policies", "delay-only")
     assert "delay-only" in table.stdout and "latency s" in table.stdout
+    # It never selects some clusters: their bound is over the threshold, the mean over all clusters is not.
+    assert " !" in table.stdout
 
 
 def test_compare_checks_its_options_before_it_plans():

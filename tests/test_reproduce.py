@@ -1,11 +1,14 @@
 """``collapipe reproduce``: curves in, rows, pictures and findings out."""
 
+import csv
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from flower_app.cli import app
+from flower_app.experiments import fig11
 from flower_app.experiments.curves import load_curves
 from flower_app.experiments.fig11 import jain
 from flower_app.experiments.reproduce import EXPERIMENTS, Options, reproduce
@@ -53,6 +56,51 @@ def test_an_experiment_leaves_rows_picture_and_findings(name, tmp_path):
     (folder / "figure.png").unlink()
     assert reproduce(name, Options(out=tmp_path, plot_only=True), quiet)[name] == found
     assert (folder / "figure.png").is_file()
+
+
+def test_a_curve_made_again_alone_leaves_rows_and_findings_as_they_are(tmp_path):
+    """Once the first curve went last when it was made again, and another took its place in the findings."""
+    options = Options(out=tmp_path, smoke=True, sets=["num-rounds=4"])
+    found, rows = reproduce("fig7", options, quiet), read_rows(tmp_path / "fig7")
+    table = (tmp_path / "fig7" / "results.csv").read_text()
+    for again in (replace(options, only="1-collapipe"), replace(options, plot_only=True)):
+        assert reproduce("fig7", again, quiet) == found
+        assert read_rows(tmp_path / "fig7") == rows
+        assert (tmp_path / "fig7" / "results.csv").read_text() == table
+
+
+def test_what_is_kept_of_fig5_tells_its_findings(tmp_path):
+    found = reproduce("fig5", Options(out=tmp_path, smoke=True), quiet)["fig5"]
+    with (tmp_path / "fig5" / "compact.csv").open() as file:
+        kept = [row for row in csv.DictReader(file)]
+    own = [row for row in kept if row["curve"] == "1-dssda"]
+    plans = sum(int(row["plans"]) for row in own)
+    for finding, size in zip(found, (3, 4, 5), strict=False):
+        mine = [row for row in own if row["segments"] == str(size)]
+        num = sum(int(row["plans"]) for row in mine)
+        m = sum(int(row["plans"]) * float(row["m"]) for row in mine) / max(num, 1)
+        assert finding.ours == (f"{m:.1f} ({100 * num / plans:.0f} % of the plans)" if num else "S does not occur")
+    slower = sum(int(row["slower_than_first"]) for row in kept)
+    assert f"slower in {100 * slower / plans:.0f} % of the plans" in found[-1].ours
+
+
+def test_fig11_holds_every_cluster_to_the_threshold():
+    """Once the mean over the clusters was: it hides a cluster that is never selected."""
+    row = {"label": "greedy", "policy": "delay-only", "v": 1.0, "seed": 0, "latency_event_s": 10.0, "queue": 1.0}
+    row |= {"gamma": 3.3, "gamma_max": 3.4, "longest_queue": 2.0, "energy_j": 1.0}
+    rows = [
+        row | {"curve": "a", "round": t, "gamma_1": 3.9, "gamma_2": 2.7, "selected_1": 0, "selected_2": 1}
+        for t in (1, 2, 3, 4)
+    ]
+    rows += [row | {"curve": "b", "label": "DSSDA", "policy": "dssda", "latency_event_s": 8.0} for row in rows]
+    rows = [row | ({} if row["curve"] == "a" else {"gamma_1": 3.3, "gamma_2": 3.3, "selected_1": 1}) for row in rows]
+    against, greedy, dssda, _ = fig11.findings(rows)
+    assert (against.paper, against.ours) == ("-15.48 %", "V = 1: -20.0 ± 0.0 %")
+    assert greedy.ours.startswith("10.0 ± 0.0 s; Γ of the cluster that has most 3.90 ± 0.00, of all 3.30")
+    assert "fairness 0.50" in greedy.ours and "fairness 1.00" in dssda.ours
+    assert (greedy.why, dssda.why) == tuple(
+        f"every cluster keeps the threshold 3.4 in {k} of 1 networks" for k in (0, 1)
+    )
 
 
 def test_the_same_curves_give_the_same_rows(tmp_path):

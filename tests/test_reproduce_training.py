@@ -2,7 +2,9 @@
 
 import itertools
 import json
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +12,10 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from flower_app import session_app
-from flower_app.experiments import grid, table3, theorem1, training
+from flower_app.experiments import fig6, grid, table3, theorem1, training
 from flower_app.experiments.curves import load_curves
 from flower_app.experiments.reproduce import Options, reproduce
-from flower_app.experiments.results import read_rows, write_means
+from flower_app.experiments.results import mean_rows, read_rows, write_table
 from flower_app.experiments.theorem1_problems import SmallTransformer, SoftmaxRegression, curvature
 from flower_app.run_directory import FAILED, FINISHED, append_round, read_summary, write_config, write_summary
 from strategies.records import reply_content, to_tensors
@@ -26,10 +28,16 @@ def quiet(_):
 
 def fake_round(number, loss, metrics):
     clusters = [{"selected": True}, {"selected": number % 2 == 0}]
+    idle = 100_000_000
+    devices = {
+        str(k): {"blocks": blocks, "idle_bytes": idle, "peak_bytes": idle + 50_000_000 * blocks + number}
+        for k, blocks in enumerate((4, 2))
+    }
     return {
         "round": number,
         "train_loss": loss,
         "metrics": metrics,
+        "clusters": [{"devices": devices}],
         "virtual": {"latency_s": 360.0, "clusters": clusters},
     }
 
@@ -39,11 +47,12 @@ def finish(trainings):
     for one in trainings:
         one.run_dir.mkdir(parents=True)
         write_config(one.run_dir, one.config)
+        name = one.curve.figure.get("score", "accuracy")
         for number in range(1, 5):
             score = 0.1 * number + 0.01 * one.seed
-            metrics = {"loss": 1.0, "accuracy": score} if number % 2 == 0 else {}
+            metrics = {"loss": 1.0, name: score} if number % 2 == 0 else {}
             append_round(one.run_dir, fake_round(number, 5.0 - number, metrics))
-        write_summary(one.run_dir, FINISHED, metrics={"loss": 1.0, "accuracy": 0.5 + 0.01 * one.seed}, wall_s=1.0)
+        write_summary(one.run_dir, FINISHED, metrics={"loss": 1.0, name: 0.5 + 0.01 * one.seed}, wall_s=1.0)
 
 
 def curves(experiment="fig6", only="classes-1"):
@@ -120,7 +129,7 @@ def grid_rows(apart):
             score = None if number == 1 else 50.0 + 10 * apart["m"] * (m != 4) + 10 * apart["seed"] * seed
             rows.append(
                 {"curve": f"S{size}", "label": "", "segments": size, "m": m, "seed": seed, "round": number}
-                | {"metric": "bleu", "train_loss": loss, "test_score": score}
+                | {"metric": "bleu", "dropout": 0.0, "train_loss": loss, "test_score": score}
             )  # fmt: skip
     return rows
 
@@ -134,6 +143,63 @@ def test_the_grid_tells_what_s_m_and_seed_change_each():
     assert "no larger than that between seeds" in grid.findings(rows)[-1].why
     assert "wider" in grid.findings(grid_rows({"S": 0.0, "m": 3.0, "seed": 0.1}))[-1].why
     grid.draw(rows)
+
+
+@pytest.mark.parametrize(("name", "masks"), [("fig9", False), ("fig10", True)])
+def test_the_grid_reads_its_runs_and_speaks_of_masks_where_there_is_dropout(name, masks, tmp_path, monkeypatch):
+    """Once masks were said to tell the runs of fig9 apart, which has no dropout."""
+    monkeypatch.setattr(training, "train_each", None)
+    wanted = load_curves(name, smoke=True)
+    runs = [
+        grid._training(curve, seed, m, tmp_path)
+        for curve in wanted
+        for seed in range(curve.config.seed, curve.config.seed + curve.seeds)
+        for m in curve.figure["micro-batches"]
+    ]
+    finish(runs)
+    rows = list(grid.run(wanted, tmp_path, quiet))
+    per_run = Counter((row["segments"], row["m"], row["seed"]) for row in rows)
+    assert set(per_run.values()) == {4} and len(per_run) == len(runs)
+    assert {row["segments"] for row in rows} == {1, 2, 4}
+    assert sum(row["test_score"] is not None for row in rows) == len(runs)
+    whys = " ".join(finding.why for finding in grid.findings(rows))
+    assert ("masks" in whys) == masks
+    # The wide grid's reason, too.
+    for row in rows:
+        row["test_score"] = row["test_score"] and row["test_score"] + 100 * (row["m"] == 1)
+    assert "wider" in grid.findings(rows)[-1].why
+    assert ("masks" in grid.findings(rows)[-1].why) == masks
+
+
+@pytest.mark.parametrize(("panel", "score", "unit"), [("translation", "BLEU", 1), ("entities", "span F1 [%]", 100)])
+def test_every_panel_of_fig6_is_told_from_its_runs(panel, score, unit, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "train_each", None)
+    wanted = load_curves("fig6", smoke=True, only=panel)
+    finish(training.trainings(wanted, tmp_path))
+    rows = list(fig6.run(wanted, tmp_path, quiet))
+    assert [row["what"] for row in rows if row["test_score"] is not None] == [
+        "collapipe", "vanilla-fl", "pipeline", "titanic",
+    ]  # fmt: skip
+    assert rows[0]["score"] == pytest.approx(0.2 * unit)
+    own, *others = fig6.findings(rows)
+    assert own.what == f"{panel}: CollaPipe, {score}" and own.ours.startswith(f"{0.5 * unit:.1f} ± 0.0 after")
+    assert [f.ours.split(" points")[0] for f in others] == ["+0.0 ± 0.0"] * 3
+    # Where the paper counts something else, it is said.
+    assert all(("accuracy" in f.why) == (panel == "entities") for f in others)
+    fig6.draw(rows)
+
+
+def test_table3_reads_the_largest_device_of_a_run(tmp_path, monkeypatch):
+    wanted = training.trainings(load_curves("table3", smoke=True, only="1-collapipe"), tmp_path)
+    finish(wanted)
+    monkeypatch.setattr(table3, "load_model", lambda run_dir: SimpleNamespace(spec=None))
+    monkeypatch.setattr(table3, "model_costs", lambda spec, **_: SimpleNamespace(block_memory=30e6))
+    row = table3._row(wanted[0])
+    # Four TEBs in the last round, above what the process had before.
+    assert (row["tebs"], row["whole_tebs"], row["batch"]) == (4, 12, 12)
+    assert row["measured_mb"] == pytest.approx(200.000004)
+    assert row["mean_measured_mb"] == pytest.approx(150.0000025)
+    assert row["modelled_mb"] == pytest.approx(120)
 
 
 def test_the_grid_trains_even_segments_with_the_wanted_micro_batches(tmp_path):
@@ -291,8 +357,11 @@ def test_curves_share_what_their_base_says(tmp_path):
 
 
 def test_means_leave_out_the_first_quarter_of_each_curve_and_seed(tmp_path):
-    rows = [{"curve": "a", "seed": s, "round": t, "x": float(10 * s + t), "n": 1} for s in (0, 1) for t in (1, 2, 3, 4)]
-    write_means(rows, tmp_path)
-    assert (tmp_path / "means.csv").read_text().split() == ["curve,seed,rows,x", "a,0,3,3.0", "a,1,3,13.0"]
-    write_means([{"curve": "a", "x": 1.0}], tmp_path / "none")
-    assert not (tmp_path / "none").exists()
+    rows = [
+        {"curve": "a", "seed": s, "round": t, "x": 1 / 3 + 10 * s + t, "n": t % 2, "label": "A"}
+        for s in (0, 1)
+        for t in (1, 2, 3, 4)
+    ]
+    write_table(mean_rows(rows), tmp_path / "means.csv")
+    lines = (tmp_path / "means.csv").read_text().split()
+    assert lines == ["curve,seed,rows,x,n", "a,0,3,3.33333,0.333333", "a,1,3,13.3333,0.333333"]

@@ -22,7 +22,7 @@ _KEYS = {"base": str, "label": str, "seeds": int, "run": dict, "figure": dict, "
 def load_curves(
     experiment: str, *, smoke: bool, folder: Path | None = None, sets: Sequence[str] = (), only: str = ""
 ) -> list[Curve]:
-    """Read an experiment's curves, in the order of their file names.
+    """Read an experiment's curves, in the order of their names, which is that of the rows and of the figure, too.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def load_curves(
         Naming the file and key at fault.
     """
     root = Path(str(resources.files("configs"))) / "paper" if folder is None else folder
-    files = sorted((root / experiment).glob("*.toml"))
+    files = sorted((root / experiment).glob("*.toml"), key=lambda file: file.stem)
     if not files:
         raise FileNotFoundError(f"{experiment}: no curves in {root / experiment}; expected one TOML for each curve")
     chosen = [file for file in files if only in file.stem]

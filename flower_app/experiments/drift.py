@@ -63,7 +63,10 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         mine = select(rows, curve=name)
         last = max(row["round"] for row in mine)
         queue, spread = mean_spread([row["queue"] for row in mine if row["round"] == last])
-        delay, width = mean_spread([row["latency_s"] for row in mine if row["round"] > last // 2])
+        halves = [
+            [r["latency_s"] for r in select(mine, seed=s) if r["round"] > last // 2] for s in distinct(mine, "seed")
+        ]
+        delay, width = mean_spread([float(np.mean(half)) for half in halves])
         found.append(
             Finding(
                 what=f"{mine[0]['label']}: queue after {last} rounds, delay of the second half",

@@ -55,6 +55,8 @@ class Experiment:
     findings: Callable[[Sequence[Row]], list[Finding]]
     trains: bool = False
     """Whether it trains models; the others only plan."""
+    compact: Callable[[Sequence[Row]], list[Row]] | None = None
+    """Where the rows are many: a short table from which the findings can be told, too."""
 
 
 def select(rows: Sequence[Row], **wanted: Any) -> list[Row]:

@@ -132,6 +132,25 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     return found
 
 
+def _compact(rows: Sequence[Row]) -> list[Row]:
+    """How often each curve and network has each S, its mean m and times, and how often it is slower than the first."""
+    own = {(row["seed"], row["round"], row["cluster"]): row["event_s"] for row in select(rows, curve=rows[0]["curve"])}
+    groups: dict[tuple[str, int, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["curve"], row["seed"], row["segments"]), []).append(row)
+    return [
+        {"curve": curve, "seed": seed, "segments": size, "plans": len(mine)}
+        | {column: float(np.mean([row[column] for row in mine])) for column in ("m", "eq15_s", "event_s")}
+        | {"slower_than_first": sum(_slower(row, own) for row in mine)}
+        for (curve, seed, size), mine in sorted(groups.items())
+    ]
+
+
+def _slower(row: Row, own: dict[tuple[int, int, int], float]) -> bool:
+    key = (row["seed"], row["round"], row["cluster"])
+    return key in own and row["event_s"] > own[key]
+
+
 def _paired(own: Sequence[Row], other: Sequence[Row]) -> list[tuple[float, float]]:
     theirs = {(row["seed"], row["round"], row["cluster"]): row["event_s"] for row in other}
     keyed = ((row, theirs.get((row["seed"], row["round"], row["cluster"]))) for row in own)
@@ -140,5 +159,5 @@ def _paired(own: Sequence[Row], other: Sequence[Row]) -> list[tuple[float, float
 
 EXPERIMENT = Experiment(
     name="fig5", shows="segments and micro-batches of unequal clusters against an even split",
-    run=run, draw=draw, findings=findings,
+    run=run, draw=draw, findings=findings, compact=_compact,
 )  # fmt: skip

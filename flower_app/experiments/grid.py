@@ -43,7 +43,7 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
     train_all([training for _, _, training in wanted], folder, say)
     for segments, m, training in wanted:
         for row in history(training, every_round=True):
-            yield {"segments": segments, "m": m} | row
+            yield {"segments": segments, "m": m, "dropout": training.config.model.dropout} | row
 
 
 def _training(curve: Curve, seed: int, m: int, folder: Path) -> Training:
@@ -126,9 +126,10 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     held_to = _middle(rows)
     tested = [row for row in rows if row["test_score"] is not None]
     metric = SCORES.get(rows[0]["metric"], rows[0]["metric"])
+    masks = ", and draw other masks of dropout" if rows[0]["dropout"] else ""
     whys = {
         _KINDS[0]: "a synchronous pipeline gives the same gradient for every S, to the last bit where m is the same",
-        _KINDS[1]: "other micro-batches add up in another order, and draw other masks of dropout where there is any",
+        _KINDS[1]: f"other micro-batches add up in another order{masks}",
         _KINDS[2]: "another start, data order and share of the data",
     }
     papers = {
@@ -161,7 +162,8 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             ours=f"grid {min(grid):.1f} to {max(grid):.1f}; seeds {mean:.1f} ± {spread:.1f}",
             why="what remains of a difference between S and m is no larger than that between seeds"
             if max(grid) - min(grid) <= 2 * spread
-            else "the grid spreads wider than two standard deviations of the seeds: m draws other masks of dropout",
+            else "the grid spreads wider than two standard deviations of the seeds: other micro-batches "
+            f"add up in another order{masks}",
         )
     )
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from flower_app.experiments import computation, drift, fig4, fig5, fig6, fig11, grid, table3, theorem1
 from flower_app.experiments.curves import load_curves
 from flower_app.experiments.experiment import Curve, Experiment, Finding, Row
-from flower_app.experiments.results import PICTURE, ROWS, read_rows, write_findings, write_means, write_rows
+from flower_app.experiments.results import COMPACT, PICTURE, ROWS, read_rows, write_findings, write_rows, write_table
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -89,8 +89,8 @@ def reproduce(name: str, options: Options, say: Callable[[str], None]) -> dict[s
         from flower_app.experiments.style import DPI
 
         experiment.draw(rows).savefig(folder / PICTURE, dpi=DPI)
-        if not experiment.trains:
-            write_means(rows, folder)
+        if experiment.compact is not None:
+            write_table(experiment.compact(rows), folder / COMPACT)
         found[experiment.name] = experiment.findings(rows)
         write_findings(found[experiment.name], folder)
         say(f"{experiment.name}: {folder / PICTURE}")

@@ -7,14 +7,15 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flower_app.experiments.experiment import Finding, Row
+from flower_app.experiments.experiment import Finding, Row, distinct, select
+from flower_app.experiments.planning import settled
 
-ROWS, TABLE, MEANS = "results.jsonl", "results.csv", "means.csv"
+ROWS, TABLE, COMPACT = "results.jsonl", "results.csv", "compact.csv"
 FINDINGS, PICTURE = "findings.json", "figure.png"
 
 
 def write_rows(rows: Iterable[Row], folder: Path) -> list[Row]:
-    """Write each row as soon as it is there, and all of them as CSV at the end.
+    """Write each row as soon as it is there, and all of them as CSV at the end, in the order of the curves.
 
     Parameters
     ----------
@@ -23,7 +24,7 @@ def write_rows(rows: Iterable[Row], folder: Path) -> list[Row]:
 
     Returns
     -------
-    The rows.
+    The rows, in the order of the curves.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -32,43 +33,46 @@ def write_rows(rows: Iterable[Row], folder: Path) -> list[Row]:
             file.write(json.dumps(row) + "\n")
             file.flush()
             written.append(row)
-    _write_table(written, folder / TABLE)
+    written = _in_order(written)
+    write_table(written, folder / TABLE)
     return written
 
 
-def write_means(rows: Sequence[Row], folder: Path) -> None:
-    """Write ``means.csv``: of each curve and seed the mean of every number over its rows, where it has several.
+def _in_order(rows: Iterable[Row]) -> list[Row]:
+    """Rows by curve, whichever was made last: findings hold the first curve against the others."""
+    return sorted(rows, key=lambda row: str(row["curve"]))
 
-    Rows of planned rounds are too many to read; so their first quarter, while the queues fill, is left out here.
+
+def mean_rows(rows: Sequence[Row]) -> list[Row]:
+    """Of each curve and seed the mean of every number over its rounds, without the first quarter of them.
+
+    So one line stands for the rounds that findings count: in the first quarter the queues still fill.
     """
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        if "seed" not in row or "round" not in row:
-            return
-        groups.setdefault((row["curve"], row["seed"]), []).append(row)
-    means = []
-    for (curve, seed), group in groups.items():
-        last = max(row["round"] for row in group)
-        counted = [row for row in group if row["round"] > last // 4]
-        mean: Row = {"curve": curve, "seed": seed, "rows": len(counted)}
-        for column in group[0]:
-            values = [row[column] for row in counted if isinstance(row[column], float)]
-            if values:
-                mean[column] = float(f"{sum(values) / len(values):.6g}")
-        means.append(mean)
-    _write_table(means, folder / MEANS)
+    found = []
+    for curve in distinct(rows, "curve"):
+        mine = select(rows, curve=curve)
+        for seed in distinct(mine, "seed"):
+            counted = settled(select(mine, seed=seed))
+            mean: Row = {"curve": curve, "seed": seed, "rows": len(counted)}
+            for column, first in counted[0].items():
+                if column not in ("seed", "round") and isinstance(first, int | float):
+                    mean[column] = sum(row[column] for row in counted) / len(counted)
+            found.append(mean)
+    return found
 
 
-def _write_table(rows: Sequence[Row], path: Path) -> None:
+def write_table(rows: Sequence[Row], path: Path) -> None:
+    """Write rows as CSV, numbers to six digits; ``results.jsonl`` has them all."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
-        writer.writerows(rows)
+        for row in rows:
+            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Read what :func:`write_rows` left.
+    """Read what :func:`write_rows` left, in the order of the curves.
 
     Raises
     ------
@@ -89,7 +93,7 @@ def read_rows(folder: Path) -> list[Row]:
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number}: expected a JSON object, found {line[:40]!r}")
         rows.append(row)
-    return rows
+    return _in_order(rows)
 
 
 def write_findings(findings: Sequence[Finding], folder: Path) -> None:

@@ -35,7 +35,8 @@ def curve(axes: Axes, i: int, x: Sequence[float], y: Sequence[float], label: str
         linewidth=1.3, color=shade, label=label,
     )  # fmt: skip
     if len(spread):
-        low, high = np.asarray(y) - np.asarray(spread), np.asarray(y) + np.asarray(spread)
+        # No quantity that is drawn with a spread can be negative.
+        low, high = np.maximum(np.asarray(y) - np.asarray(spread), 0), np.asarray(y) + np.asarray(spread)
         axes.fill_between(x, low, high, color=shade, alpha=0.15, linewidth=0)
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Where other programs fill the memory, Ray would end a test's actors.
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 # Actors and simulated clients find what a test hands them by the name of its module.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.path.dirname(__file__), os.environ.get("PYTHONPATH"))))

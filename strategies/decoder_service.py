@@ -243,7 +243,7 @@ class DecoderService:
 
     def _greeted(self, frames: Iterator[bytes], stream: _Stream, context: grpc.ServicerContext) -> bool:
         """Wait for a stream's first frame and check it; False: it wanted to leave. See :meth:`_admit`."""
-        peer = peer_name(context)
+        peer = peer_name(context.peer_identities(), context.peer())
         self.hellos.enter(peer)
         # A stream that says nothing must not hold a thread for ever.
         silence = threading.Timer(_HELLO_TIMEOUT_S, context.cancel)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-
-import grpc
+from collections.abc import Callable, Iterable
 
 WRONG_HELLOS = 32
 """Hellos in a row that a peer may get wrong; afterwards one a second."""
@@ -123,9 +121,8 @@ def printable(reason: str) -> str:
     return text if len(text) <= _REASON_CHARACTERS else text[: _REASON_CHARACTERS - 3] + "..."
 
 
-def peer_name(context: grpc.ServicerContext) -> str:
-    """Who is at the other end of a call: the names in its certificate, or its address without the port."""
-    names = context.peer_identities()
+def peer_name(names: Iterable[bytes] | None, address: str) -> str:
+    """Who is at the other end: the names in its certificate, or its address without the port."""
     if names:
         return " ".join(sorted(name.decode(errors="replace") for name in names))
-    return str(context.peer()).rpartition(":")[0]
+    return address.rpartition(":")[0]

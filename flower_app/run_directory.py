@@ -187,12 +187,15 @@ def write_summary(run_dir: Path, status: str, **entries: Any) -> Path:
 def write_failure(run_dir: Path, error: BaseException) -> Path:
     """Write that the run ended with ``error``: the user's mistake (ValueError, FileNotFoundError), no plan, a failure.
 
-    A bug may raise these too: so the traceback is kept as ``logs/error.log``.
+    A bug may raise these too: so the traceback is kept as ``logs/error.log``. What is no ``Exception`` comes from a
+    signal, or from Flower when ``flwr stop`` has ended the run: it was interrupted.
     """
-    mistake = isinstance(error, ValueError | FileNotFoundError)
     (run_dir / "logs").mkdir(exist_ok=True)
     # A file of our own: the launcher ends all programs at the summary, maybe before they have passed on their logs.
     _write_text(run_dir / "logs" / "error.log", "".join(traceback.format_exception(error)))
+    if not isinstance(error, Exception):
+        return write_summary(run_dir, INTERRUPTED, error="interrupted")
+    mistake = isinstance(error, ValueError | FileNotFoundError)
     status = INFEASIBLE if isinstance(error, InfeasibleRound) else BAD_INPUT if mistake else FAILED
     return write_summary(run_dir, status, error=str(error) or type(error).__name__)
 

@@ -244,7 +244,13 @@ class RunConfig:
                 "selection.load-best-at-end: with strategy = pipeline every cluster has a model of its own, so none is "
                 "the best; leave it out"
             )
-        check_privacy(self)
+        check_privacy(
+            self.privacy,
+            strategy=self.strategy,
+            aggregator=self.aggregator.name,
+            update=self.compression.update,
+            clip_norm=self.optimizer.clip_norm,
+        )
         total = self.num_rounds * self.local_steps
         object.__setattr__(self, "optimizer", replace(self.optimizer, total_steps=total))
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from logging import INFO, WARNING
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,6 @@ from flwr.supercore import log
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.update_codec import update_codec
 from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan, read_plans
-from client_pipeline.runtime.fault_files import note_injected
-from client_pipeline.runtime.fault_injection import server_dies
-from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app import run_directory
 from flower_app.cluster_setup import set_up_clusters, wait_for_nodes
@@ -37,6 +31,7 @@ from flower_app.releases import accounted, most_examples
 from flower_app.report.pictures import write_pictures
 from flower_app.report.timeline import timeline_of
 from flower_app.selection import Selection
+from flower_app.server_faults import ServerFaults
 from flower_app.strategy_choice import (
     BASELINES,
     COLLAPIPE,
@@ -98,6 +93,7 @@ class TrainingRun:
         self.selection = Selection(config.selection)
         if self.resumed is not None:
             self.selection.restore(self.resumed.state["selection"])
+        self.faults = ServerFaults(config.faults, run_dir, self.completed)
         self.last_round = self.completed
         """Newest round that is done."""
         self.setup_bytes = 0
@@ -123,7 +119,13 @@ class TrainingRun:
         self.prepared = replace(prepared, spec=config.adapted(prepared.spec))
         self.parts = self.prepared.build(config.seed)
         self.scenario = of_clusters(training_scenario(config, self.prepared.spec), self.num_clusters)
-        check_shared_matrices(config, self.parts)
+        check_shared_matrices(
+            config.privacy,
+            strategy=config.strategy,
+            local_steps=config.local_steps,
+            family=config.model.family,
+            shared=self.parts.tied.values(),
+        )
         PrivacyAccountant(config.privacy, {})  # says at once if there is no library to account with
         planner = make_planner(config, self.scenario)
         if planner is not None:
@@ -293,7 +295,7 @@ class TrainingRun:
         self.round_s = now - self.round_started
         record |= {
             "round": server_round,
-            "faults": [*self._of_the_server(server_round), *record["faults"]],
+            "faults": [*(fault.to_dict() for fault in self.faults.records(server_round)), *record["faults"]],
             "clusters": reports,
             "metrics": metrics,
             "lr": config.optimizer.learning_rate(server_round * config.local_steps),
@@ -325,17 +327,7 @@ class TrainingRun:
 
     def _begin_round(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
         self._write_plan(server_round, plans)
-        # Not in a process' first round: the run that goes on would die in the same one for ever.
-        share = server_dies(self.config.faults, server_round)
-        if share is not None and server_round > self.completed + 1:
-            log(WARNING, "round %d: to be injected: the server is killed", server_round)
-            timer = threading.Timer(share * self.round_s, self._die, (server_round,))
-            timer.daemon = True
-            timer.start()
-
-    def _die(self, server_round: int) -> None:
-        note_injected(self.run_dir, "server", server_round)
-        os.kill(os.getpid(), signal.SIGKILL)
+        self.faults.begin_round(server_round, usual_s=self.round_s)
 
     def _write_plan(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
         document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}
@@ -351,19 +343,6 @@ class TrainingRun:
     def _without_bulk(report: Mapping[str, Any]) -> dict[str, Any]:
         """A control unit's report without what has a file of its own or is known."""
         return {key: value for key, value in report.items() if key not in ("timeline", "state", "faults")}
-
-    def _of_the_server(self, server_round: int) -> list[dict[str, Any]]:
-        """That this process goes on where another ended, once."""
-        if not self.completed or server_round != self.completed + 1:
-            return []
-        record = FaultRecord(
-            kind="server",
-            cluster=None,
-            round=server_round,
-            recovered=True,
-            reason=f"the run goes on from the checkpoint of round {self.completed}",
-        )
-        return [record.to_dict()]
 
     def _commit(self, server_round: int, arrays: ArrayRecord, wall_s: float) -> None:
         state: dict[str, Any] = {

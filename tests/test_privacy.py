@@ -320,8 +320,9 @@ def test_runs_that_would_guarantee_nothing_are_refused(flat, message):
 def test_noise_is_refused_where_the_embedding_itself_is_sent():
     parts = build_parts(tiny_spec("bert", "masked-lm"), seed=0)
     assert parts.tied
-    flat = {"privacy.update-clip": 1.0, "privacy.update-noise": 1.0, "model.family": "bert"}
+    noisy = PrivacyConfig(update_clip=1.0, update_noise=1.0)
+    run = {"strategy": "collapipe", "family": "bert", "shared": parts.tied.values()}
     with pytest.raises(ValueError, match="reads the embedding's .* set local-steps = 1"):
-        check_shared_matrices(RunConfig.from_flat(flat), parts)
-    check_shared_matrices(RunConfig.from_flat({**flat, "local-steps": 1}), parts)
-    check_shared_matrices(RunConfig.from_flat({"model.family": "bert"}), parts)
+        check_shared_matrices(noisy, local_steps=2, **run)
+    check_shared_matrices(noisy, local_steps=1, **run)
+    check_shared_matrices(PrivacyConfig(), local_steps=2, **run)

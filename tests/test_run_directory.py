@@ -112,7 +112,8 @@ def test_a_failure_says_whose_it_is_and_keeps_its_traceback(tmp_path, error, sta
         write_failure(tmp_path, raised)
     log = (tmp_path / "logs" / "error.log").read_text()
     assert "test_run_directory.py" in log and type(error).__name__ in log.splitlines()[-1]
-    assert read_summary(tmp_path) == {"status": status, "error": "interrupted" if status == "interrupted" else str(error)}
+    said = "interrupted" if status == "interrupted" else str(error)
+    assert read_summary(tmp_path) == {"status": status, "error": said}
 
 
 def test_a_saved_model_reads_back_equal_and_replaces_the_one_before(tmp_path):

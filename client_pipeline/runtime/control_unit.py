@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.link.base import DecoderLink, LinkError, NotFiniteLink
+from client_pipeline.link.base import DecoderLink, LinkError
 from client_pipeline.link.local import LocalDecoder
 from client_pipeline.link.privacy import NoiseSource, private_update
 from client_pipeline.link.private_link import PrivateLink
@@ -36,18 +35,19 @@ from client_pipeline.partition.parts import (
     own_parameters,
     part_weights,
 )
-from client_pipeline.runtime import cluster_checkpoint, fault_files
+from client_pipeline.runtime import cluster_checkpoint
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part_state
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.device import LIVENESS, Watch
 from client_pipeline.runtime.fault_injection import FaultInjector
-from client_pipeline.runtime.faults import FailedRound, FaultRecord, NotFinite, PipelineError
+from client_pipeline.runtime.faults import NotFinite, PipelineError
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
 from client_pipeline.runtime.recovery import Recovery
 from client_pipeline.runtime.replanning import equal_devices
+from client_pipeline.runtime.round_faults import RoundFaults
 from client_pipeline.runtime.round_order import ClusterData, ClusterSetup, RoundOrder, RoundResult
 from client_pipeline.runtime.round_report import round_report
 from client_pipeline.runtime.speed import SpeedWatch
@@ -99,14 +99,7 @@ class ControlUnit:
         self._slow: dict[int, float] = {}
         """Devices that were found slow in this round, and by how much; and those of the last one."""
         self._slow_before: dict[int, float] = {}
-        self._link: DecoderLink | None = None
-        """Of the round in progress."""
-        self._kept: list[FaultRecord] = []
-        """Records of the round that outlive this process."""
-        self._keeping = threading.Lock()
-        self._cut_s: list[float] = []
-        """Of each cut of the round's stream: from when it was noticed to the next finished micro-batch [s]."""
-        self._lost_at = setup.lost_at
+        self.faults = RoundFaults(self.recovery, setup.cluster, setup.folder, setup.lost_at)
         self._own_head: HeadTrainer | None = None
         self.restored = False
         """Whether a checkpoint of this control unit was found to go on from."""
@@ -154,11 +147,10 @@ class ControlUnit:
             start = time.perf_counter()
             optimizer = self._optimizer_state()
             link: DecoderLink | None = None
-            self._kept, self._cut_s = [], []
-            fault_files.keep(self.setup.folder, order.round, [])
+            self.faults.begin_round(order.round)
             try:
                 # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
-                link = self._link = self._open_link(order)
+                link = self.faults.link = self._open_link(order)
                 result = self._train(order, self.injector.begin_round(order.round, link), start)
             except BaseException as error:
                 if link is not None:
@@ -166,11 +158,11 @@ class ControlUnit:
                     link.abort()
                 self._go_back(optimizer)
                 if isinstance(error, PipelineError | LinkError):
-                    raise self._failed(order, error, link) from error
+                    raise self.faults.failed_round(order.round, error) from error
                 raise
             finally:
                 self.injector.end_round()
-                self._link = None
+                self.faults.link = None
             result.report["stream_bytes"] = {"up": link.bytes_up, "down": link.bytes_down}
             result.report["payload_bytes"] = {
                 "up": link.payload_up,
@@ -224,7 +216,7 @@ class ControlUnit:
             paced=order.pace is not None,
         )
         report |= {"cluster": self.setup.cluster, "num_examples": len(self.data or ()), "loss": loss}
-        report["faults"] = [fault.to_dict() for fault in self._faults(order, link, recovered=True)]
+        report["faults"] = [fault.to_dict() for fault in self.faults.end_round(recovered=True)]
         return RoundResult(
             weights=weights, weight=weight, loss=loss, steps=len(outcomes), wall_s=end - start, report=report
         )
@@ -247,31 +239,10 @@ class ControlUnit:
             self.optimizer.load_state(optimizer)
             self.pipeline.placement.sure = False
 
-    def _failed(self, order: RoundOrder, error: PipelineError | LinkError, link: DecoderLink | None) -> FailedRound:
-        faults = self._faults(order, link, recovered=False)
-        if all(fault.recovered for fault in faults):
-            kind = "nan" if isinstance(error, NotFinite | NotFiniteLink) else "cluster"
-            faults.append(
-                FaultRecord(
-                    kind=kind,
-                    cluster=self.setup.cluster,
-                    round=order.round,
-                    step=self.recovery.step,
-                    recovered=False,
-                    reason=str(error).splitlines()[0][:300],
-                )
-            )
-        return FailedRound(str(error), [fault.to_dict() for fault in faults])
-
     def _arrived(self, kind: str, micro_batch: int) -> None:
         if kind == "B":
-            if self._lost_at is not None:
-                self.recovery.records.append(self._restarted(time.time() - self._lost_at))
-                self._lost_at = None
-            self.recovery.finished_micro_batch()
-            for noticed, _, _ in getattr(self._link, "cuts", ())[len(self._cut_s) :]:
-                self._cut_s.append(time.monotonic() - noticed)
-        self._keep_faults()
+            self.faults.finished_micro_batch()
+        self.faults.keep()
         if self.setup.faults.any:
             here = ray.get_runtime_context().get_node_id()
             all_pids = self.pipeline.pool.pids
@@ -283,44 +254,6 @@ class ControlUnit:
                 self.pipeline.num_micro_batches,
                 {device: pid for device, (pid, node) in pids.items() if node == here},
             )
-
-    def _keep_faults(self) -> None:
-        """Have the records so far outlive this process: whoever finds it gone adds them to the round's."""
-        # Three threads of a step come here.
-        with self._keeping:
-            found = [*self.recovery.known, *self._cuts(self._link)]
-            if found != self._kept:
-                self._kept = found
-                fault_files.keep(self.setup.folder, self.recovery.round, found)
-
-    def _restarted(self, seconds: float) -> FaultRecord:
-        return FaultRecord(
-            kind="joined",
-            cluster=self.setup.cluster,
-            round=self.recovery.round,
-            step=self.recovery.step,
-            recovered=True,
-            seconds=seconds,
-            reason="the control unit that was lost trains again",
-        )
-
-    def _faults(self, order: RoundOrder, link: DecoderLink | None, recovered: bool) -> list[FaultRecord]:
-        """The round's records: of the devices, and of a stream that was cut and mended."""
-        return [*self.recovery.end_round(recovered), *self._cuts(link)]
-
-    def _cuts(self, link: DecoderLink | None) -> list[FaultRecord]:
-        return [
-            FaultRecord(
-                kind="stream",
-                cluster=self.setup.cluster,
-                round=self.recovery.round,
-                recovered=True,
-                seconds=self._cut_s[i] if i < len(self._cut_s) else None,
-                bytes=size,
-                reason="the stream to the decoder was cut, and opened again",
-            )
-            for i, (_, _, size) in enumerate(getattr(link, "cuts", ()))
-        ]
 
     def _head(self) -> HeadTrainer:
         if self._own_head is None:

@@ -1,0 +1,103 @@
+"""A control unit's records of the faults of one round: of its devices, of its stream, of itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from client_pipeline.link.base import DecoderLink, LinkError, NotFiniteLink
+from client_pipeline.runtime import fault_files
+from client_pipeline.runtime.faults import FailedRound, FaultRecord, NotFinite, PipelineError
+from client_pipeline.runtime.recovery import Recovery
+
+
+class RoundFaults:
+    """What went wrong in the round in progress.
+
+    Parameters
+    ----------
+    recovery : has the records of devices
+    cluster : whose they are
+    folder : where records outlive the control unit's process
+    lost_at : when the process before this one was lost [s since the epoch]; None if there was none
+    """
+
+    def __init__(self, recovery: Recovery, cluster: int, folder: Path | None, lost_at: float | None) -> None:
+        self.link: DecoderLink | None = None
+        """Of the round in progress."""
+        self._recovery, self._cluster, self._folder, self._lost_at = recovery, cluster, folder, lost_at
+        self._kept: list[FaultRecord] = []
+        """Records of the round that outlive this process."""
+        self._keeping = threading.Lock()
+        self._cut_s: list[float] = []
+        """Of each cut of the round's stream: from when it was noticed to the next finished micro-batch [s]."""
+
+    def begin_round(self, round_: int) -> None:
+        """Forget the round before."""
+        self.link, self._kept, self._cut_s = None, [], []
+        fault_files.keep(self._folder, round_, [])
+
+    def finished_micro_batch(self) -> None:
+        """Whoever was lost has come back at the latest now."""
+        if self._lost_at is not None:
+            self._recovery.records.append(self._restarted(time.time() - self._lost_at))
+            self._lost_at = None
+        self._recovery.finished_micro_batch()
+        for noticed, _, _ in getattr(self.link, "cuts", ())[len(self._cut_s) :]:
+            self._cut_s.append(time.monotonic() - noticed)
+
+    def keep(self) -> None:
+        """Have the records so far outlive this process: whoever finds it gone adds them to the round's."""
+        # Three threads of a step come here.
+        with self._keeping:
+            found = [*self._recovery.known, *self._cuts()]
+            if found != self._kept:
+                self._kept = found
+                fault_files.keep(self._folder, self._recovery.round, found)
+
+    def end_round(self, recovered: bool) -> list[FaultRecord]:
+        """The round's records; ``recovered`` says whether what was still open is mended."""
+        return [*self._recovery.end_round(recovered), *self._cuts()]
+
+    def failed_round(self, round_: int, error: PipelineError | LinkError) -> FailedRound:
+        """End a round that ``error`` has ended; one record at least says that it was not recovered from."""
+        faults = self.end_round(recovered=False)
+        if all(fault.recovered for fault in faults):
+            kind = "nan" if isinstance(error, NotFinite | NotFiniteLink) else "cluster"
+            faults.append(
+                FaultRecord(
+                    kind=kind,
+                    cluster=self._cluster,
+                    round=round_,
+                    step=self._recovery.step,
+                    recovered=False,
+                    reason=str(error).splitlines()[0][:300],
+                )
+            )
+        return FailedRound(str(error), [fault.to_dict() for fault in faults])
+
+    def _restarted(self, seconds: float) -> FaultRecord:
+        return FaultRecord(
+            kind="joined",
+            cluster=self._cluster,
+            round=self._recovery.round,
+            step=self._recovery.step,
+            recovered=True,
+            seconds=seconds,
+            reason="the control unit that was lost trains again",
+        )
+
+    def _cuts(self) -> list[FaultRecord]:
+        return [
+            FaultRecord(
+                kind="stream",
+                cluster=self._cluster,
+                round=self._recovery.round,
+                recovered=True,
+                seconds=self._cut_s[i] if i < len(self._cut_s) else None,
+                bytes=size,
+                reason="the stream to the decoder was cut, and opened again",
+            )
+            for i, (_, _, size) in enumerate(getattr(self.link, "cuts", ()))
+        ]

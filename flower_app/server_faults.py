@@ -1,0 +1,63 @@
+"""Faults of the server's own process: injected, and recorded by the process that goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from logging import WARNING
+from pathlib import Path
+
+from flwr.supercore import log
+
+from client_pipeline.runtime.fault_files import note_injected
+from client_pipeline.runtime.fault_injection import FaultConfig, server_dies
+from client_pipeline.runtime.faults import FaultRecord
+
+
+class ServerFaults:
+    """Faults of the process that runs the server app.
+
+    Parameters
+    ----------
+    config : which are injected
+    run_dir : where they are noted
+    completed : rounds that were done before this process began
+    """
+
+    def __init__(self, config: FaultConfig, run_dir: Path, completed: int) -> None:
+        self._config, self._run_dir, self._completed = config, run_dir, completed
+
+    def begin_round(self, server_round: int, usual_s: float) -> None:
+        """Kill this process in the midst of the round, if the round's draw says so.
+
+        Parameters
+        ----------
+        server_round : from 1
+        usual_s : about how long a round takes [s]
+        """
+        # Not in a process' first round: the run that goes on would die in the same one for ever.
+        share = server_dies(self._config, server_round)
+        if share is not None and server_round > self._completed + 1:
+            log(WARNING, "round %d: to be injected: the server is killed", server_round)
+            timer = threading.Timer(share * usual_s, self._die, (server_round,))
+            timer.daemon = True
+            timer.start()
+
+    def records(self, server_round: int) -> list[FaultRecord]:
+        """That this process goes on where another ended, once."""
+        if not self._completed or server_round != self._completed + 1:
+            return []
+        return [
+            FaultRecord(
+                kind="server",
+                cluster=None,
+                round=server_round,
+                recovered=True,
+                reason=f"the run goes on from the checkpoint of round {self._completed}",
+            )
+        ]
+
+    def _die(self, server_round: int) -> None:
+        note_injected(self._run_dir, "server", server_round)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -4,6 +4,8 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from flower_app.deployment import deployed_run
 from flower_app.deployment.credentials import ServerFiles
 from flower_app.deployment.deployed_run import Deployment
-from flower_app.run_directory import read_summary
+from flower_app.run_directory import read_summary, write_summary
 
 ANSWERS = {
     "run": {"success": True, "run-id": "7"},
@@ -45,6 +47,7 @@ def follow(tmp_path, monkeypatch):
         "_WITHOUT_CONTACT_S": 0.5,
         "_COMMAND_S": 20.0,
         "_LAST_WORDS_S": 0.1,
+        "_STOPPED_S": 0.5,
     }.items():
         monkeypatch.setattr(deployed_run, name, seconds)
     run_dir = tmp_path / "run-1"
@@ -98,3 +101,23 @@ def test_ctrl_c_leaves_its_summary_whatever_flower_does(follow, capsys):
         follow.run(watch=lambda: signal.raise_signal(signal.SIGTERM), stop={"sleep": 60}, log={"sleep": 60})
     assert read_summary(follow.run_dir)["status"] == "interrupted"
     assert "it may go on: flwr stop: no answer within 1 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("last", "left"), [("finished", "finished"), ("failed", "interrupted"), (None, "interrupted")])
+def test_ctrl_c_waits_for_what_the_server_app_writes_last(follow, last, left):
+    follow.monkeypatch.setattr(deployed_run, "_STOPPED_S", 20.0 if last else 0.1)
+    told = follow.run_dir.parent / "calls-stop"
+
+    def writes_once_it_hears():
+        deadline = time.monotonic() + 20.0
+        while not told.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        write_summary(follow.run_dir, last)
+
+    server_app = threading.Thread(target=writes_once_it_hears if last else time.time)
+    server_app.start()
+    with pytest.raises(KeyboardInterrupt):
+        follow.run(watch=lambda: signal.raise_signal(signal.SIGTERM), log={"sleep": 60})
+    server_app.join()
+    assert read_summary(follow.run_dir)["status"] == left

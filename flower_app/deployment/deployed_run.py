@@ -28,6 +28,8 @@ JOIN_TIMEOUT_S = 300.0
 _COMMAND_S = 180.0
 _LAST_WORDS_S = 5.0
 _STOP_S = 60.0
+_STOPPED_S = 30.0
+"""A server app asks the SuperLink every few seconds."""
 _RECONNECT_S = 5.0
 _WITHOUT_CONTACT_S = 600.0
 """How long the SuperLink may not answer until a run is no longer followed: longer than its machine takes to start
@@ -103,10 +105,12 @@ class Deployment:
                 outcome = _follow(flwr, run_id, run_dir, watch, poll_s)
         except KeyboardInterrupt:
             try:
-                if run_id and (refused := flwr.stop(run_id)):
-                    say(f"warning: the SuperLink did not hear that the run is to stop, so it may go on: {refused}")
+                if run_id:
+                    _stop(flwr, run_id, run_dir)
             finally:
-                write_summary(run_dir, INTERRUPTED, error="interrupted")
+                # It may have finished just before.
+                if (left := read_summary(run_dir)) is None or left.get("status") != FINISHED:
+                    write_summary(run_dir, INTERRUPTED, error="interrupted")
             raise
         if outcome.status == FINISHED:
             shutil.rmtree(flower, ignore_errors=True)
@@ -213,6 +217,16 @@ def _follow(flwr: _Flwr, run_id: str, run_dir: Path, watch: Callable[[], None], 
             time.sleep(poll_s)
     finally:
         _end(log)
+
+
+def _stop(flwr: _Flwr, run_id: str, run_dir: Path) -> None:
+    """End a run, and wait for the server app to hear of it: what it writes last must not fall into a resumed run."""
+    if refused := flwr.stop(run_id):
+        say(f"warning: the SuperLink did not hear that the run is to stop, so it may go on: {refused}")
+        return
+    deadline = time.monotonic() + _STOPPED_S
+    while read_summary(run_dir) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _end(log: subprocess.Popen[bytes]) -> None:

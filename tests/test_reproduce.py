@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -10,9 +11,10 @@ from typer.testing import CliRunner
 from flower_app.cli import app
 from flower_app.experiments import fig11
 from flower_app.experiments.curves import load_curves
+from flower_app.experiments.experiment import Finding
 from flower_app.experiments.fig11 import jain
 from flower_app.experiments.reproduce import EXPERIMENTS, Options, reproduce
-from flower_app.experiments.results import read_rows
+from flower_app.experiments.results import COMPACT, FINDINGS, TABLE, markdown, read_rows
 
 PLANNING = [name for name, experiment in EXPERIMENTS.items() if not experiment.trains]
 CURVE = """
@@ -28,8 +30,37 @@ run.num-rounds = 2
 """
 
 
+DOCS = Path(__file__).parents[1] / "docs"
+
+
 def quiet(_):
     pass
+
+
+def cell(text):
+    """A value of a CSV file as it was before it became text."""
+    if text == "":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_published_number_is_told_by_its_file(name):
+    folder = DOCS / "results" / name
+    found = [Finding(**finding) for finding in json.loads((folder / FINDINGS).read_text(encoding="utf-8"))]
+    assert found
+    assert markdown(found) in (DOCS / "results.md").read_text(encoding="utf-8")
+    # The others' rows are too many; what stands for them is told from the rows themselves.
+    assert (folder / TABLE).is_file() != (folder / COMPACT).is_file()
+    if (folder / TABLE).is_file():
+        with (folder / TABLE).open(encoding="utf-8") as file:
+            rows = [{column: cell(text) for column, text in row.items()} for row in csv.DictReader(file)]
+        assert EXPERIMENTS[name].findings(rows) == found
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -119,35 +119,11 @@ def rounds_of(run_dir):
 
 
 @pytest.mark.timeout(1200)
-def test_a_training_on_machines_has_the_losses_of_its_simulation(stack, alone):
-    deployed = stack.train(*own_ports(stack), config=stack.folder / "server" / "run.toml")
-    found, expected = rounds_of(deployed), rounds_of(alone)
-    assert len(found) == len(expected) == ROUNDS
-    for mine, theirs in zip(found, expected, strict=True):
-        assert {report["num_examples"] for report in mine["clusters"]} == {40, 35}
-        for here, there in zip(mine["clusters"], theirs["clusters"], strict=True):
-            assert here["cluster"] == there["cluster"] and here["plan"] == there["plan"]
-            assert len(here["devices"]) == NUM_DEVICES
-            assert here["loss"] == pytest.approx(there["loss"], abs=1e-4)
-        losses = [[report["loss"] for report in line["clusters"]] for line in (mine, theirs)]
-        print(f"round {mine['round']}: on machines {losses[0]}, in simulation {losses[1]}")
-    assert loss_on_test_text(deployed) == pytest.approx(loss_on_test_text(alone), abs=1e-4)
-    # Each control unit has kept its own checkpoint, in its own folder.
-    assert not (deployed / "clusters").exists()
-    for cluster in range(NUM_CLUSTERS):
-        own = stack.folder / f"state-cu{cluster}" / "checkpoints" / deployed.name / f"cluster-{cluster}"
-        assert own.is_dir() and any(own.iterdir())
-    if not stack.shared_ports:
-        # Actors stay for a while: those of the devices are on the devices' machines, and nowhere else.
-        for name in NAMES:
-            actors = [command for command in stack.hosts.commands(name) if command.startswith("ray::Device")]
-            assert len(actors) == name.startswith("d"), (name, actors)
-
-
-@pytest.mark.timeout(1200)
-def test_machines_that_start_again_change_no_loss(stack, alone):
+def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulation(stack, alone):
     run, run_dir = stack.begin(*own_ports(stack), config=stack.folder / "server" / "run.toml")
     wait_for_rounds(stack, run, run_dir, lambda rounds: rounds)
+    if not stack.shared_ports:
+        check_places(stack)
     stack.cut_power("d00")
     stack.start_device(0, 0)
     wait_for_rounds(stack, run, run_dir, lambda rounds: any(line["faults"] for line in rounds))
@@ -171,11 +147,36 @@ def test_machines_that_start_again_change_no_loss(stack, alone):
     done = stack.hosts.run("server", *stack.run_command("--resume", run_dir.name), cwd=stack.folder)
     assert done.returncode == 0, f"{done.stderr}\n{stack.said()}"
     found, expected = rounds_of(run_dir), rounds_of(alone)
-    assert len(found) == ROUNDS and not any(line["failed"] for line in found)
+    assert len(found) == len(expected) == ROUNDS and not any(line["failed"] for line in found)
     for mine, theirs in zip(found, expected, strict=True):
+        assert {report["num_examples"] for report in mine["clusters"]} == {40, 35}
         losses = [[report["loss"] for report in line["clusters"]] for line in (mine, theirs)]
+        print(f"round {mine['round']}: on machines {losses[0]}, in simulation {losses[1]}")
         assert losses[0] == pytest.approx(losses[1], abs=1e-4), mine["round"]
+        if all(fault["kind"] != "device" for fault in mine["faults"]):
+            for here, there in zip(mine["clusters"], theirs["clusters"], strict=True):
+                assert here["cluster"] == there["cluster"] and here["plan"] == there["plan"]
+                assert len(here["devices"]) == NUM_DEVICES
+    assert not found[0]["faults"]
     assert loss_on_test_text(run_dir) == pytest.approx(loss_on_test_text(alone), abs=1e-4)
+    # Each control unit has kept its own checkpoint, in its own folder.
+    assert not (run_dir / "clusters").exists()
+    for cluster in range(NUM_CLUSTERS):
+        own = stack.folder / f"state-cu{cluster}" / "checkpoints" / run_dir.name / f"cluster-{cluster}"
+        assert own.is_dir() and any(own.iterdir())
+
+
+def check_places(stack):
+    """The actors of the devices are on the devices' machines, and nowhere else."""
+    expected, deadline = {name: int(name.startswith("d")) for name in NAMES}, time.monotonic() + 30.0
+    while True:
+        # Ray writes what an actor does into its command line, which may be read in the midst of that.
+        commands = {name: stack.hosts.commands(name) for name in NAMES}
+        found = {name: sum(line.startswith("ray::Device") for line in lines) for name, lines in commands.items()}
+        if found == expected:
+            return
+        assert time.monotonic() < deadline, commands
+        time.sleep(0.1)
 
 
 def wait_for_rounds(stack, run, run_dir, enough):

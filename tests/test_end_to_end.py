@@ -108,7 +108,7 @@ def test_plain_flwr_run_learns_with_two_clients_one_after_the_other(tmp_path):
             probe.bind(("127.0.0.1", 0))
             ports.append(str(probe.getsockname()[1]))
     (tmp_path / "home").mkdir()
-    overrides = {**TINY, "runs-dir": str(tmp_path / "runs"), "decoder.join-timeout": 8.0}
+    overrides = {**TINY, "runs-dir": str(tmp_path / "runs"), "decoder.join-timeout": 8.0, "scenario": "two-clusters"}
     pairs = " ".join(f"{k}={json.dumps(v) if isinstance(v, str) else v}" for k, v in overrides.items())
     binaries = str(Path(sys.executable).parent)
     environment = {

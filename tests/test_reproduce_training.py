@@ -61,7 +61,7 @@ def curves(experiment="fig6", only="classes-1"):
 
 @pytest.mark.timeout(1200)
 def test_fig6_trains_all_four_frameworks_once_and_draws_without_training(tmp_path, monkeypatch):
-    options = Options(out=tmp_path, smoke=True, only="classes", sets=["num-rounds=4"])
+    options = Options(out=tmp_path, smoke=True, only="translation", sets=["num-rounds=4"])
     said = []
     found = reproduce("fig6", options, said.append)["fig6"]
     rows = read_rows(tmp_path / "fig6")
@@ -75,7 +75,10 @@ def test_fig6_trains_all_four_frameworks_once_and_draws_without_training(tmp_pat
     assert rounding < 1e-5 * last["titanic"]
     for other in ("collapipe", "pipeline"):
         assert abs(last[other] - last["vanilla-fl"]) > 3 * rounding
-    assert {f.what for f in found} > {"classes: CollaPipe against PipeLine", "classes: CollaPipe against TITANIC"}
+    assert {f.what for f in found} > {
+        "translation: CollaPipe against PipeLine",
+        "translation: CollaPipe against TITANIC",
+    }
     assert (tmp_path / "fig6" / "figure.png").stat().st_size > 10_000
     monkeypatch.setattr(training, "train_each", None)
     assert reproduce("fig6", options, said.append)["fig6"] == found
@@ -95,7 +98,7 @@ def test_what_has_finished_is_not_trained_again_and_what_has_not_begins_anew(tmp
     assert [config.run_dir for config in trained] == [str(one.run_dir) for one in wanted[1:]]
     assert not wanted[1].run_dir.exists()
     other = [replace(one, config=replace(one.config, batch_size=7)) for one in wanted]
-    with pytest.raises(ValueError, match="was trained with batch-size = 16, wanted is 7; remove the folder"):
+    with pytest.raises(ValueError, match="was trained with batch-size = 32, wanted is 7; remove the folder"):
         training.train_all(other, tmp_path, quiet)
 
 
@@ -111,8 +114,8 @@ def test_history_counts_examples_and_gives_the_test_score_once(tmp_path):
     finish(wanted)
     rows = training.history(wanted[0])
     assert [row["round"] for row in rows] == [2, 4]
-    # One cluster trains in odd rounds, both in even ones: 4 local steps of 16 examples each.
-    assert [row["samples"] for row in rows] == [3 * 4 * 16, 6 * 4 * 16]
+    # One cluster trains in odd rounds, both in even ones: 4 local steps of 32 examples each.
+    assert [row["samples"] for row in rows] == [3 * 4 * 32, 6 * 4 * 32]
     assert [row["train_loss"] for row in rows] == [3.5, 1.5]
     assert [row["virtual_h"] for row in rows] == pytest.approx([0.2, 0.4])
     assert [row["score"] for row in rows] == pytest.approx([20.0, 40.0])

@@ -30,6 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from client_pipeline.runtime.private_ray import private_environment
+
+# Before Ray is loaded.
+os.environ.update(private_environment())
+
 from client_pipeline.link.stream import DecoderAddress, DecoderStream
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.micro_batches import StepId

@@ -24,6 +24,7 @@ import ray
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
+from client_pipeline.runtime.private_ray import private_ray
 from flower_app.client_app import load_cluster_data
 from flower_app.config import RunConfig
 from flower_app.tasks.base import task
@@ -111,9 +112,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the corpus goes (default: a temporary folder)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    ray.init(num_cpus=2, namespace="collapipe", include_dashboard=False, log_to_driver=False)
     rows = []
-    with tempfile.TemporaryDirectory() as temporary:
+    with private_ray(num_cpus=2, namespace="collapipe"), tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()
         if not arguments.json:
             print("    lines   text MB    examples   peak of the control unit MB   load s   train s")
@@ -126,7 +126,6 @@ def main() -> None:
                     f"{row['control_unit_peak_bytes'] / 1e6:>27.0f}   {row['load_s']:>6.0f}   {row['train_s']:>7.0f}",
                     flush=True,
                 )
-    ray.shutdown()
     if arguments.json:
         print(json.dumps({"corpora": rows}))
 

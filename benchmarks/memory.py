@@ -26,6 +26,7 @@ from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
 from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.system.costs import model_costs
 
 PLANS = [((12,), 1), ((12,), 8), ((6, 6), 8), ((4, 4, 4), 8), ((5, 4, 3), 8), ((3, 3, 3, 3), 8)]
@@ -103,11 +104,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    ray.init(num_cpus=2, namespace="collapipe", include_dashboard=False, log_to_driver=False)
-    try:
+    with private_ray(num_cpus=2, namespace="collapipe"):
         rows = measure(arguments.width, arguments.batch_size, arguments.length, arguments.steps)
-    finally:
-        ray.shutdown()
     if arguments.json:
         print(json.dumps({"plans": rows}))
         return

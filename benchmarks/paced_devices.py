@@ -18,7 +18,6 @@ import statistics
 from functools import partial
 from typing import Any
 
-import ray
 import torch
 
 from client_pipeline.partition import transformer
@@ -31,6 +30,7 @@ from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
 from client_pipeline.runtime.event_simulator import simulate
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
+from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario
 from strategies.accounting import plan_times
@@ -143,11 +143,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="measured rounds of each plan; their median counts")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    ray.init(num_cpus=2, namespace="collapipe", include_dashboard=False, log_to_driver=False)
-    try:
+    with private_ray(num_cpus=2, namespace="collapipe"):
         rows = measure(arguments.scenario, arguments.time_scale, arguments.steps)
-    finally:
-        ray.shutdown()
     mean = statistics.mean(abs(row["error"]) for row in rows)
     if arguments.json:
         print(json.dumps({"time_scale": arguments.time_scale, "mean_absolute_error": mean, "plans": rows}))

@@ -48,6 +48,7 @@ from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.memory import keep_freed_memory
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.private_ray import private_ray
 
 SEGMENTS = (3, 3)
 SIZES = {128: (64, 32), 512: (64, 32), 768: (64, 24)}
@@ -245,15 +246,12 @@ def main() -> int:
     given = parser.parse_args()
     out = sys.stderr if given.json else sys.stdout
 
-    import ray
-
     torch.set_num_threads(1)
     # As in every process of ours; it makes the whole model faster, too.
     keep_freed_memory()
     print(load_average(), file=out, flush=True)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     results = []
-    try:
+    with private_ray(num_cpus=2):
         print(f"{'width':>6} {'S':>2} {'m':>3} {'ours':>7} {'torch':>7}   seconds of a step", file=out)
         for width in given.widths:
             cases = [make_case(width, SEGMENTS, m, SIZES[width]) for m in given.micro_batches]
@@ -273,8 +271,6 @@ def main() -> int:
             f"S = 3, tiny TEBs, m = 8: {1e3 * seconds:.1f} ms a step, {1e3 * seconds / num_actions:.2f} ms an action",
             file=out,
         )
-    finally:
-        ray.shutdown()
     print(load_average(), file=out)
     if given.json:
         print(json.dumps(results))

@@ -1,11 +1,12 @@
 """Does a run survive? Random faults in every round, beside the same run without any; and what recovery saves.
 
 Two clusters of two devices learn to translate generated sentences. In each round and cluster a device is killed with
-probability 10 %, the control unit with 5 %, the stream is cut with 2 %; the server is killed once, in the middle third
-of the run, and ``--resume`` goes on. All of it is injected by ``[faults]``. Reported: whether each injected fault is in
-``rounds.jsonl`` once; the longest round; memory, processes and files; the metric beside that of the run without
-faults; seconds from a fault to the next finished micro-batch and round, beside a restart from the checkpoint, where a
-device's death ends the run (one cluster, with a copy of the TEBs at the beginning of a round alone).
+probability 10 %, the control unit with 5 %, the stream is cut with 2 % and stays so for ten seconds with 3 %, a device
+stands still for half a minute with 2 %; the server is killed once, in the middle third of the run, and ``--resume``
+goes on. All of it is injected by ``[faults]``. Reported: whether each injected fault is in ``rounds.jsonl`` once; the
+longest round; memory, processes and files; the metric beside that of the run without faults; seconds from a fault to
+the next finished micro-batch and round, beside a restart from the checkpoint, where a device's death ends the run (one
+cluster, with a copy of the TEBs at the beginning of a round alone).
 
     python benchmarks/soak.py [--rounds 200] [--folder FOLDER] [--set key=value ...] [--json]
 
@@ -36,7 +37,7 @@ from soak_report import passed, report, said
 from client_pipeline.runtime.fault_files import INJECTED
 from client_pipeline.runtime.fault_injection import FaultConfig, server_dies
 
-RATES = {"device": 0.10, "cluster": 0.05, "stream": 0.02}
+RATES = {"device": 0.10, "cluster": 0.05, "stream": 0.02, "freeze": 0.02, "partition": 0.03}
 POLL_S, SAMPLE_S, SAY_S = 0.1, 3.0, 30.0
 END_S = 120.0
 """Time for the processes of a run to be gone once it has ended [s]."""
@@ -268,7 +269,7 @@ def soak(folder: Path, num_rounds: int, restarts: int, seed: int, arguments: arg
     (folder / "two.toml").write_text(SCENARIO)
     faults = fault_config(num_rounds, seed)
     ours = {**common, "num-rounds": num_rounds, "scenario": folder / "two.toml"}
-    injected = {f"faults.{key}": getattr(faults, key) for key in ("device", "cluster", "stream", "server", "seed")}
+    injected = {f"faults.{key}": getattr(faults, key) for key in (*RATES, "server", "seed")}
     injected |= {key: value for key, value in sets.items() if key.startswith("faults.")}
     say(f"folder: {folder}; faults: {injected}")
     runs = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from client_pipeline.runtime.fault_files import read_injected
 
-INJECTED_KINDS = ("device", "cluster", "stream", "server")
+INJECTED_KINDS = ("device", "cluster", "stream", "freeze", "partition", "server")
 METRIC_POINTS, GROWTH = 2.0, 0.05
 """The metric may differ by so many points, and memory grow by this share from round 10 to the end."""
 Json = dict[str, Any]
@@ -69,7 +69,7 @@ def count(injected: Sequence[Json], recorded: Sequence[Json], restarts: Sequence
     # The soak itself may have been stopped and called again.
     left += [("server",)] * max(len(restarts) - left.count(("server",)), 0)
     # A device is back, or was found slow, by itself.
-    found = [_key(fault) for fault in recorded if fault["kind"] != "joined"]
+    found = _told_apart([_key(fault) for fault in recorded if fault["kind"] != "joined"], left)
     missed, extra = Counter(left) - Counter(found), Counter(found) - Counter(left)
     kinds = dict.fromkeys([*INJECTED_KINDS, *(key[0] for key in found)])
     return {
@@ -83,6 +83,17 @@ def count(injected: Sequence[Json], recorded: Sequence[Json], restarts: Sequence
         }
         for kind in kinds
     }
+
+
+def _told_apart(recorded: Sequence[tuple[Any, ...]], injected: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """What was recorded, with cuts that no fault of kind ``stream`` explains as the partitions that they are."""
+    spare, keys = Counter(recorded) - Counter(injected), list(recorded)
+    for partition in (key for key in injected if key[0] == "partition"):
+        cut = ("stream", *partition[1:])
+        if spare[cut]:
+            spare[cut] -= 1
+            keys[keys.index(cut)] = partition
+    return keys
 
 
 def _key(fault: Json) -> tuple[Any, ...]:
@@ -176,8 +187,10 @@ def recovery(folder: Path, injected: Sequence[Json], recorded: Sequence[Json]) -
     arrivals = lines_of(folder / "faults" / "arrivals.jsonl")
     lines = {line["round"]: line for line in lines_of(folder / "faults" / "run" / "rounds.jsonl")}
     rows = []
-    for kind in ("device", "stream", "cluster"):
-        events = [event for event in injected if event["kind"] == kind]
+    for kind in ("device", "freeze", "stream", "cluster"):
+        # A stream that was cut is recorded as such, however long it stayed so.
+        kinds = ("stream", "partition") if kind == "stream" else (kind,)
+        events = [event for event in injected if event["kind"] in kinds]
         if kind == "cluster":
             # The record of the round that was lost cannot know it: the control unit that takes over says it.
             records = [fault for fault in recorded if fault["kind"] == "joined" and fault["device"] is None]

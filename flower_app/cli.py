@@ -45,7 +45,9 @@ class _Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 
 Run = Annotated[str, typer.Argument(help="A run directory, a name in runs, or latest.")]
 
@@ -64,6 +66,7 @@ def run(
     certs: Annotated[Path, typer.Option(help="With --superlink: the edge server's folder of certificates.")] = Path(
         "certs/server"
     ),
+    control_port: Annotated[int, typer.Option(help="With --superlink: that of collapipe up edge-server.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Train: the Flower app in simulation, with all clusters at once. Without options: the default run."""
@@ -75,7 +78,7 @@ def run(
     if superlink:
         from flower_app.deployment.deployed_run import Deployment
 
-        deployment = Deployment.of(superlink, certs)
+        deployment = Deployment.of(superlink, certs, control_port)
         start, own = deployment.run, [*own, *deployment.settings(config, own)]
     run_dir, resolved = continued_run(resume) if resume else new_run(config, own)
     say(f"run: {run_dir}")
@@ -222,9 +225,8 @@ def leakage(
     as_json: Json = False,
 ) -> None:
     """Attack your own run: how many tokens are read from its activations by depth and noise, and what noise costs."""
-    from rich.console import Console
-
     from flower_app.leakage import LeakageRequest, leakage_table, measure_leakage
+    from flower_app.plain_console import PlainConsole
 
     try:
         levels = tuple(float(part) for part in noise.split(","))
@@ -235,7 +237,7 @@ def leakage(
     if as_json:
         print_json(found)
     else:
-        Console(width=160).print(leakage_table(found))
+        PlainConsole(width=160).print(leakage_table(found))
 
 
 @app.command()

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,7 @@ from client_pipeline.link.connection import give_up
 from client_pipeline.partition.families import num_blocks_of
 from client_pipeline.partition.plan import ClusterPlan, uniform_plan
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime import fault_files
 from client_pipeline.runtime.actors import (
     ControlUnitAbsent,
@@ -31,16 +32,20 @@ from client_pipeline.runtime.actors import (
     restart_control_unit,
     start_control_unit,
     train_round,
+    workers_at_once,
 )
 from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, RoundOrder
 from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.replanning import ProportionalReplan, Replan
+from client_pipeline.system.scenario import Scenario
 from flower_app import kept_setup
 from flower_app.client_mods import chosen_mods
 from flower_app.config import RunConfig
+from flower_app.error_text import error_text
 from flower_app.node import NodeConfig
 from flower_app.run_directory import CLUSTERS
+from flower_app.run_inputs import data_digest
 from flower_app.tasks.base import task
 from flower_app.training_network import training_scenario
 from strategies.clusters import ClusterState
@@ -75,14 +80,51 @@ def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tenso
     declared = ClusterState.from_dict(json.loads(told["network"])[cluster])
     state = replace(declared, node_id=node_id, devices=node.devices(declared.devices))
     folder = node_folder(config, node, str(told["run-name"]))
-    kept_setup.write(folder, told, frozen)
     described = start_control_unit(_cluster_setup(context, node, told, frozen, folder, len(state.devices)))
+    # Not before: a control unit that another run needs would start again with it.
+    kept_setup.write(folder, told, frozen)
     state.num_examples = described["num_examples"]
-    # Flower keeps a node's state between messages: a round's plan is made and checked with it, and a control unit that
-    # is lost starts again from what its folder holds.
+    _keep(context, told, state, folder)
+    return {
+        "state": state.to_dict(),
+        "truncated": described["truncated"],
+        "restored": described["restored"],
+        "at-once": workers_at_once() if node.simulated else 0,
+    }
+
+
+def _keep(context: Context, told: Mapping[str, Any], state: ClusterState, folder: Path) -> ConfigRecord:
+    """Note what rounds need of the set-up.
+
+    Flower keeps a node's state between messages: a round's plan is made and checked with it, and a control unit that is
+    lost starts again from what its folder holds.
+    """
     kept = {"spec": told["spec"], "plans": told["plans"], "cluster": json.dumps(state.to_dict()), "folder": str(folder)}
-    context.state[STATE] = ConfigRecord(kept)
-    return {"state": state.to_dict(), "truncated": described["truncated"], "restored": described["restored"]}
+    context.state[STATE] = record = ConfigRecord(kept)
+    return record
+
+
+def _kept(context: Context, config: RunConfig, node: NodeConfig, run_name: str) -> ConfigRecord:
+    """What rounds need of the set-up; a SuperNode that was started again reads it from the node's folder.
+
+    Raises
+    ------
+    RuntimeError
+        If this node has never been set up for the run.
+    """
+    if STATE in context.state:
+        return context.state.config_records[STATE]
+    if not run_name:
+        raise RuntimeError(f"cluster {node.cluster}: its node was started again and is not told for which run")
+    folder = node_folder(config, node, run_name)
+    try:
+        told, _ = kept_setup.read(folder)
+    except FileNotFoundError as error:
+        raise RuntimeError(f"cluster {node.cluster}: its node was started again without its --state: {error}") from None
+    log(WARNING, "cluster %d: its SuperNode was started again; it goes on with the set-up in %s", node.cluster, folder)
+    declared = ClusterState.from_dict(json.loads(told["network"])[node.cluster])
+    state = replace(declared, node_id=context.node_id, devices=node.devices(declared.devices))
+    return _keep(context, told, state, folder)
 
 
 def _cluster_setup(
@@ -115,6 +157,8 @@ def _cluster_setup(
         lost_at=told.get("lost-at"),
         checkpoint_every=max(config.checkpoint_every, 1),
         resume_round=int(told["resume-round"]),
+        identity=RunIdentity(str(told.get("run-identity", "")), str(told.get("config-identity", ""))),
+        data=data_digest(RunConfig.from_flat(flat).data, node.cluster),
         placement=_placement(node, num_devices),
         faults=config.faults,
     )
@@ -146,22 +190,25 @@ def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, n
     return task(config.task).cluster_data(config.data, tokenizer_json, cluster, num_clusters, config.seed)
 
 
-@app.train(mods=[chosen_mods])
+@app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train one round on the cluster's devices; a failure is answered as an error with its reason."""
+    """Train one round on the cluster's devices; a failure is answered as an error with its reason.
+
+    The mods are called here, not named to Flower: whoever calls this function has them, too.
+    """
     try:
-        return _train(message, context)
+        return chosen_mods(message, context, _train)
     except Exception as error:
         # Left to itself Flower answers with a traceback, or in deployment with no reason at all.
         log(ERROR, "round failed", exc_info=error)
-        reason = failure_reason(f"{error}", error.faults if isinstance(error, ControlUnitError) else ())
+        reason = failure_reason(error_text(error), error.faults if isinstance(error, ControlUnitError) else ())
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _train(message: Message, context: Context) -> Message:
     config, node = RunConfig.from_flat(context.run_config), NodeConfig.read(context.node_config)
     order = read_train_config(message.content.config_records[CONFIG])
-    kept = context.state.config_records[STATE]
+    kept = _kept(context, config, node, order.run)
     spec = ModelSpec.from_json(cast(str, kept["spec"]))
     num_blocks = num_blocks_of(spec)
     state = ClusterState.from_dict(json.loads(cast(str, kept["cluster"])))
@@ -181,7 +228,8 @@ def _train(message: Message, context: Context) -> Message:
         plan=plan,
         decoder=order.decoder,
         pace=order.pace,
-        replan=_replan(config, node, state, spec, order),
+        replan=_replan(context.run_id, config, node, state, spec, order),
+        counted=order.counted[node.cluster] if node.cluster < len(order.counted) else 0,
     )
     place = _placement(node, len(state.devices))
     train_it = partial(train_round, str(context.run_id), node.cluster, told, config.runtime.timeout, place)
@@ -218,16 +266,24 @@ def _train(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
-def _replan(config: RunConfig, node: NodeConfig, state: ClusterState, spec: ModelSpec, order: TrainOrder) -> Replan:
+def _replan(
+    run_id: int, config: RunConfig, node: NodeConfig, state: ClusterState, spec: ModelSpec, order: TrainOrder
+) -> Replan:
     """How the control unit plans for the devices that are left when one is lost."""
     any_memory = "C7" in order.waived
     if node.simulated:
-        scenario = training_scenario(config, spec)
+        scenario = _scenario_of_run(run_id, config, spec.to_json())
         return ScheduledReplan(scenario=scenario, cluster=node.cluster, round=order.round, any_memory=any_memory)
     # The run's scenario is the server's: what a node knows of its devices is what it was told.
     most = num_blocks_of(spec)
     holds = [most if any_memory else math.floor(memory / state.block_memory) for memory in state.memories]
     return ProportionalReplan(speed=tuple(state.speeds), capacity=tuple(holds))
+
+
+@lru_cache(maxsize=8)
+def _scenario_of_run(run_id: int, config: RunConfig, spec: str) -> Scenario:
+    """The run's scenario, once in each process: it is read from a file, and with costs = "model" FLOP are counted."""
+    return training_scenario(config, ModelSpec.from_json(spec))
 
 
 def _lost_record(cluster: int, round_: int, reason: str) -> FaultRecord:

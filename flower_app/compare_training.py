@@ -12,15 +12,11 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from client_pipeline import durable
 from flower_app.config import RunConfig
-from flower_app.run_directory import (
-    CONFIG,
-    FINISHED,
-    read_rounds,
-    read_run_config,
-    read_summary,
-)
-from flower_app.simulation_run import check_new_run, claim, simulate
+from flower_app.past_runs import go_on, has_finished
+from flower_app.run_directory import FINISHED, read_rounds, read_summary
+from flower_app.simulation_run import check_new_run, simulate
 from flower_app.strategy_choice import COLLAPIPE
 
 CURVES = ("round", "virtual_s", "bytes", "energy_j", "train_loss", "metric")
@@ -64,7 +60,7 @@ def compare_training(
 ) -> dict[str, Any]:
     """Train every contender with every seed, and write ``compare.json``, ``curves.csv`` and ``curves.png``.
 
-    A run that has finished in ``out`` with the same configuration is taken as it is: an interrupted comparison goes on.
+    A run that has finished in ``out`` with the same configuration is taken as it is, and one that stopped goes on.
 
     Parameters
     ----------
@@ -90,7 +86,7 @@ def compare_training(
     ]
     # All before the first one: hours later is late for a misspelt name.
     for _, config in todo:
-        if not _finished(config):
+        if not has_finished(config):
             check_new_run(config)
     runs: dict[str, list[Path]] = {name: [] for name in configs}
     for name, config in todo:
@@ -100,7 +96,7 @@ def compare_training(
         row for name, folders in runs.items() for i, folder in enumerate(folders) for row in _curve(name, i, folder)
     ]
     found = {"metric": _metric_name(next(iter(runs.values()))[0]), "seeds": num_seeds, "runs": figures}
-    (out / "compare.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
+    durable.write_text(out / "compare.json", json.dumps(found, indent=2))
     with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["name", "seed", *CURVES])
@@ -120,43 +116,17 @@ def seeded(config: RunConfig, i: int) -> RunConfig:
     return replace(config, seed=config.seed + i, scenario_seed=network + i)
 
 
-def _finished(config: RunConfig) -> bool:
-    """Whether the run has been made before.
-
-    Raises
-    ------
-    ValueError
-        If its folder holds something else.
-    """
-    run_dir = Path(config.run_dir)
-    summary = read_summary(run_dir) if (run_dir / CONFIG).is_file() else None
-    if summary is not None and summary.get("status") == FINISHED and _same(read_run_config(run_dir), config):
-        return True
-    if run_dir.exists():
-        raise ValueError(f"{run_dir}: holds another run, or one that did not finish; remove it or choose another --out")
-    return False
-
-
 def _run(name: str, config: RunConfig, say: Callable[[str], None]) -> Path:
     run_dir = Path(config.run_dir)
-    if _finished(config):
+    if has_finished(config):
         say(f"{name}: finished before, {run_dir}")
         return run_dir
-    _, complete = claim(config)
+    _, complete = go_on(config, say)
     say(f"{name}: {run_dir}")
     outcome = simulate(run_dir, complete, say, quiet=True)
     if outcome.status != FINISHED:
         raise RuntimeError(f"{name}: {outcome.error}; logs: {run_dir / 'logs'}")
     return run_dir
-
-
-def _same(found: RunConfig, wanted: RunConfig) -> bool:
-    """Whether two configurations are the same but for what a run fills in."""
-    mine, theirs = found.to_flat(), wanted.to_flat()
-    return all(mine[key] == theirs[key] for key in mine if key not in _FILLED_IN)
-
-
-_FILLED_IN = ("num-clusters", "decoder-sync", "resume")
 
 
 def _figures(name: str, folders: Sequence[Path]) -> dict[str, Any]:

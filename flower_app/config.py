@@ -155,7 +155,7 @@ class RunConfig:
     """Wall seconds of a virtual second of paced devices."""
     num_rounds: int = 60
     num_clusters: int = 0
-    """Nodes to wait for; 0: those that are there, at most the scenario's."""
+    """Clusters of the run, each a node to wait for; 0: the scenario's."""
     local_steps: int = 4
     """Optimizer steps of a cluster per round."""
     batch_size: int = 32

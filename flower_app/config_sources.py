@@ -13,7 +13,16 @@ from typing import Any
 
 from flower_app.config import RunConfig, Scalar, key_types, unknown_key
 
-_PATHS = ("plan", "runs-dir", "run-dir", "data.path", "decoder.tls-certificate", "decoder.tls-key", "decoder.tls-ca")
+_PATHS = (
+    "plan",
+    "runs-dir",
+    "run-dir",
+    "data.path",
+    "decoder.tls-certificate",
+    "decoder.tls-key",
+    "decoder.tls-ca",
+    "decoder.tls-crl",
+)
 """Keys whose value is a path, there or not."""
 _NAMES_OR_PATHS = ("data.tokenizer", "data.hub-id", "model.pretrained", "model.from")
 """Keys whose value is a path only if such a file or folder exists; ``scenario`` is one if it ends in ``.toml``."""

@@ -1,18 +1,37 @@
-"""What commands say: words for people to standard error, ``--json`` alone to standard output."""
+"""What commands say: words for people to standard error, ``--json`` alone to standard output.
+
+A reader that went away, as ``head`` does, ends no run: what nobody reads is dropped.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import os
+import sys
+from typing import IO, Any
 
 import typer
 
 
 def say(text: str) -> None:
     """Tell a person."""
-    typer.echo(text, err=True)
+    _echo(text, err=True)
 
 
 def print_json(value: dict[str, Any]) -> None:
     """Print the one object that ``--json`` promises."""
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    _echo(json.dumps(value, ensure_ascii=False), err=False)
+
+
+def _echo(text: str, *, err: bool) -> None:
+    try:
+        typer.echo(text, err=err)
+    except BrokenPipeError:
+        drop(sys.stderr if err else sys.stdout)
+
+
+def drop(stream: IO[str]) -> None:
+    """Lead a stream into nothing, also for what it still holds."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from client_pipeline import durable
 from client_pipeline.partition.families import library_families, max_length, merged
 from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION
 from flower_app.saved_model import FOLDER, SavedModel, load_model
@@ -69,7 +69,7 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
         if saved.tokenizer_json:
             _save_tokenizer(saved, aside)
         aside.chmod(0o755)
-        os.replace(aside, folder)
+        durable.adopt_folder(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return Exported(

@@ -55,7 +55,7 @@ class GlobalModels:
         names = scores[0].metrics
         return {name: sum(s.metrics[name] for s in scores) / len(scores) for name in names}, scores[0].signature
 
-    def save(self, run_dir: Path, task: Mapping[str, Any]) -> None:
+    def save(self, run_dir: Path, task: Mapping[str, Any], round_: int) -> None:
         """Write the run's model folder; where every cluster has a model of its own, cluster 0's stands for them."""
         weights = dict(self._models[0]) | self._frozen
-        save_model(run_dir, self._prepared.spec, weights, self._prepared.tokenizer_json, task)
+        save_model(run_dir, self._prepared.spec, weights, self._prepared.tokenizer_json, task, round_)

@@ -1,30 +1,31 @@
-"""What a node was told before round 1, kept in its folder: a control unit that is lost starts again with it."""
+"""What a node was told before round 1, kept in its folder: a control unit that is lost starts again with it.
+
+One file, so that values and frozen weights are always of the same run.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from client_pipeline.durable import put_in_place
+from client_pipeline import durable
 
-_TOLD, _FROZEN = "setup.json", "frozen.safetensors"
+_FILE = "setup.safetensors"
 
 
 def write(folder: Path, told: Mapping[str, Any], frozen: Mapping[str, Tensor]) -> None:
     """Keep the set-up's values and the frozen weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if frozen:
-        aside = folder / f".{_FROZEN}"
-        save_file({name: value.contiguous() for name, value in frozen.items()}, aside)
-        put_in_place(aside, folder / _FROZEN)
-    aside = folder / f".{_TOLD}"
-    aside.write_text(json.dumps(dict(told)), encoding="utf-8")
-    put_in_place(aside, folder / _TOLD)
+    durable.make_folders(folder)
+    durable.remove_leftovers(folder)
+    tensors = {name: value.contiguous() for name, value in frozen.items()}
+    durable.write_file(folder / _FILE, partial(save_file, tensors, metadata={"collapipe": json.dumps(dict(told))}))
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -34,9 +35,15 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     ------
     FileNotFoundError
         If nothing was; the message names the file.
+    ValueError
+        If the file is damaged.
     """
-    path = folder / _TOLD
+    path = folder / _FILE
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no set-up of this node's control unit; start the run again")
-    frozen = folder / _FROZEN
-    return json.loads(path.read_text(encoding="utf-8")), load_file(frozen) if frozen.is_file() else {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = json.loads((file.metadata() or {})["collapipe"])
+            return dict(told), {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected a node's set-up, {error}; start the run again") from error

@@ -25,6 +25,7 @@ from flower_app.run_directory import (
     read_summary,
     write_summary,
 )
+from flower_app.run_lock import is_served
 from flower_app.superlink import SIMULATION, PrivateSuperLink
 
 EXIT_CODES = {FINISHED: 0, FAILED: 1, BAD_INPUT: 2, INFEASIBLE: 3, INTERRUPTED: 130}
@@ -32,6 +33,10 @@ EXIT_CODES = {FINISHED: 0, FAILED: 1, BAD_INPUT: 2, INFEASIBLE: 3, INTERRUPTED: 
 _LAST_WORDS_S = 2.0
 """Time for a summary to appear after the processes ended [s]."""
 _SUBMISSION_S = 300.0
+_LOG_S = 60.0
+"""Time for a finished simulation to end by itself, so that its log is whole [s]."""
+_PORTS = 5
+"""Ports that are tried for the SuperLink."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FLOWERS = "An error was encountered. Ending simulation."
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Stop|Failure)\b(: .*)?$")
@@ -82,11 +87,18 @@ def launch(
     """
     (run_dir / "logs").mkdir(exist_ok=True)
     flower = run_dir / "flower"
-    superlink = PrivateSuperLink(flower, run_dir / "logs")
     try:
-        with interruptible(), closing(superlink):
-            superlink.start(app, run_config, num_supernodes, kept)
-            outcome = _follow(superlink, run_dir, watch, poll_s)
+        with interruptible():
+            for attempt in range(_PORTS):
+                superlink = PrivateSuperLink(flower, run_dir / "logs")
+                with closing(superlink):
+                    superlink.start(app, run_config, num_supernodes, kept)
+                    outcome = _follow(superlink, run_dir, watch, poll_s)
+                    if outcome.status == FINISHED:
+                        superlink.pass_log_on(_LOG_S)
+                # The port was free when it was chosen.
+                if not superlink.lost_its_port or attempt == _PORTS - 1:
+                    break
     except KeyboardInterrupt:
         # The server app may have written that it was killed; that was us.
         write_summary(run_dir, INTERRUPTED, error="interrupted")
@@ -94,7 +106,7 @@ def launch(
     if outcome.status == FINISHED:
         # After a failure it may tell why.
         shutil.rmtree(flower, ignore_errors=True)
-    elif read_summary(run_dir) is None:
+    elif read_summary(run_dir) is None and not is_served(run_dir):
         write_summary(run_dir, outcome.status, error=outcome.error)
     return outcome
 
@@ -146,7 +158,8 @@ def _last_words(superlink: PrivateSuperLink, run_dir: Path, reason: str) -> Outc
         if superlink.submission.poll() is not None and error:
             break
         time.sleep(0.1)
-    return Outcome(FAILED, f"{reason}: {error}" if error else f"{reason}; see {superlink.simulation_log}")
+    told = f"{reason}: {error}" if error else reason
+    return Outcome(FAILED, f"{told}; see {superlink.simulation_log}")
 
 
 def last_error(log: Path) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from client_pipeline.partition.plan import write_plans
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario, load_scenario
+from flower_app.plain_console import PlainConsole
 from flower_app.plan_report import print_answer
 from strategies.dssda.answer import Answer
 from strategies.dssda.instance import Instance
@@ -26,7 +26,6 @@ from strategies.dssda.segments import solve_segments
 from strategies.planned_rounds import LossTrace, PlannedRound, plan_rounds
 from strategies.policies import OPTIMAL, make_policy
 from strategies.round_policy import Round, RoundPolicy
-from strategies.segment_choices import cluster_plans
 from strategies.selection import RANKS, SEGMENTS
 
 PROBLEMS = ("round", "segments")
@@ -104,13 +103,14 @@ def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Plann
     if request.rounds > 1:
         return _many_rounds(request, echo)
     round_ = _round(request)
-    instance = round_.instance
-    answer = solve_segments(instance) if request.problem == "segments" else _policy(request).plan(round_)
+    instance, policy = round_.instance, _policy(request)
+    answer = solve_segments(instance) if request.problem == "segments" else policy.plan(round_)
     if echo:
         echo(_text(instance, answer))
     feasible = answer.status != "infeasible"
     if request.write_plan and feasible:
-        write_plans(request.write_plan, cluster_plans(instance, answer))
+        # A policy may know more of a plan than its answer says: a plan file has orders and schedules.
+        write_plans(request.write_plan, policy.plans(round_, answer))
     return Planned(feasible, answer.to_dict())
 
 
@@ -174,7 +174,7 @@ def _many_rounds(request: PlanRequest, echo: Callable[[str], None] | None) -> Pl
         echo(_summary_text(summary))
     feasible = all(r.answer.status != "infeasible" for r in done)
     if request.write_plan and last.answer.status != "infeasible":
-        write_plans(request.write_plan, cluster_plans(last.instance, last.answer))
+        write_plans(request.write_plan, last.decision.plans)
     return Planned(feasible, {"rounds": [_round_document(r) for r in done], "summary": summary})
 
 
@@ -234,6 +234,6 @@ def _summary_text(summary: dict[str, Any]) -> str:
 
 def _text(instance: Instance, answer: Answer) -> str:
     buffer = io.StringIO()
-    console = Console(file=buffer, width=120, force_terminal=sys.stdout.isatty())
+    console = PlainConsole(file=buffer, width=120, force_terminal=sys.stdout.isatty())
     print_answer(console, instance, answer)
     return buffer.getvalue().rstrip()

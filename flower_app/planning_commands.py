@@ -138,10 +138,9 @@ def _compare_training(
     out: Path,
     as_json: bool,
 ) -> None:
-    from rich.console import Console
-
     from flower_app.compare_training import compare_training, contenders, training_table
     from flower_app.config_sources import load_config
+    from flower_app.plain_console import PlainConsole
 
     rounds, seeds = counts
     pairs = [f"scenario={scenario}"] * bool(scenario) + [f"num-rounds={rounds}"] * (rounds is not None)
@@ -150,14 +149,13 @@ def _compare_training(
     if as_json:
         print_json(found)
     else:
-        Console(width=180).print(training_table(found))
+        PlainConsole(width=180).print(training_table(found))
 
 
 def _compare_planning(scenario: str, policies: str, counts: tuple[int, int], plan_file: str, as_json: bool) -> None:
-    from rich.console import Console
-
     from client_pipeline.system.scenario import load_scenario
     from flower_app.compare import compare_policies, figures_table, named_policies
+    from flower_app.plain_console import PlainConsole
 
     if not scenario or not policies:
         raise ValueError(
@@ -173,4 +171,4 @@ def _compare_planning(scenario: str, policies: str, counts: tuple[int, int], pla
     if as_json:
         print_json({"policies": [f.to_dict() for f in figures]})
     else:
-        Console(width=160).print(figures_table(figures))
+        PlainConsole(width=160).print(figures_table(figures))

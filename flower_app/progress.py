@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flower_app.run_directory import read_rounds
+from flower_app.plain_console import PlainConsole
+from flower_app.run_directory import read_rounds, read_waiting
 
 _RECENT = 10
 """Rounds over which the time of one is averaged."""
@@ -37,17 +38,21 @@ class RunProgress:
     def __init__(self, run_dir: Path, num_rounds: int, console: Console | None = None, *, quiet: bool = False) -> None:
         self.run_dir = run_dir
         self.num_rounds = num_rounds
-        self.console = console or Console(stderr=True, highlight=False, quiet=quiet)
+        self.console = console or PlainConsole(stderr=True, quiet=quiet)
         self.rounds: list[dict[str, Any]] = []
         self._offset = 0
         self._spoke = -math.inf
         self._bar: Progress | None = None
+        self._waits: dict[str, str] = {}
+        """Whom the round waits for, by cluster, as it was shown last."""
 
     def __enter__(self) -> RunProgress:
         """Show the bar where there is a terminal."""
         if self.console.is_terminal:
             columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn())
-            self._bar = Progress(*columns, TextColumn("{task.description}"), console=self.console, transient=True)
+            self._bar = Progress(
+                *columns, TextColumn("{task.description}", markup=False), console=self.console, transient=True
+            )
             self._task = self._bar.add_task("starting", total=self.num_rounds)
             self._bar.start()
         else:
@@ -72,6 +77,17 @@ class RunProgress:
                 self.console.print(f"round {record['round']}/{self.num_rounds}  {self.status()}", soft_wrap=True)
         if new and self._bar is not None:
             self._bar.update(self._task, completed=int(new[-1]["round"]), description=self.status())
+        self._show_waits()
+
+    def _show_waits(self) -> None:
+        """Say whom the round waits for, whenever that changes."""
+        waits = read_waiting(self.run_dir)
+        if waits == self._waits:
+            return
+        for cluster, reason in waits.items():
+            if self._waits.get(cluster) != reason:
+                self.console.print(f"waiting for cluster {cluster}: {reason}", soft_wrap=True, markup=False)
+        self._waits = waits
 
     def status(self) -> str:
         """Loss of the last round, metrics of the last evaluation, failures, time left."""

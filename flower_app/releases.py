@@ -6,13 +6,13 @@ the accountant at that moment, and a bound on what the rest of that round releas
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.durable import put_in_place
+from client_pipeline import durable
+from client_pipeline.run_identity import RunIdentity, sealed, unsealed
 from flower_app.config import RunConfig
 from strategies.checkpoint import Checkpoint
 from strategies.decoder_service import DecoderService
@@ -31,12 +31,20 @@ class Releases:
     sent : what has been received of each cluster; it goes on changing
     examples : most that a cluster sends in a round, if it begins no step again
     length : most tokens of an example
+    run : whose it is; see :class:`~client_pipeline.run_identity.RunIdentity`
     """
 
     def __init__(
-        self, run_dir: Path, accountant: PrivacyAccountant, sent: Mapping[int, Sent], examples: int, length: int
+        self,
+        run_dir: Path,
+        accountant: PrivacyAccountant,
+        sent: Mapping[int, Sent],
+        examples: int,
+        length: int,
+        run: str = "",
     ) -> None:
         self._path = run_dir / _FILE
+        self._run = run
         self._accountant, self._sent = accountant, sent
         self._examples, self._length = examples, length
         self._round: dict[str, Any] = {}
@@ -52,9 +60,7 @@ class Releases:
         bound = {"examples": self._examples, "length": self._length}
         with self._lock:
             state = self._accountant.state(dict(self._sent))
-            aside = self._path.with_suffix(".new")
-            aside.write_text(json.dumps({**self._round, **bound, **state}), encoding="utf-8")
-            put_in_place(aside, self._path)
+            durable.write_text(self._path, sealed({"run": self._run, **self._round, **bound, **state}))
 
 
 def most_examples(config: RunConfig) -> int:
@@ -68,6 +74,7 @@ def accounted(
     accountant: PrivacyAccountant,
     service: DecoderService | None,
     resumed: Checkpoint | None,
+    identity: RunIdentity,
 ) -> Releases | None:
     """Go on from what was released, and keep what will be; None if there is no noise to account for."""
     if not accountant.on:
@@ -75,14 +82,16 @@ def accounted(
     sent: dict[int, Sent] = {}
     if resumed is not None:
         state = resumed.state["privacy"]
-        sent = accountant.restore(state_after(run_dir, resumed.round, state, accountant.num_examples))
-    releases = Releases(run_dir, accountant, sent, most_examples(config), config.data.max_length)
+        sent = accountant.restore(state_after(run_dir, resumed.round, state, accountant.num_examples, identity.run))
+    releases = Releases(run_dir, accountant, sent, most_examples(config), config.data.max_length, identity.run)
     if service is not None:
         service.sent, service.on_repeat = sent, releases.keep
     return releases
 
 
-def state_after(run_dir: Path, completed: int, state: Mapping[str, Any], num_examples: Mapping[int, int]) -> Any:
+def state_after(
+    run_dir: Path, completed: int, state: Mapping[str, Any], num_examples: Mapping[int, int], run: str = ""
+) -> Any:
     """The accountant's state of a run that goes on.
 
     Parameters
@@ -91,15 +100,27 @@ def state_after(run_dir: Path, completed: int, state: Mapping[str, Any], num_exa
     completed : round of the checkpoint
     state : the accountant's in it
     num_examples : training examples of each cluster
+    run : whose it is
 
     Returns
     -------
     ``state``, or what the rounds after the checkpoint may have made of it: they are lost, and come again.
+
+    Raises
+    ------
+    ValueError
+        If the file is missing or damaged, or another run's: nobody knows what was released.
     """
+    path = run_dir / _FILE
     try:
-        begun = json.loads((run_dir / _FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return state
+        begun = unsealed(path.read_text(encoding="utf-8"))
+        if begun["run"] != run:
+            raise ValueError(f"run: expected {run}, found {begun['run']}")
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{path}: expected what the run has released, {error}; without it epsilon would be told too small: restore "
+            "the file, or start a new run"
+        ) from error
     if begun["round"] <= completed:
         return state
     updates, sent = dict(begun["updates"]), dict(begun["sent"])

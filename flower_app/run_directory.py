@@ -10,30 +10,35 @@
     releases.json             with noise: what the round under way may release
     clusters/cluster-0/       the same of each control unit, where these run on this machine
     report.html               the run in pictures
-    model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json
+    model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json;
+                              a link to its version in models/
+    waiting.json              whom the round under way waits for
     summary.json              how it ended; written last
     logs/                     what the programs said; error.log: where in the code a run failed
 
 ``runs/latest`` points to the newest. Files that are replaced are written aside and renamed, so that a reader never
-sees half a file.
+sees half a file; those that a run goes on from are on the disk before anything points to them
+(:mod:`client_pipeline.durable`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
-import os
-import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from client_pipeline import durable
 from flower_app.config import RunConfig, nested
 from flower_app.config_sources import read_config
+from flower_app.error_text import error_text
 from strategies.round_planner import InfeasibleRound
 
 SUMMARY = "summary.json"
@@ -41,6 +46,7 @@ ROUNDS = "rounds.jsonl"
 CONFIG = "config.toml"
 LATEST = "latest"
 TIMELINE = "timeline.json"
+WAITING = "waiting.json"
 CLUSTERS = "clusters"
 
 FINISHED = "finished"
@@ -60,16 +66,17 @@ def create_run_directory(runs_dir: str | Path, name: str) -> Path:
     Its absolute path.
     """
     runs = Path(runs_dir).expanduser().resolve()
-    runs.mkdir(parents=True, exist_ok=True)
+    durable.make_folders(runs)
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     for attempt in range(1, 1000):
         run_dir = runs / (stem if attempt == 1 else f"{stem}-{attempt}")
         try:
-            run_dir.mkdir()
+            durable.disk.make_folder(run_dir)
         except FileExistsError:
             continue
+        durable.disk.sync(runs)
         for folder in ("plans", "logs"):
-            (run_dir / folder).mkdir()
+            durable.make_folders(run_dir / folder)
         _point_latest(runs, run_dir.name)
         return run_dir
     raise FileExistsError(f"{runs}: a thousand runs named {stem} exist; choose another name")
@@ -87,8 +94,24 @@ def claim_run_directory(run_dir: str | Path) -> Path:
     if (path / CONFIG).exists() or (path / SUMMARY).exists():
         raise ValueError(f"run-dir: {path} holds a run already; name another, or leave run-dir empty for a new one")
     for folder in ("plans", "logs"):
-        (path / folder).mkdir(parents=True, exist_ok=True)
+        durable.make_folders(path / folder)
     return path
+
+
+def check_unused(run_dir: Path) -> None:
+    """Refuse a directory in which a run has trained already: two runs would be mixed up.
+
+    Raises
+    ------
+    ValueError
+        Saying what is there.
+    """
+    for name in (ROUNDS, "checkpoint"):
+        if (run_dir / name).exists():
+            raise ValueError(
+                f"run-dir: {run_dir} holds a run already ({name}); go on with it (collapipe run --resume), or name "
+                "another"
+            )
 
 
 def find_run(run: str | Path, runs_dir: str | Path = "runs") -> Path:
@@ -110,7 +133,7 @@ def find_run(run: str | Path, runs_dir: str | Path = "runs") -> Path:
 def write_config(run_dir: Path, config: RunConfig) -> Path:
     """Write the resolved configuration; that a process continued the run is no part of it."""
     config = replace(config, resume=False)
-    return _write_text(run_dir / CONFIG, tomli_w.dumps(nested(config.to_flat())))
+    return durable.write_text(run_dir / CONFIG, tomli_w.dumps(nested(config.to_flat())))
 
 
 def read_run_config(run_dir: Path) -> RunConfig:
@@ -119,9 +142,8 @@ def read_run_config(run_dir: Path) -> RunConfig:
 
 
 def append_round(run_dir: Path, record: Mapping[str, Any]) -> None:
-    """Add one round's line to ``rounds.jsonl``."""
-    with (run_dir / ROUNDS).open("a", encoding="utf-8") as file:
-        file.write(_json(record) + "\n")
+    """Add one round's line to ``rounds.jsonl``; on return it is on the disk."""
+    durable.append_text(run_dir / ROUNDS, _json(record) + "\n")
 
 
 def read_rounds(run_dir: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
@@ -149,25 +171,65 @@ def read_rounds(run_dir: Path, offset: int = 0) -> tuple[list[dict[str, Any]], i
 def write_plan(run_dir: Path, round_number: int, plan: Mapping[str, Any]) -> Path:
     """Write the plan of one round."""
     (run_dir / "plans").mkdir(exist_ok=True)
-    return _write_text(run_dir / "plans" / f"round-{round_number:04d}.json", _json(plan, indent=2))
+    path = run_dir / "plans" / f"round-{round_number:04d}.json"
+    return durable.write_text(path, _json(plan, indent=2), lasting=False)
 
 
 def write_timeline(run_dir: Path, timeline: Mapping[str, Any]) -> Path:
     """Write the last round's pipelines."""
-    return _write_text(run_dir / TIMELINE, _json(timeline))
+    return durable.write_text(run_dir / TIMELINE, _json(timeline), lasting=False)
 
 
-def rounds_size(run_dir: Path) -> int:
-    """Bytes of ``rounds.jsonl``."""
-    path = run_dir / ROUNDS
-    return path.stat().st_size if path.is_file() else 0
+def write_waiting(run_dir: Path, missing: Mapping[int, str]) -> None:
+    """Write whom the round under way waits for and why, by cluster; no file where it waits for nobody in particular."""
+    if not missing:
+        (run_dir / WAITING).unlink(missing_ok=True)
+        return
+    durable.write_text(run_dir / WAITING, _json({"since": time.time(), "clusters": missing}), lasting=False)
+
+
+def read_waiting(run_dir: Path) -> dict[str, str]:
+    """Read whom the round under way waits for, with the reasons, by cluster; empty if for nobody in particular."""
+    try:
+        return dict(_object(run_dir / WAITING, (run_dir / WAITING).read_bytes())["clusters"])
+    except FileNotFoundError:
+        return {}
+
+
+def rounds_mark(run_dir: Path) -> dict[str, Any]:
+    """Where ``rounds.jsonl`` ends now, and what it holds so far: for :func:`check_rounds`."""
+    data = _rounds_data(run_dir)
+    return {"rounds-size": len(data), "rounds-sha256": hashlib.sha256(data).hexdigest()}
+
+
+def check_rounds(run_dir: Path, mark: Mapping[str, Any]) -> None:
+    """Refuse a ``rounds.jsonl`` that does not begin with what it held at a mark.
+
+    Raises
+    ------
+    ValueError
+        Naming the file, and what was expected and found.
+    """
+    size, data = int(mark["rounds-size"]), _rounds_data(run_dir)
+    if len(data) < size:
+        raise ValueError(f"{run_dir / ROUNDS}: expected at least {size} bytes, found {len(data)}")
+    if hashlib.sha256(data[:size]).hexdigest() != mark["rounds-sha256"]:
+        raise ValueError(f"{run_dir / ROUNDS}: the first {size} bytes are not those that were written")
 
 
 def reopen(run_dir: Path, size: int) -> None:
     """Make a run's directory that of a running one again: no summary, rounds up to ``size`` bytes."""
+    durable.remove_leftovers(run_dir)
     (run_dir / SUMMARY).unlink(missing_ok=True)
-    if rounds_size(run_dir) > size:
-        os.truncate(run_dir / ROUNDS, size)
+    if len(_rounds_data(run_dir)) > size:
+        durable.truncate(run_dir / ROUNDS, size)
+
+
+def _rounds_data(run_dir: Path) -> bytes:
+    try:
+        return (run_dir / ROUNDS).read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def write_summary(run_dir: Path, status: str, **entries: Any) -> Path:
@@ -181,7 +243,7 @@ def write_summary(run_dir: Path, status: str, **entries: Any) -> Path:
     """
     if status not in STATUSES:
         raise ValueError(f"summary status: expected one of {', '.join(STATUSES)}, found {status!r}")
-    return _write_text(run_dir / SUMMARY, _json({"status": status, **entries}, indent=2))
+    return durable.write_text(run_dir / SUMMARY, _json({"status": status, **entries}, indent=2))
 
 
 def write_failure(run_dir: Path, error: BaseException) -> Path:
@@ -192,12 +254,13 @@ def write_failure(run_dir: Path, error: BaseException) -> Path:
     """
     (run_dir / "logs").mkdir(exist_ok=True)
     # A file of our own: the launcher ends all programs at the summary, maybe before they have passed on their logs.
-    _write_text(run_dir / "logs" / "error.log", "".join(traceback.format_exception(error)))
+    text = "".join(traceback.format_exception(error))
+    durable.write_text(run_dir / "logs" / "error.log", text, lasting=False)
     if not isinstance(error, Exception):
         return write_summary(run_dir, INTERRUPTED, error="interrupted")
     mistake = isinstance(error, ValueError | FileNotFoundError)
     status = INFEASIBLE if isinstance(error, InfeasibleRound) else BAD_INPUT if mistake else FAILED
-    return write_summary(run_dir, status, error=str(error) or type(error).__name__)
+    return write_summary(run_dir, status, error=error_text(error, run_dir / "logs" / "error.log"))
 
 
 def read_summary(run_dir: Path) -> dict[str, Any] | None:
@@ -242,30 +305,5 @@ def _finite(value: Any) -> Any:
 
 def _point_latest(runs: Path, name: str) -> None:
     """Replace the link in one step; on a file system without links there is just none."""
-    for link in _fresh_names(runs):
-        try:
-            link.symlink_to(name)
-            os.replace(link, runs / LATEST)
-        except FileExistsError:
-            continue
-        except OSError:
-            link.unlink(missing_ok=True)
-        return
-
-
-def _fresh_names(folder: Path) -> Iterator[Path]:
-    for attempt in range(100):
-        yield folder / f".{LATEST}-{os.getpid()}-{attempt}"
-
-
-def _write_text(path: Path, text: str) -> Path:
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(aside, 0o644)
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
-    return path
+    with contextlib.suppress(OSError):
+        durable.point(runs / LATEST, name)

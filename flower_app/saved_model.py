@@ -6,21 +6,23 @@ Nothing here unpickles: a model folder may come from anybody.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from client_pipeline import durable
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import ModelParts
 from client_pipeline.partition.spec import ModelSpec
 
 FOLDER = "model"
+VERSIONS = "models"
+_VERSION = re.compile(r"^round-(\d{6,})(?:-(\d+))?$")
 WEIGHTS = "model.safetensors"
 SPEC = "spec.json"
 TOKENIZER = "tokenizer.json"
@@ -44,9 +46,14 @@ class SavedModel:
 
 
 def save_model(
-    run_dir: Path, spec: ModelSpec, weights: Mapping[str, Tensor], tokenizer_json: str, task: Mapping[str, Any]
+    run_dir: Path,
+    spec: ModelSpec,
+    weights: Mapping[str, Tensor],
+    tokenizer_json: str,
+    task: Mapping[str, Any],
+    round_: int = 0,
 ) -> Path:
-    """Write the model folder of a run; one that is there is replaced as a whole.
+    """Write the model folder of a run; one that is there is replaced as a whole, in one step.
 
     Parameters
     ----------
@@ -55,33 +62,70 @@ def save_model(
     weights : every parameter under its global name, frozen ones too
     tokenizer_json : text of the tokenizer
     task : what the task wants to remember: JSON values
+    round_ : that it is of
 
     Returns
     -------
-    The model folder.
+    The model folder: a link to the version that was written, in ``models``.
     """
     from safetensors.torch import save_file
 
-    folder = run_dir / FOLDER
-    aside = Path(tempfile.mkdtemp(dir=run_dir, prefix=f".{FOLDER}-"))
-    try:
-        save_file({name: value.detach().contiguous() for name, value in weights.items()}, aside / WEIGHTS)
-        (aside / SPEC).write_text(spec.to_json(), encoding="utf-8")
-        (aside / TOKENIZER).write_text(tokenizer_json, encoding="utf-8")
-        (aside / TASK).write_text(json.dumps(dict(task), ensure_ascii=False, indent=2), encoding="utf-8")
-        for file in aside.iterdir():
-            file.chmod(0o644)
-        aside.chmod(0o755)
-        replaced = run_dir / f".{FOLDER}-replaced"
-        shutil.rmtree(replaced, ignore_errors=True)
-        if folder.exists():
-            # A folder cannot be renamed over one that is not empty.
-            os.replace(folder, replaced)
-        os.replace(aside, folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return folder
+    versions = durable.make_folders(run_dir / VERSIONS)
+    durable.remove_leftovers(versions)
+    tensors = {name: value.detach().contiguous() for name, value in weights.items()}
+    texts = {
+        SPEC: spec.to_json(),
+        TOKENIZER: tokenizer_json,
+        TASK: json.dumps(dict(task), ensure_ascii=False, indent=2),
+    }
+    # Never over one that is there: the link would point to nothing for a moment.
+    name = _name((round_, 1 + max((number for other, number in _versions(run_dir) if other == round_), default=-1)))
+    files: dict[str, durable.FileWriter] = {WEIGHTS: partial(save_file, tensors)}
+    for file, text in texts.items():
+        files[file] = partial(_write_text, text)
+    durable.write_folder(versions / name, files)
+    durable.point(run_dir / FOLDER, f"{VERSIONS}/{name}")
+    return run_dir / FOLDER
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def keep_versions(run_dir: Path, rounds: Collection[int]) -> None:
+    """Drop the versions of the model but the newest, and those of runs that go on from one of ``rounds``."""
+    versions = _versions(run_dir)
+    needed = {max((v for v in versions if v[0] <= round_), default=None) for round_ in rounds}
+    for version in versions[:-1]:
+        if version not in needed:
+            durable.remove(run_dir / VERSIONS / _name(version))
+
+
+def go_back(run_dir: Path, round_: int) -> None:
+    """Make the model folder that of a run which goes on from a round: what was saved later is dropped."""
+    if not (run_dir / VERSIONS).is_dir():
+        return
+    durable.remove_leftovers(run_dir)
+    durable.remove_leftovers(run_dir / VERSIONS)
+    versions = _versions(run_dir)
+    valid = [version for version in versions if version[0] <= round_]
+    if valid:
+        durable.point(run_dir / FOLDER, f"{VERSIONS}/{_name(valid[-1])}")
+    else:
+        durable.remove(run_dir / FOLDER)
+    for version in versions[len(valid) :]:
+        durable.remove(run_dir / VERSIONS / _name(version))
+
+
+def _versions(run_dir: Path) -> list[tuple[int, int]]:
+    """Round and number of each version, in the order of their writing."""
+    matches = (_VERSION.match(path.name) for path in (run_dir / VERSIONS).glob("round-*"))
+    return sorted((int(match[1]), int(match[2] or 0)) for match in matches if match)
+
+
+def _name(version: tuple[int, int]) -> str:
+    round_, number = version
+    return f"round-{round_:06d}" + (f"-{number}" if number else "")
 
 
 def load_model(run_dir: Path) -> SavedModel:
@@ -97,20 +141,22 @@ def load_model(run_dir: Path) -> SavedModel:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    folder = run_dir / FOLDER
+    link = run_dir / FOLDER
+    # All files of one version: a run may save another one meanwhile.
+    folder = link.parent / link.readlink() if link.is_symlink() else link
     for name in (WEIGHTS, SPEC, TOKENIZER, TASK):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name}: no such file; the run has not saved a model (did it finish?)")
+            raise FileNotFoundError(f"{link / name}: no such file; the run has not saved a model (did it finish?)")
     try:
         parts = build_parts(ModelSpec.from_json((folder / SPEC).read_text(encoding="utf-8")), seed=0)
         task = json.loads((folder / TASK).read_text(encoding="utf-8"))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{folder}: {error}") from error
+        raise ValueError(f"{link}: {error}") from error
     try:
         weights = load_file(folder / WEIGHTS)
         frozen = parts.frozen_weights().keys()
         parts.load_frozen({name: value for name, value in weights.items() if name in frozen})
         parts.load({name: value for name, value in weights.items() if name not in frozen})
     except (ValueError, SafetensorError) as error:
-        raise ValueError(f"{folder / WEIGHTS}: {error}") from error
+        raise ValueError(f"{link / WEIGHTS}: {error}") from error
     return SavedModel(parts=parts, tokenizer_json=(folder / TOKENIZER).read_text(encoding="utf-8"), task=task)

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from flower_app import run_directory
 from flower_app.config import RunConfig
+from flower_app.run_lock import serving
 from flower_app.training_run import TrainingRun
 
 app = ServerApp()
@@ -27,10 +28,14 @@ def main(grid: Grid, context: Context) -> None:
     else:
         run_dir = run_directory.create_run_directory(config.runs_dir, config.name)
     print(run_dir, flush=True)
-    try:
+    # What is written of a failure belongs to the run that holds the directory.
+    with serving(run_dir):
         if not config.resume:
-            run_directory.write_config(run_dir, config)
-        TrainingRun(config, run_dir, grid).run()
-    except BaseException as error:
-        run_directory.write_failure(run_dir, error)
-        raise
+            run_directory.check_unused(run_dir)
+        try:
+            if not config.resume:
+                run_directory.write_config(run_dir, config)
+            TrainingRun(config, run_dir, grid).run()
+        except BaseException as error:
+            run_directory.write_failure(run_dir, error)
+            raise

@@ -7,15 +7,17 @@ other.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from client_pipeline import durable
 from flower_app import client_app
+from flower_app.error_text import error_text
 from flower_app.run_directory import FINISHED, read_run_config, write_failure, write_summary
+from flower_app.run_lock import serving
 from flower_app.training_run import TrainingRun
 
 RUNS = "runs.json"
@@ -40,14 +42,15 @@ def train_each(grid: Grid, context: Context) -> None:
     try:
         for number, name in enumerate(json.loads((session / RUNS).read_text(encoding="utf-8"))):
             run_dir = Path(name)
-            aside = session / f".{_CURRENT}"
-            aside.write_text(json.dumps({"number": number, "run-dir": str(run_dir)}), encoding="utf-8")
-            os.replace(aside, session / _CURRENT)
-            try:
-                _Run(read_run_config(run_dir), run_dir, grid).run()
-            except BaseException as error:
-                write_failure(run_dir, error)
-                raise RuntimeError(f"{run_dir.name}: {error}") from error
+            current = json.dumps({"number": number, "run-dir": str(run_dir)})
+            durable.write_text(session / _CURRENT, current, lasting=False)
+            with serving(run_dir):
+                try:
+                    _Run(read_run_config(run_dir), run_dir, grid).run()
+                except BaseException as error:
+                    write_failure(run_dir, error)
+                    log = run_dir / "logs" / "error.log"
+                    raise RuntimeError(f"{run_dir.name}: {error_text(error, log)}") from error
     except BaseException as error:
         write_failure(session, error)
         raise
@@ -62,7 +65,7 @@ def setup(message: Message, context: Context) -> Message:
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """Train a round of the current run."""
+    """Train a round of the current run, within the mods that this one asks for."""
     return client_app.train(message, _of_current_run(context))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tomli_w
 
+from flower_app import run_checkpoints
 from flower_app.app_folder import assemble_app
 from flower_app.config import RunConfig, nested
 from flower_app.config_sources import load_config
@@ -26,8 +27,7 @@ from flower_app.run_directory import (
     write_config,
 )
 from flower_app.run_lock import locked
-from flower_app.strategy_choice import check_can_resume, check_same_run
-from strategies.checkpoint import last_committed
+from flower_app.strategy_choice import check_can_resume
 
 
 def new_run(config: str | None, sets: Sequence[str] = ()) -> tuple[Path, RunConfig]:
@@ -83,7 +83,7 @@ def continued_run(run: str) -> tuple[Path, RunConfig]:
     check_can_resume(config)
     # What looks left over belongs to a run that still goes on.
     with locked(run_dir):
-        check_same_run(config, last_committed(run_dir))
+        run_checkpoints.newest(run_dir, config)
     check_run(config)
     return run_dir, config
 
@@ -124,7 +124,7 @@ def simulate(
         say(f"error: {outcome.error}\nlogs: {run_dir / 'logs'}")
     elif not quiet:
         progress.report(outcome.summary)
-    # The launcher ended the run's own processes when they had written the summary.
+    # The run's own processes leave this to us.
     if report := write_pictures(run_dir):
         say(f"report: {report}")
     return outcome

@@ -15,7 +15,7 @@ from strategies.baselines.stock import make_stock
 from strategies.baselines.titanic import Titanic, titanic_policy
 from strategies.baselines.vanilla_fl import VanillaFL, vanilla_fl_policy
 from strategies.checkpoint import Checkpoint
-from strategies.continued import check_resumable, check_unchanged
+from strategies.continued import check_resumable, check_unchanged, is_free
 from strategies.planned_strategy import PlannedStrategy
 from strategies.policies import make_policy
 from strategies.round_planner import Decision, InfeasibleRound, RoundPlanner
@@ -128,6 +128,11 @@ def check_same_run(config: RunConfig, found: Checkpoint) -> None:
         Naming the keys that differ.
     """
     check_unchanged(found.state["config"], config.to_flat(), FREE_TO_CHANGE)
+
+
+def fixed_keys(config: RunConfig) -> dict[str, object]:
+    """Return the keys that decide what is computed."""
+    return {key: value for key, value in config.to_flat().items() if not is_free(key, FREE_TO_CHANGE)}
 
 
 def check_first_round(planner: RoundPlanner) -> Decision:

@@ -6,18 +6,20 @@ packages in there; and would leave it up afterwards. It would also install the a
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
+import re
 import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from client_pipeline.runtime.private_ray import private_environment, without_secrets
 from flower_app.processes import MARK, RunProcesses
+from flower_app.ray_folders import RayFolder, short_folder
 
 CONNECTION = "own"
 SIMULATION = "flwr-simulation"
@@ -25,8 +27,7 @@ SIMULATION = "flwr-simulation"
 
 _START_S = 240.0
 _TASK_POLL_S = 0.1
-_SOCKET_ROOM = 30
-"""Longest folder for Ray [characters]: it makes sockets deep inside, whose paths may have 107 in all."""
+_TAKEN = re.compile(rb"address already in use", re.IGNORECASE)
 
 
 class PrivateSuperLink:
@@ -42,16 +43,17 @@ class PrivateSuperLink:
         self.folder = folder
         self.logs = logs
         self.home, self.work = folder / "home", folder / "work"
-        self.home.mkdir(parents=True)
-        self.work.mkdir()
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(exist_ok=True)
         self.address = f"127.0.0.1:{_free_port()}"
-        self.ray_folder = Path(tempfile.mkdtemp(prefix="collapipe-", dir=short_folder()))
-        self.environment = launch_environment(self.home, self.ray_folder)
+        self.ray_folder = RayFolder(short_folder())
+        self.environment = launch_environment(self.home, self.ray_folder.path)
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f'[superlink.{CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n',
             encoding="utf-8",
         )
+        self._log_size = self.superlink_log.stat().st_size if self.superlink_log.exists() else 0
         self.server: subprocess.Popen[bytes] | None = None
         self.submission: subprocess.Popen[bytes] | None = None
         self.processes: RunProcesses | None = None
@@ -66,6 +68,13 @@ class PrivateSuperLink:
         """What the SuperLink printed."""
         return self.logs / "superlink.log"
 
+    @property
+    def lost_its_port(self) -> bool:
+        """Whether the SuperLink ended because somebody took its port after it was chosen."""
+        if self.server is None or not self.server.poll():
+            return False
+        return _TAKEN.search(self.superlink_log.read_bytes()[self._log_size :]) is not None
+
     def start(self, app: Path, run_config: Path, num_supernodes: int, kept: Sequence[int] = ()) -> None:
         """Start the SuperLink and hand it the app.
 
@@ -79,7 +88,8 @@ class PrivateSuperLink:
         program = program_path("flower-superlink")
         host, _, port = self.address.partition(":")
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", port]
-        self.server = self._popen([str(program), *options], self.superlink_log)
+        held = self.ray_folder.lock
+        self.server = self._popen([str(program), *options], self.superlink_log, kept=[held])
         self.processes = RunProcesses(self.environment[MARK], self.server.pid)
         # A client asks for one CPU and Ray believes in as many as there are clients: so they run at once.
         federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1 init-args-num-cpus={num_supernodes}"
@@ -87,7 +97,9 @@ class PrivateSuperLink:
         ids = [str(os.getpid()), str(self.server.pid)]
         submit = [sys.executable, "-m", "flower_app.submit", self.address, str(_START_S), *ids]
         # In the app's folder, for the module must be found without an installation too.
-        self.submission = self._popen([*submit, *arguments, "--stream"], self.simulation_log, import_root(), kept)
+        self.submission = self._popen(
+            [*submit, *arguments, "--stream"], self.simulation_log, import_root(), [*kept, held]
+        )
 
     def close(self) -> None:
         """End the SuperLink and all that came out of it."""
@@ -96,7 +108,16 @@ class PrivateSuperLink:
             for child in (self.server, self.submission):
                 if child is not None and child.pid not in left:
                     child.wait()
-        shutil.rmtree(self.ray_folder, ignore_errors=True)
+        self.ray_folder.close()
+
+    def pass_log_on(self, seconds: float) -> None:
+        """Wait until the simulation has ended by itself and its log is complete, or for ``seconds``.
+
+        Who is asked to end meanwhile has finished: only the log is shorter.
+        """
+        assert self.submission is not None
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            self.submission.wait(seconds)
 
     def _popen(
         self, command: list[str], log: Path, cwd: Path | None = None, kept: Sequence[int] = ()
@@ -124,7 +145,8 @@ def launch_environment(home: Path, ray_folder: Path, inherited: Mapping[str, str
     ray_folder : where Ray keeps sockets and logs; private, lest it joins a cluster that somebody started
     inherited : what to start from; ``os.environ`` if None
     """
-    return flower_environment(home, inherited) | {"RAY_TMPDIR": str(ray_folder)}
+    environment = without_secrets(flower_environment(home, inherited))
+    return environment | private_environment() | {"RAY_TMPDIR": str(ray_folder)}
 
 
 def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -179,9 +201,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def short_folder() -> str:
-    """A folder for temporary files that leaves Ray room for the names of its sockets."""
-    folder = tempfile.gettempdir()
-    return folder if len(folder) <= _SOCKET_ROOM or not os.access("/tmp", os.W_OK) else "/tmp"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -12,39 +13,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.link.update_codec import update_codec
 from client_pipeline.partition.plan import PLAN_FORMAT, ClusterPlan, read_plans
 from client_pipeline.runtime.head import HeadTrainer
-from flower_app import run_directory
-from flower_app.cluster_setup import set_up_clusters, wait_for_nodes
+from client_pipeline.system.scenario import Scenario
+from flower_app import run_checkpoints, run_directory
+from flower_app.cluster_setup import round_bounds, set_up_clusters, settle_decoder_sync, wait_for_nodes
 from flower_app.config import RunConfig
 from flower_app.frozen_weights import frozen_digest
 from flower_app.global_models import GlobalModels
 from flower_app.privacy_checks import check_shared_matrices
-from flower_app.releases import accounted, most_examples
+from flower_app.processes import MARK
+from flower_app.releases import accounted
 from flower_app.report.pictures import write_pictures
 from flower_app.report.timeline import timeline_of
+from flower_app.run_grid import NODES_TIMEOUT_S, run_grid
+from flower_app.run_inputs import input_digests
+from flower_app.run_lock import nodes_held
 from flower_app.selection import Selection
 from flower_app.server_faults import ServerFaults
 from flower_app.strategy_choice import (
     BASELINES,
     COLLAPIPE,
-    check_can_resume,
     check_first_round,
-    check_same_run,
     make_aggregator,
     make_planner,
 )
 from flower_app.tasks.base import task
 from flower_app.training_network import of_clusters, training_scenario
-from strategies import checkpoint
-from strategies.baselines.pipeline import PipeLine
 from strategies.baselines.stock import make_stock
 from strategies.baselines.stock_accounting import stock_record
 from strategies.checkpoint import Checkpoint
@@ -55,16 +56,12 @@ from strategies.decoder import DecoderTrainer
 from strategies.decoder_service import DecoderService
 from strategies.planned_strategy import PlannedStrategy
 from strategies.privacy_accountant import PrivacyAccountant
-from strategies.recording_grid import RecordingGrid
-from strategies.records import to_arrays, to_tensors
+from strategies.records import RUN_KEY, to_arrays, to_tensors
 from strategies.round_planner import RoundPlanner
-from strategies.secure_aggregation import SecureGrid
 from strategies.server_optimizer import memory_of, remember
+from strategies.single_pulls import SinglePulls
+from strategies.step_limits import StepLimits
 
-NODES_TIMEOUT_S = 60.0
-"""How long the server waits for its nodes."""
-_EMPTY_ROUNDS = 2
-"""Rounds in a row that may pass without any cluster: a fault, and its control units on their way back."""
 MESSAGE_TIMEOUT_S = 24 * 3600.0
 """A round may be long; its own waits are bounded one by one."""
 
@@ -87,9 +84,11 @@ class TrainingRun:
         torch.set_num_threads(config.runtime.server_threads)
         self.config = config
         self.run_dir = run_dir
-        self.flower_grid = grid
+        self.flower_grid = SinglePulls(grid)
         self.started = time.perf_counter()
-        self.resumed = self._last_checkpoint() if config.resume else None
+        self.resumed = run_checkpoints.reopened(run_dir, config) if config.resume else None
+        self.identity = self.resumed.identity if self.resumed else run_checkpoints.new_identity(run_dir, config)
+        self.inputs = input_digests(config)
         self.selection = Selection(config.selection)
         if self.resumed is not None:
             self.selection.restore(self.resumed.state["selection"])
@@ -97,10 +96,9 @@ class TrainingRun:
         self.last_round = self.completed
         """Newest round that is done."""
         self.setup_bytes = 0
-        self.privacy: dict[str, Any] | None = None
+        self._wall_before = float(self.resumed.state["wall-s"]) if self.resumed else 0.0
+        self.privacy: dict[str, Any] | None = self.resumed.state["privacy"]["record"] if self.resumed else None
         """What the newest round's line says of it."""
-        if self.resumed is not None:
-            self.privacy = self.resumed.state.get("privacy", {}).get("record")
 
     @property
     def completed(self) -> int:
@@ -111,8 +109,13 @@ class TrainingRun:
         """Prepare, train, score on the test set, and write the summary."""
         config = self.config
         scenario = training_scenario(config)
-        nodes = wait_for_nodes(self.flower_grid, config.num_clusters or 1, NODES_TIMEOUT_S)
-        self.num_clusters = config.num_clusters or min(len(nodes), scenario.num_clusters)
+        self.num_clusters = config.num_clusters or scenario.num_clusters
+        nodes = wait_for_nodes(self.flower_grid, self.num_clusters, NODES_TIMEOUT_S)
+        with nodes_held(nodes, self.run_dir):
+            self._run(scenario, nodes)
+
+    def _run(self, scenario: Scenario, nodes: Sequence[int]) -> None:
+        config = self.config
         self.task = task(config.task)
         config.selection.check_metric(self.task.scores)
         prepared = self.task.prepare(config.data, config.model, config.seed, self.num_clusters)
@@ -159,6 +162,7 @@ class TrainingRun:
             "num-clusters": self.num_clusters,
             "run-name": self.run_dir.name,
             "resume-round": self.completed,
+            **{f"{key}-identity": value for key, value in self.identity._asdict().items()},
             # Nodes need not have the server's files.
             "network": json.dumps([self._declared(n) for n in range(self.num_clusters)]),
             "plans": json.dumps([plan.to_dict() for plan in read_plans(Path(plans))]) if plans else "",
@@ -168,6 +172,8 @@ class TrainingRun:
         trained = {report["cluster"] for line in lines for report in line["clusters"]}
         clusters = set_up_clusters(self.flower_grid, nodes, told, self.frozen, self.num_clusters, max_length, trained)
         self.setup_bytes = clusters.bytes_down
+        if self.service is not None:
+            settle_decoder_sync(self.service.trainer, clusters)
         return clusters.states
 
     def _decoder_service(self) -> DecoderService:
@@ -187,7 +193,8 @@ class TrainingRun:
             trainer.restore(self.resumed.decoder, str(self.resumed.state["decoder-sync"]))
         codec = ActivationCodec(config.compression.activations)
         most = config.batch_size * config.gradient_accumulation
-        return DecoderService(config.decoder, trainer, self.num_clusters, codec, max_examples=most)
+        limits = StepLimits.of(self.parts.spec, most, config.data.max_length)
+        return DecoderService(config.decoder, trainer, self.num_clusters, codec, limits)
 
     def _strategy(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> Strategy:
         config = self.config
@@ -209,22 +216,14 @@ class TrainingRun:
     def _train(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> None:
         self.strategy = self._strategy(planner, clusters)
         self.accountant = PrivacyAccountant(self.config.privacy, {s.cluster: s.num_examples for s in clusters})
-        releases = accounted(self.config, self.run_dir, self.accountant, self.service, self.resumed)
-        planned = isinstance(self.strategy, PlannedStrategy)
-        grid = self.flower_grid
-        if self.config.privacy.secure_aggregation:
-            grid = SecureGrid(grid, max_weight=float(most_examples(self.config) * self.config.data.max_length))
-        self.grid = RecordingGrid(
-            grid,
-            {state.node_id: state.cluster for state in clusters},
-            None if planned else NODES_TIMEOUT_S,
-            codec=update_codec(self.config.compression),
-            borne=_EMPTY_ROUNDS if isinstance(self.strategy, CollaPipe) else 0,
-            count_bytes=not isinstance(self.strategy, PipeLine),
-            on_train=releases.begin_round if releases else None,
-        )
+        releases = accounted(self.config, self.run_dir, self.accountant, self.service, self.resumed, self.identity)
+        bounds = round_bounds(self.config, self.scenario.planner.num_blocks, clusters)
+        on_train = releases.begin_round if releases else None
+        numbers = {state.node_id: state.cluster for state in clusters}
+        self.grid = run_grid(self.flower_grid, self.config, self.run_dir, self.strategy, numbers, bounds, on_train)
         weights = self.parts.weights()
         if self.resumed is not None:
+            self.grid.receipts.restore(self.resumed.state["updates-counted"])
             # In the model's order: Flower's FedAvgM goes by places, not by names.
             weights = {name: self.resumed.weights[name] for name in weights}
             if isinstance(self.strategy, PlannedStrategy):
@@ -242,6 +241,7 @@ class TrainingRun:
                 initial_arrays=to_arrays(weights),
                 num_rounds=self.config.num_rounds - self.completed,
                 timeout=MESSAGE_TIMEOUT_S,
+                train_config=ConfigRecord({RUN_KEY: self.run_dir.name}),
                 evaluate_fn=self._after_round,
             )
         except _Stopped:
@@ -255,6 +255,7 @@ class TrainingRun:
                 self.selection.best_round,
             )
         finally:
+            run_directory.write_waiting(self.run_dir, {})
             if self.board is not None:
                 self.board.close()
 
@@ -283,8 +284,11 @@ class TrainingRun:
             self.models.take(arrays)
             metrics, _ = self.models.score("validation")
             if self.selection.update(server_round, metrics) or not config.selection.load_best_at_end:
-                self.models.save(self.run_dir, self.task.saved(config.data))
+                self.models.save(self.run_dir, self.task.saved(config.data), server_round)
+                run_checkpoints.keep_models(self.run_dir)
         record = self.grid.take_round() | self._account(server_round)
+        if isinstance(self.strategy, PlannedStrategy):
+            self.grid.receipts.withdraw(self.strategy.uncounted)
         reports = [self._without_bulk(report) for report in record["clusters"]]
         if self.accountant.on:
             trained, failed = ([int(entry["cluster"]) for entry in record[key]] for key in ("clusters", "failed"))
@@ -301,7 +305,7 @@ class TrainingRun:
             "lr": config.optimizer.learning_rate(server_round * config.local_steps),
             "setup_bytes": self.setup_bytes,
             "round_s": self.round_s,
-            "wall_s": now - self.started + self._wall_before(),
+            "wall_s": now - self.started + self._wall_before,
         }
         run_directory.append_round(self.run_dir, record)
         if self.board is not None:
@@ -326,12 +330,9 @@ class TrainingRun:
         return stock_record(self.scenario, server_round, plans, "fixed" if self.config.plan else "uniform")
 
     def _begin_round(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
-        self._write_plan(server_round, plans)
-        self.faults.begin_round(server_round, usual_s=self.round_s)
-
-    def _write_plan(self, server_round: int, plans: Sequence[ClusterPlan]) -> None:
         document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}
         run_directory.write_plan(self.run_dir, server_round, document)
+        self.faults.begin_round(server_round, usual_s=self.round_s)
 
     def _write_timeline(self, server_round: int, record: Mapping[str, Any]) -> None:
         timeline = timeline_of(
@@ -346,11 +347,10 @@ class TrainingRun:
 
     def _commit(self, server_round: int, arrays: ArrayRecord, wall_s: float) -> None:
         state: dict[str, Any] = {
-            "rounds-size": run_directory.rounds_size(self.run_dir),
             "wall-s": wall_s,
             "frozen": self.frozen_digest,
             "selection": self.selection.state(),
-            "config": self.config.to_flat(),
+            "updates-counted": self.grid.receipts.state(),
             "privacy": self.accountant.state() | {"record": self.privacy},
         }
         if isinstance(self.strategy, PlannedStrategy):
@@ -359,20 +359,9 @@ class TrainingRun:
         if self.service is not None:
             state["decoder-sync"] = self.service.trainer.decoder_sync
             decoder = self.service.trainer.state()
-        checkpoint.commit(
-            self.run_dir, Checkpoint(server_round, to_tensors(arrays), decoder, memory_of(self._averaging()), state)
-        )
-
-    def _last_checkpoint(self) -> Checkpoint:
-        """What the run goes on from; its files are put back to that round."""
-        check_can_resume(self.config)
-        found = checkpoint.last_committed(self.run_dir)
-        check_same_run(self.config, found)
-        run_directory.reopen(self.run_dir, int(found.state["rounds-size"]))
-        return found
-
-    def _wall_before(self) -> float:
-        return float(self.resumed.state["wall-s"]) if self.resumed else 0.0
+        memory = memory_of(self._averaging())
+        after = Checkpoint(server_round, to_tensors(arrays), decoder, memory, state, self.identity)
+        run_checkpoints.commit(self.run_dir, after, self.config, self.inputs)
 
     def _finish(self) -> None:
         # The last round has loaded and scored the final weights; the model that is kept may be an earlier one.
@@ -384,15 +373,16 @@ class TrainingRun:
             run_directory.FINISHED,
             rounds=self.last_round,
             best_round=self.selection.best_round,
-            wall_s=time.perf_counter() - self.started + self._wall_before(),
+            wall_s=time.perf_counter() - self.started + self._wall_before,
             metrics=metrics,
             signature=signature,
             **({"privacy": self.privacy} if self.privacy else {}),
         )
         log(INFO, "Test: %s", metrics)
-        # After the summary, for nothing of the training waits for it; a launcher that ends us here writes it itself.
+        # After the summary, for nothing of the training waits for it.
         self.draw()
 
     def draw(self) -> None:
-        """Draw the report."""
-        write_pictures(self.run_dir)
+        """Draw the report, unless ``collapipe run`` waits to do so."""
+        if not (self.config.run_dir and MARK in os.environ):
+            write_pictures(self.run_dir)

@@ -52,13 +52,27 @@ class AggregatorConfig:
     @property
     def fewest(self) -> int:
         """Clusters that a round needs."""
-        f = self.malicious
+        return self.fewest_of(self.malicious)
+
+    def fewest_of(self, f: int) -> int:
+        """Clusters that must answer where ``f`` of them may have sent anything."""
         if self.name in ("krum", "multi-krum"):
             return max(2 * f + 3, self.keep + f if self.name == "multi-krum" else 0)
         if self.name == "trimmed-mean":
             # As many are cut at each end as Flower does: the whole part.
             return next(n for n in range(2 * f + 1, 10_000_000) if int(self.trim * n) >= f)
         return {"mean": 1, "median": 2 * f + 1, "bulyan": 4 * f + 3}[self.name]
+
+    def borne(self, num_answers: int, num_failed: int) -> int | None:
+        """How many of the answers are taken for malicious; None if there are too few.
+
+        All f, as long as there are enough answers. Of fewer, f less the clusters of the round that failed: whoever does
+        not answer, or not as ordered, has done its worst in this round.
+        """
+        for f in (self.malicious, self.malicious - num_failed):
+            if f >= 0 and num_answers >= self.fewest_of(f):
+                return f
+        return None
 
     def check(self, num_clusters: int) -> None:
         """Refuse a rule that rounds of so many clusters are too few for.
@@ -81,18 +95,21 @@ class _OnUpdates(FedAvg):
     """Hands one of Flower's strategies, the next in line, the changes of a round in place of its weights."""
 
     config: AggregatorConfig
+    num_clusters: int
+    """Of a round."""
     current_arrays: ArrayRecord
     """What the round began with."""
 
-    def size(self, num_updates: int) -> None:
-        """Get ready for so many updates."""
+    def size(self, num_updates: int, malicious: int) -> None:
+        """Get ready for so many updates, and so many poisoned ones among them."""
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate; without enough replies nothing changes."""
         good = [reply for reply in replies if not reply.has_error()]
-        if len(good) < self.config.fewest:
+        malicious = self.config.borne(len(good), self.num_clusters - len(good)) if good else None
+        if malicious is None:
             log(
                 WARNING,
                 "aggregate_train: round %d: %s needs %d clusters, %d answered; the encoder stays as it was",
@@ -102,7 +119,7 @@ class _OnUpdates(FedAvg):
                 len(good),
             )
             return None, None
-        self.size(len(good))
+        self.size(len(good), malicious)
         start = {name: array.numpy() for name, array in self.current_arrays.items()}
         for reply in good:
             (key,) = reply.content.array_records
@@ -119,14 +136,13 @@ class _OnUpdates(FedAvg):
 
 
 class _Krum(_OnUpdates, Krum):
-    num_nodes_to_select = 1
+    def size(self, num_updates: int, malicious: int) -> None:
+        self.num_nodes_to_select, self.num_malicious_nodes = 1, malicious
 
 
 class _MultiKrum(_OnUpdates, MultiKrum):
-    num_nodes_to_select = 1
-
-    def size(self, num_updates: int) -> None:
-        self.num_nodes_to_select = self.config.keep or num_updates - self.config.malicious
+    def size(self, num_updates: int, malicious: int) -> None:
+        self.num_nodes_to_select, self.num_malicious_nodes = self.config.keep or num_updates - malicious, malicious
 
 
 class _TrimmedMean(_OnUpdates, FedTrimmedAvg):
@@ -138,7 +154,8 @@ class _Median(_OnUpdates, FedMedian):
 
 
 class _Bulyan(_OnUpdates, Bulyan):
-    pass
+    def size(self, num_updates: int, malicious: int) -> None:
+        self.num_malicious_nodes = malicious
 
 
 def build_aggregator(
@@ -182,5 +199,5 @@ def build_aggregator(
         built = _Median(weighted_by_key=WEIGHT_KEY)
     else:
         built = _Bulyan(weighted_by_key=WEIGHT_KEY, num_malicious_nodes=config.malicious)
-    built.config, built.current_arrays = config, ArrayRecord()
+    built.config, built.num_clusters, built.current_arrays = config, num_clusters, ArrayRecord()
     return built

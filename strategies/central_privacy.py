@@ -1,5 +1,8 @@
 """Noise that the server adds to the average, by Flower's own strategies: it protects from all but the server.
 
+They clip and count; what is random is drawn here, from a cryptographic generator, where Flower's own functions use
+numpy's global one, and how much a cluster counts is set here, whatever it claims.
+
 Each of Flower's wrappers stands inside ``CollaPipe(aggregator=...)``. Around the whole strategy those that clip on the
 server fail, as replies have no decoder, and the others noise the decoder, which no cluster has sent.
 """
@@ -9,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -18,18 +22,29 @@ from flwr.serverapp.strategy import (
     FedAvg,
     Strategy,
 )
-from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
+from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
+from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
+from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM, KEY_NORM_BIT
 
-from client_pipeline.link.privacy import PrivacyConfig
+from client_pipeline.link.privacy import NoiseSource, PrivacyConfig
 
-_EQUAL_WEIGHT = "steps"
-"""A metric that is the same for every cluster of a run: the mean's sensitivity is the clip over their number."""
+_EQUAL_WEIGHT = "equal-weight"
+"""A metric that the server sets to one in every reply: the mean's sensitivity is the clip over their number."""
+_DRAWN = {
+    DifferentialPrivacyFixedClippingBase: ("_add_noise_to_aggregated_arrays",),
+    DifferentialPrivacyAdaptiveBase: ("_add_noise_to_aggregated_arrays", "_noisy_fraction"),
+}
+"""Functions of Flower's wrappers that draw noise, replaced below."""
 
 
 class _OfThoseWhoAnswered(Strategy):
-    """Has the noise fit the number of clusters whose updates are in the average."""
+    """Has the noise fit the number of clusters whose updates are in the average, each with the same weight."""
 
     num_sampled_clients: int
+    noise_multiplier: float
+    clipping_norm: float
+    clipped_count_stddev: float
+    noise = NoiseSource()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -39,8 +54,29 @@ class _OfThoseWhoAnswered(Strategy):
         if not good:
             return None, None
         self.num_sampled_clients = len(good)
-        # The next in line is Flower's own.
-        return super().aggregate_train(server_round, good)  # type: ignore[safe-super]
+        for reply in good:
+            for record in reply.content.metric_records.values():
+                record[_EQUAL_WEIGHT] = 1.0
+        # The norm of an update of nothing is zero: a quotient of numpy's is infinite then, and clips nothing.
+        self.clipping_norm = np.float64(self.clipping_norm)
+        with np.errstate(divide="ignore"):
+            # The next in line is Flower's own.
+            return super().aggregate_train(server_round, good)  # type: ignore[safe-super]
+
+    def _add_noise_to_aggregated_arrays(self, aggregated_arrays: ArrayRecord) -> ArrayRecord:
+        """Add noise of standard deviation z C / n, in float64, and round the sum."""
+        std = self.noise_multiplier * float(self.clipping_norm) / self.num_sampled_clients
+        if not std:
+            return aggregated_arrays
+        noised = {}
+        for name, array in aggregated_arrays.items():
+            mean = array.numpy()
+            noised[name] = Array(np.asarray(mean + std * self.noise.normal(mean.shape), dtype=mean.dtype))
+        return ArrayRecord(noised)
+
+    def _noisy_fraction(self, count: int, total: int) -> float:
+        """Share of the clusters whose update was clipped, with noise."""
+        return (count + self.clipped_count_stddev * float(self.noise.normal(()))) / total
 
 
 class _ServerFixed(_OfThoseWhoAnswered, DifferentialPrivacyServerSideFixedClipping):
@@ -71,7 +107,16 @@ def with_central_noise(config: PrivacyConfig, num_clusters: int) -> Strategy:
     ------
     ValueError
         If so few clusters cannot adapt the clip in secret.
+    RuntimeError
+        If this version of Flower draws its noise elsewhere than in what is replaced here.
     """
+    for base, names in _DRAWN.items():
+        for name in names:
+            if not hasattr(base, name):
+                raise RuntimeError(
+                    f"privacy.update-mechanism: expected {name} of Flower's {base.__name__}, where noise is drawn; "
+                    'install flwr 1.41, or set privacy.update-mechanism = "local"'
+                )
     average = FedAvg(weighted_by_key=_EQUAL_WEIGHT)
     if config.update_mechanism == "server-fixed":
         return _ServerFixed(average, config.update_noise, config.update_clip, num_clusters)
@@ -92,6 +137,9 @@ def tell_clip(aggregator: Strategy, config: ConfigRecord) -> None:
     """Put what Flower's client-side mods ask for into a round's configuration."""
     if isinstance(aggregator, _ClientFixed | _ClientAdaptive):
         config[KEY_CLIPPING_NORM] = float(aggregator.clipping_norm)
+    if isinstance(aggregator, _ClientAdaptive):
+        # The mod does so anyway; replies are checked against their orders.
+        config[KEY_NORM_BIT] = True
 
 
 def adaptive_clip(aggregator: Strategy) -> float | None:

@@ -5,17 +5,20 @@
     checkpoint/round-000007/    weights.safetensors    the global model
                                 decoder.safetensors    optimizer state of the decoder
                                 server.safetensors     memory of the server's optimizer
-                                state.json             queues, losses, where rounds.jsonl ends
+                                state.json             format, run, sizes and digests of the others; queues, losses,
+                                                       where rounds.jsonl ends
 
-A round is committed by the rename of its folder, after all control units have written their own part.
+A round is committed by the rename of its folder, after all control units have written their own part. The last three
+are kept: where the newest is damaged, the run goes on from the one before.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
-import shutil
-import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +26,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from client_pipeline.durable import put_in_place
+from client_pipeline import durable
+from client_pipeline.run_identity import RunIdentity, sealed, unsealed
 
 FOLDER = "checkpoint"
+FORMAT = "collapipe-checkpoint/2"
+KEPT = 3
 _NAME = re.compile(r"^round-(\d{6,})$")
 _TENSORS = {name: f"{name}.safetensors" for name in ("weights", "decoder", "server")}
 _STATE = "state.json"
+
+logger = logging.getLogger("flwr")
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint is not what was written; the one before may be."""
 
 
 class Checkpoint(NamedTuple):
@@ -43,56 +55,120 @@ class Checkpoint(NamedTuple):
     """See :func:`strategies.server_optimizer.memory_of`."""
     state: dict[str, Any]
     """JSON values."""
+    identity: RunIdentity = RunIdentity()
 
 
 def commit(run_dir: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint in one step; older ones are dropped."""
-    folder = run_dir / FOLDER
-    folder.mkdir(exist_ok=True)
-    final = folder / f"round-{checkpoint.round:06d}"
-    aside = Path(tempfile.mkdtemp(dir=folder, prefix=".round-"))
-    try:
-        for field, file in _TENSORS.items():
-            tensors: dict[str, Tensor] = getattr(checkpoint, field)
-            save_file({name: value.contiguous() for name, value in tensors.items()}, aside / file)
-        (aside / _STATE).write_text(json.dumps({"round": checkpoint.round, **checkpoint.state}), encoding="utf-8")
-        put_in_place(aside, final)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    for round_ in _rounds(folder):
-        if round_ != checkpoint.round:
-            shutil.rmtree(folder / f"round-{round_:06d}", ignore_errors=True)
+    """Write a checkpoint in one step; those before the last three are dropped."""
+    folder = durable.make_folders(run_dir / FOLDER)
+    files: dict[str, durable.FileWriter] = {}
+    for field, file in _TENSORS.items():
+        tensors = {name: value.contiguous() for name, value in getattr(checkpoint, field).items()}
+        files[file] = partial(save_file, tensors)
+    final = durable.write_folder(_place(folder, checkpoint.round), files | {_STATE: partial(_write_state, checkpoint)})
+    for round_ in committed_rounds(run_dir)[:-KEPT]:
+        durable.remove(_place(folder, round_))
     return final
 
 
-def last_committed(run_dir: Path) -> Checkpoint:
-    """Read the newest checkpoint of a run.
+def _write_state(checkpoint: Checkpoint, path: Path) -> None:
+    files = {file: _described(path.with_name(file)) for file in _TENSORS.values()}
+    head = {"format": FORMAT, "round": checkpoint.round, "identity": checkpoint.identity._asdict(), "files": files}
+    path.write_text(sealed({**checkpoint.state, **head}), encoding="utf-8")
+
+
+def _described(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": durable.file_digest(path)}
+
+
+def last_committed(run_dir: Path, check: Callable[[Checkpoint], None] = lambda _: None) -> Checkpoint:
+    """Read the newest checkpoint of a run that is whole; says so where it is not the newest.
+
+    Parameters
+    ----------
+    run_dir : the run's
+    check : raises :class:`DamagedCheckpoint` if what belongs to a checkpoint elsewhere is not as it was
 
     Raises
     ------
     FileNotFoundError
         If there is none; the message says why that may be.
     ValueError
-        If a file is damaged; the message names it.
+        If all are damaged, or one was written in another format; the message names it.
     """
-    folder = run_dir / FOLDER
-    rounds = _rounds(folder)
+    rounds = committed_rounds(run_dir)
     if not rounds:
         raise FileNotFoundError(
-            f"{folder}: no checkpoint; the run ended before its first round was done, or ran with "
+            f"{run_dir / FOLDER}: no checkpoint; the run ended before its first round was done, or ran with "
             "checkpoint-every = 0: start it anew"
         )
-    newest = folder / f"round-{max(rounds):06d}"
-    for leftover in folder.glob(".round-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    damages = []
+    for round_ in reversed(rounds):
+        try:
+            found = _read(_place(run_dir / FOLDER, round_), round_)
+            check(found)
+        except DamagedCheckpoint as damage:
+            damages.append(str(damage))
+            continue
+        for damage_text in damages:
+            logger.warning("%s; the run goes on from round %d instead", damage_text, round_)
+        return found
+    raise ValueError("; ".join(damages) + "; no checkpoint is whole: start the run anew")
+
+
+def go_back(run_dir: Path, round_: int) -> None:
+    """Drop what is newer than the checkpoint of a round, and what a killed process has left aside."""
+    folder = run_dir / FOLDER
+    durable.remove_leftovers(folder)
+    for newer in committed_rounds(run_dir):
+        if newer > round_:
+            durable.remove(_place(folder, newer))
+
+
+def committed_rounds(run_dir: Path) -> list[int]:
+    """Rounds with a checkpoint, in their order."""
+    matches = (_NAME.match(path.name) for path in (run_dir / FOLDER).glob("round-*"))
+    return sorted(int(match.group(1)) for match in matches if match)
+
+
+def _read(folder: Path, round_: int) -> Checkpoint:
     try:
-        state = json.loads((newest / _STATE).read_text(encoding="utf-8"))
-        tensors = {field: load_file(newest / file) for field, file in _TENSORS.items()}
-        return Checkpoint(round=max(rounds), state=state, **tensors)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"{newest}: expected a checkpoint, {error}") from error
+        text = (folder / _STATE).read_text(encoding="utf-8")
+        _check_format(text, folder)
+        state = unsealed(text)
+        identity, files = RunIdentity(**state.pop("identity")), state.pop("files")
+        if state["round"] != round_:
+            raise ValueError(f"{_STATE}: expected round {round_}, found {state['round']}")
+        for file in _TENSORS.values():
+            if (found := _described(folder / file)) != files[file]:
+                raise ValueError(f"{file}: expected {_told(files[file])}, found {_told(found)}")
+        tensors = {field: load_file(folder / file) for field, file in _TENSORS.items()}
+    except _OtherFormat:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DamagedCheckpoint(f"{folder}: expected a checkpoint, {error}") from error
+    return Checkpoint(round=round_, state=state, identity=identity, **tensors)
 
 
-def _rounds(folder: Path) -> list[int]:
-    found = (_NAME.match(path.name) for path in folder.glob("round-*"))
-    return [int(match.group(1)) for match in found if match]
+class _OtherFormat(ValueError):
+    """A checkpoint of another version, which may be whole."""
+
+
+def _check_format(text: str, folder: Path) -> None:
+    """Tell a checkpoint of another version from a damaged one, whose text may be anything."""
+    state = json.loads(text)
+    if isinstance(state, dict) and isinstance(state.get("value"), dict):
+        state = state["value"]
+    if isinstance(state, dict) and (found := state.get("format", "none, as before formats had numbers")) != FORMAT:
+        raise _OtherFormat(
+            f"{folder / _STATE}: format: expected {FORMAT}, found {found}; this version of CollaPipe cannot go on from "
+            "it: resume with the version that wrote it, or start a new run"
+        )
+
+
+def _told(described: dict[str, Any]) -> str:
+    return f"{described['bytes']} bytes with SHA-256 {described['sha256'][:12]}"
+
+
+def _place(folder: Path, round_: int) -> Path:
+    return folder / f"round-{round_:06d}"

@@ -8,6 +8,20 @@ from typing import Any
 
 from client_pipeline.system.devices import DeviceProfile
 
+_SOME, _ANY = (1e-30, 1e21), (0.0, 1e21)
+DEVICE_RANGES = {
+    "flop_per_cycle": _SOME,
+    "frequency": _SOME,
+    "memory": _ANY,
+    "kappa": _ANY,
+    "energy_budget_j": _ANY,
+    "link_power_w": _ANY,
+    "link_bandwidth_hz": _SOME,
+    "link_gain": _SOME,
+    "link_interference_w": _ANY,
+}
+"""Least and most of each number of a device that a control unit may report: products of them stay finite."""
+
 
 @dataclass(kw_only=True)
 class ClusterState:

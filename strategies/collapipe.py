@@ -19,7 +19,8 @@ from strategies.clusters import ClusterState
 from strategies.decoder_member import ClusterSummary
 from strategies.decoder_service import DecoderService
 from strategies.planned_strategy import OnPlan, PlannedStrategy, start_from
-from strategies.records import WEIGHT_KEY, read_metric, to_arrays, to_tensors
+from strategies.records import STEPS_KEY, WEIGHT_KEY, read_metric, to_arrays, to_tensors
+from strategies.reply_matching import failed
 from strategies.round_planner import RoundPlanner
 
 HEAD = "head."
@@ -64,6 +65,8 @@ class CollaPipe(PlannedStrategy):
         self._head_loaded = False
         self._addresses: dict[int, DecoderAddress] = {}
         self._start = ArrayRecord()
+        self._refused_updates: list[dict[str, Any]] = []
+        """Clusters of the last round whose updates were left out, with the reason."""
 
     def summary(self) -> None:
         """Log the configuration."""
@@ -114,6 +117,7 @@ class CollaPipe(PlannedStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """As every planned strategy; the record also says who knocked at the decoder's door in vain."""
         joined = super().aggregate_train(server_round, replies)
+        self.record["refused_updates"] = self._refused_updates
         self.record["refused_hellos"] = refused = self.decoder.hellos.take_refused()
         if refused:
             log(WARNING, "aggregate_train: round %d: hellos refused by the decoder: %s", server_round, refused)
@@ -129,37 +133,40 @@ class CollaPipe(PlannedStrategy):
             if summary.left is not None:
                 log(WARNING, "aggregate_train: cluster %d left round %d: %s", cluster, server_round, summary.left)
         # A cluster counts with its encoder if the decoder learned from it too, else in neither average.
-        counted = [
-            reply
-            for reply in replies
-            if reply.has_error() or self._is_credible(reply, summaries[cluster_of[reply.metadata.src_node_id]])
-        ]
+        counted, refused_updates = [], []
+        for reply in replies:
+            cluster = cluster_of[reply.metadata.src_node_id]
+            reason = None if reply.has_error() else unearned(reply, summaries[cluster])
+            if reason is not None:
+                log(WARNING, "aggregate_train: the update of cluster %d is left out: %s", cluster, reason)
+                refused_updates.append({"cluster": cluster, "reason": reason})
+            counted.append(reply if reason is None else failed(reply, reason))
+        self._refused_updates = refused_updates
         good = [reply for reply in counted if not reply.has_error()]
         round_ = self.decoder.finish_round(
             {cluster_of[reply.metadata.src_node_id]: read_metric(reply, WEIGHT_KEY) for reply in good}
         )
         encoder, metrics_record = self.aggregator.aggregate_train(server_round, counted)
+        self.averaged = encoder is not None
         if encoder is None:
-            if not good:
-                return None, metrics_record, counted
-            # The decoder has learned all the same: its weights go with the encoder that it will go on with.
+            # The decoder may have learned all the same: its weights go with the encoder that it will go on with.
             encoder = self._start
         # The scalars of Flower's adaptive strategies make float64 of it.
         trained = {name: value.to(torch.float32) for name, value in to_tensors(encoder).items()}
         whole = {**trained, **{HEAD + name: value for name, value in round_.head.items()}}
         return to_arrays(whole), metrics_record, counted
 
-    @staticmethod
-    def _is_credible(reply: Message, summary: ClusterSummary) -> bool:
-        """Whether a cluster trained, and claims some weight in the average, but no more than the decoder has seen."""
-        # What Flower's strategies weight by: the targets, or where all count alike the steps.
-        for key, seen in ((WEIGHT_KEY, summary.weight), ("steps", summary.steps)):
-            claimed = read_metric(reply, key)
-            if summary.steps and not 0 < claimed <= seen * (1 + 1e-6):
-                said = f"it claims {key} = {claimed:g}, the decoder has seen {seen:g}"
-                log(WARNING, "aggregate_train: a cluster's update is left out: %s", said)
-                return False
-        return summary.steps > 0
+
+def unearned(reply: Message, summary: ClusterSummary) -> str | None:
+    """Why an update may not count, as the decoder did not learn from its cluster what it claims; None if it did."""
+    if summary.left is not None:
+        return f"the cluster left the decoder's round: {summary.left}"
+    # What Flower's strategies weight by: the targets, or where all count alike the steps.
+    for key, seen in ((WEIGHT_KEY, summary.weight), (STEPS_KEY, float(summary.steps))):
+        claimed = read_metric(reply, key)
+        if not 0 < claimed <= seen * (1 + 1e-6):
+            return f"it claims {key} = {claimed:g}, the decoder has seen {seen:g}"
+    return None
 
 
 def encoder_of(arrays: ArrayRecord) -> ArrayRecord:

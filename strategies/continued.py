@@ -68,14 +68,15 @@ def check_unchanged(began: Mapping[str, object], now: Mapping[str, object], free
     ValueError
         Naming the keys that differ.
     """
-
-    def is_free(key: str) -> bool:
-        return key in free or key.rpartition(".")[0] + "." in free
-
-    changed = sorted(k for k in began.keys() | now.keys() if not is_free(k) and began.get(k) != now.get(k))
+    changed = sorted(k for k in began.keys() | now.keys() if not is_free(k, free) and began.get(k) != now.get(k))
     if changed:
         told = ", ".join(f"{key} (it was {began.get(key)!r}, is {now.get(key)!r})" for key in changed)
         raise ValueError(f"resume: a run goes on as it began, but {told}; put it back, or start a new run")
+
+
+def is_free(key: str, free: Collection[str]) -> bool:
+    """Whether a key is one of ``free``, or in one of its tables."""
+    return key in free or key.rpartition(".")[0] + "." in free
 
 
 def check_resumable(name: str, options: dict[str, object]) -> None:

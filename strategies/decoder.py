@@ -26,7 +26,7 @@ from strategies.decoder_member import (
     MicroBatch,
     NotFiniteRefusal,
     Refusal,
-    check_tensors,
+    check_values,
     is_finite,
 )
 from strategies.decoder_round import DecoderRound, Seat
@@ -110,7 +110,7 @@ class DecoderTrainer:
 
     @property
     def tied(self) -> dict[str, str]:
-        """The decoder's own name and the embedding's own name of each matrix that both read."""
+        """Names of each matrix that both read: the decoder's own, and the embedding's own."""
         return tied_names(self._trainer.head)
 
     def open_round(
@@ -249,7 +249,7 @@ class DecoderTrainer:
         """
         round_, step = self._round, batch.step
         self._begin_again(step.round, cluster, step.step, batch.attempt, seat)
-        check_tensors(batch)
+        check_values(batch)
         # One after the other: a stream that was cut meanwhile must find its step as it was before, or after.
         with self._compute:
             with round_.state:
@@ -301,7 +301,9 @@ class DecoderTrainer:
 
     def await_step(self, round_: int, cluster: int, step: int, seat: int | None = None) -> None:
         """Wait until the decoder has taken a step that the cluster has closed."""
-        if self._round.wait_for_others(round_, cluster, step, seat):
+        if self._sync == "round":
+            self._round.wait_until_taken(round_, cluster, step, seat)
+        elif self._round.wait_for_others(round_, cluster, step, seat):
             self._take(list(self._round.closed.values()), round_, step)
 
     def _take(self, shares: list[Contribution], round_: int, step: int) -> None:
@@ -331,6 +333,11 @@ class DecoderTrainer:
     def leave(self, round_: int, cluster: int, reason: str, seat: int | None = None) -> None:
         """Take a cluster out of the round; its unclosed step does not count. Never waits for the decoder."""
         self._round.leave(round_, cluster, reason, seat)
+
+    @property
+    def current(self) -> DecoderRound:
+        """The round that was opened last."""
+        return self._round
 
     def end_round(self) -> dict[int, ClusterSummary]:
         """Close the round: whoever is still in it is refused from now on. Returns what each cluster contributed.

@@ -22,6 +22,8 @@ class DecoderConfig:
     """How long the CUs of a round wait for each other's hello [s]."""
     step_timeout: float = 300.0
     """How long a CU waits for the others to close a step [s]."""
+    reply_timeout: float = 600.0
+    """How long a CU's update may take after its goodbye to the decoder [s]."""
     max_frame_bytes: int = DEFAULT_MAX_BYTES
     """Largest frame that is accepted [byte]."""
     frames_per_second: float = 2000.0
@@ -32,11 +34,13 @@ class DecoderConfig:
     """PEM file of its private key."""
     tls_ca: str = ""
     """PEM file of the CA that signed the certificates of the service and of the CUs: turns on mutual TLS."""
+    tls_crl: str = ""
+    """PEM file of the certificates that this CA has revoked; their streams are refused."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be served, or not safely."""
         host, _ = split_address("decoder.bind", self.bind)
-        for name in ("join_timeout", "step_timeout"):
+        for name in ("join_timeout", "step_timeout", "reply_timeout"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"decoder.{name.replace('_', '-')}: expected seconds above 0, found {value}")
@@ -48,6 +52,8 @@ class DecoderConfig:
             raise ValueError("decoder.tls-certificate and decoder.tls-key: expected both or none, found one")
         if self.tls_ca and not self.tls_certificate:
             raise ValueError("decoder.tls-ca: mutual TLS also needs decoder.tls-certificate and decoder.tls-key")
+        if self.tls_crl and not self.tls_ca:
+            raise ValueError("decoder.tls-crl: a list of revoked certificates also needs decoder.tls-ca")
         if not is_loopback(host) and not self.tls_certificate:
             raise ValueError(
                 f"decoder.bind: {self.bind!r} can be reached from other machines and there is no TLS; "

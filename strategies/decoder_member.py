@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from client_pipeline.link.tied import TiedRows
 from client_pipeline.partition.parts import target_weight
 from client_pipeline.runtime.micro_batches import StepId
+
+MOST_BEGINNINGS = 64
+"""A step is begun again for each device that is lost in it; without end it would keep the decoder computing."""
 
 
 class Refusal(ValueError):
@@ -69,6 +71,12 @@ class Member:
         """Number of its newest stream."""
         self.away_since: float | None = None
         """When its stream was cut [s, monotonic]; None while it is there."""
+        self.heard_at = 0.0
+        """When it last did something [s, monotonic]."""
+        self.gone_at = 0.0
+        """When it finished or left [s, monotonic]."""
+        self.silent = False
+        """Whether it left because nothing came from it in time."""
         self.local_steps = local_steps
         self.tied = dict(tied or {})
         """Values of the tied matrices that this cluster's step computes with: at first those of the round."""
@@ -78,6 +86,8 @@ class Member:
         self.left: str | None = None
         self.step = 1
         self.attempt = 0
+        self.beginnings = 1
+        """Of the step in progress, whatever its attempts are called."""
         self.steps, self.weight, self.loss_sum = 0, 0.0, 0.0
         self.reset_step()
 
@@ -96,6 +106,7 @@ class Member:
         """Note that the decoder took the step in progress."""
         self.step += 1
         self.attempt = 0
+        self.beginnings = 1
         self.steps += 1
         self.weight += self.step_weight
         self.loss_sum += self.step_loss_sum
@@ -128,7 +139,12 @@ class Member:
 
     def begins_again(self, step: int, attempt: int, waiting: bool) -> bool:
         """Whether the cluster has dropped the step in progress and begins it once more."""
-        return step == self.step and attempt > self.attempt and not waiting
+        if step != self.step or attempt <= self.attempt or waiting:
+            return False
+        self.beginnings += 1
+        if self.beginnings > MOST_BEGINNINGS:
+            raise Refusal(f"step {step} was begun more than {MOST_BEGINNINGS} times")
+        return True
 
     def take_tied(self, step: int, name: str, start: int, rows: Tensor, waiting: bool) -> None:
         """Take rows of a tied matrix, before the first micro-batch of a step; refuse them at any other time."""
@@ -164,27 +180,17 @@ class Member:
             raise Refusal(f"step {step}: expected a clipping factor in [0, 1], found {scale}")
 
 
-def check_tensors(batch: MicroBatch) -> None:
-    """Refuse tensors that do not fit together or are not finite.
+def check_values(batch: MicroBatch) -> None:
+    """Refuse activations that are not finite, and a weight that the labels do not have.
 
     Raises
     ------
     Refusal
         Naming the tensor, and what was expected and found.
     """
-    hidden, mask = batch.hidden_BTD, batch.mask_BT
-    if hidden.ndim != 3 or not hidden.is_floating_point() or 0 in hidden.shape:
-        raise Refusal(f"hidden: expected floats [B, T, D], found {hidden.dtype} {list(hidden.shape)}")
-    if mask.dtype != torch.bool or mask.shape != hidden.shape[:2]:
-        raise Refusal(f"mask: expected bool {list(hidden.shape[:2])}, found {mask.dtype} {list(mask.shape)}")
-    for name, target in batch.targets.items():
-        if target.ndim < 1 or len(target) != len(hidden):
-            raise Refusal(f"target.{name}: expected {len(hidden)} examples, found shape {list(target.shape)}")
-    if "labels" not in batch.targets or batch.targets["labels"].dtype != torch.int64:
-        raise Refusal("target.labels: expected int64 labels")
     if batch.weight != target_weight(batch.targets):
         raise Refusal(f"weight: expected {target_weight(batch.targets)} as the labels say, found {batch.weight:g}")
-    if not is_finite(hidden):
+    if not is_finite(batch.hidden_BTD):
         raise NotFiniteRefusal(f"hidden: micro-batch {batch.micro_batch} holds NaN or Inf: training diverged on the CU")
 
 

@@ -23,8 +23,10 @@ from strategies.decoder_member import Member, Refusal, Superseded
 # A child of Flower's logger: its lines appear among those of the server app.
 logger = logging.getLogger("flwr.collapipe.decoder")
 
-AWAY_S = 30.0
+AWAY_S = 18.0
 """How long a cluster whose stream was cut may take to open it again [s]."""
+_SILENT = 2.0
+"""A stream that is open and brings nothing is waited for this many times as long as a cluster that others wait for."""
 _LOOK_S = 1.0
 """How often a barrier looks who is late [s]."""
 
@@ -40,6 +42,18 @@ class Seat(NamedTuple):
     """Step in progress."""
     closed: bool
     """Whether the cluster has closed it and waits for the others."""
+
+
+class Standing(NamedTuple):
+    """Where a cluster is in a round, for whoever waits for its answer."""
+
+    place: str
+    """``awaited`` (it has not joined), ``trains``, ``away`` (its stream is cut), ``finished``, ``left`` (somebody said
+    so for it) or ``lost`` (it was too late)."""
+    since: float
+    """Since when; for ``trains``: when it was heard last [s, monotonic]."""
+    reason: str
+    """In words."""
 
 
 class DecoderRound:
@@ -74,7 +88,30 @@ class DecoderRound:
         self.closed: dict[int, Contribution] = {}
         """Shares of the clusters that have closed the step in progress."""
         self._applied, self._applying = 0, False
+        self._opened = time.monotonic()
         self._first_hello: float | None = None
+
+    def standings(self) -> dict[int, Standing]:
+        """Where each cluster is; those that are too late leave. Never waits for the decoder."""
+        with self.state:
+            if self.open:
+                self._expire()
+            return {cluster: self._standing(member) for cluster, member in sorted(self.members.items())}
+
+    def give_up(self, cluster: int, reason: str) -> None:
+        """Take a cluster out of the round: its answer says, or its silence, that no more is to come."""
+        self.leave(self.number, cluster, reason)
+
+    def _standing(self, member: Member) -> Standing:
+        if member.left is not None:
+            return Standing("lost" if member.silent else "left", member.gone_at, member.left)
+        if member.finished:
+            return Standing("finished", member.gone_at, "it has trained, and its update has not come")
+        if not member.joined:
+            return Standing("awaited", self._first_hello or self._opened, "it has not joined the decoder's round")
+        if member.away_since is not None:
+            return Standing("away", member.away_since, "its stream to the decoder broke off")
+        return Standing("trains", member.heard_at, f"it is at step {member.step}")
 
     def member(self, round_: int, cluster: int, seat: int | None = None, *, joined: bool = True) -> Member:
         """Return a cluster that may act now; held.
@@ -99,6 +136,7 @@ class DecoderRound:
             raise Refusal(f"cluster {cluster} has left round {round_}: {member.left or 'it said goodbye'}")
         if joined and not member.joined:
             raise Refusal(f"cluster {cluster} has not joined round {round_}")
+        member.heard_at = time.monotonic()
         return member
 
     # Coming and going.
@@ -155,17 +193,20 @@ class DecoderRound:
                 raise Refusal(f"cluster {cluster} has not joined round {round_}")
             if member.next_micro_batch:
                 raise Refusal(f"goodbye before step {member.step} was closed")
-            member.finished = True
+            member.finished, member.gone_at = True, time.monotonic()
             self.state.notify_all()
 
-    def leave(self, round_: int, cluster: int, reason: str, seat: int | None = None) -> None:
-        """Take a cluster out of the round; its unclosed step does not count. Never waits for the decoder."""
+    def leave(self, round_: int, cluster: int, reason: str, seat: int | None = None, *, silent: bool = False) -> None:
+        """Take a cluster out of the round; its unclosed step does not count. Never waits for the decoder.
+
+        ``silent``: nobody has said so for it.
+        """
         with self.state:
             member = self.members.get(cluster)
             if not (self.open and round_ == self.number and member) or member.gone:
                 return
             if seat is None or seat == member.seat:
-                member.left = reason
+                member.left, member.gone_at, member.silent = reason, time.monotonic(), silent
                 logger.warning("Decoder: cluster %s left round %s: %s", cluster, round_, reason)
                 self.state.notify_all()
 
@@ -178,6 +219,7 @@ class DecoderRound:
             for member in self.members.values():
                 if not member.gone:
                     member.left = "did not finish before the round ended" if member.joined else "did not join"
+                    member.gone_at = time.monotonic()
             self.state.notify_all()
 
     # The barrier.
@@ -209,10 +251,20 @@ class DecoderRound:
                             other,
                             f"it did not close step {step} within {self.step_timeout_s:g} s of another cluster; raise "
                             "decoder.step-timeout if it is only slow",
+                            silent=True,
                         )
                     continue
                 self.state.wait(min(max(end - time.monotonic(), 0.01), _LOOK_S))
             return False
+
+    def wait_until_taken(self, round_: int, cluster: int, step: int, seat: int | None) -> None:
+        """Wait for a step that another stream of the cluster has closed, and takes."""
+        end = time.monotonic() + self.step_timeout_s
+        with self.state:
+            while self.member(round_, cluster, seat).step <= step:
+                if time.monotonic() >= end:
+                    raise Refusal(f"step {step} was not taken within {self.step_timeout_s:g} s")
+                self.state.wait(_LOOK_S)
 
     def applied(self, step: int, shares: Iterable[Contribution]) -> None:
         """Count a step that the decoder has taken; held."""
@@ -224,20 +276,29 @@ class DecoderRound:
 
     def _missing(self) -> list[int]:
         """Clusters that the barrier waits for; those that are too late in some way are taken out of the round."""
-        assert self._first_hello is not None
-        now = time.monotonic()
-        missing = []
+        self._expire()
+        return [n for n, member in sorted(self.members.items()) if not member.gone and n not in self.closed]
+
+    def _expire(self) -> None:
+        """Take out of the round who is too late in some way."""
+        now, away_s = time.monotonic(), min(AWAY_S, self.step_timeout_s)
+        silent_s = _SILENT * max(self.join_timeout_s, self.step_timeout_s)
         for cluster, member in sorted(self.members.items()):
             if member.gone or cluster in self.closed:
                 continue
-            away_s = min(AWAY_S, self.step_timeout_s)
-            if not member.joined and now >= self._first_hello + self.join_timeout_s:
-                self.leave(self.number, cluster, f"it did not join within {self.join_timeout_s:g} s of the first")
-            elif member.away_since is not None and now >= member.away_since + away_s:
-                self.leave(self.number, cluster, f"its stream broke off and did not come back within {away_s:g} s")
-            if not member.gone:
-                missing.append(cluster)
-        return missing
+            reason = ""
+            if not member.joined:
+                # Clients that run one after the other join late.
+                late = self._first_hello is not None and now >= self._first_hello + self.join_timeout_s
+                if late and self.sync == "step":
+                    reason = f"it did not join within {self.join_timeout_s:g} s of the first"
+            elif member.away_since is not None:
+                if now >= member.away_since + away_s:
+                    reason = f"its stream broke off and did not come back within {away_s:g} s"
+            elif now >= member.heard_at + silent_s:
+                reason = f"its stream has brought nothing for {silent_s:g} s"
+            if reason:
+                self.leave(self.number, cluster, reason, silent=True)
 
     def _decide(self, first_hello: float) -> None:
         members = self.members.values()

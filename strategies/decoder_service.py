@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
 
 import grpc
 from torch import Tensor
@@ -22,27 +19,13 @@ from strategies.decoder import DecoderTrainer, RoundSummary
 from strategies.decoder_config import DecoderConfig, check_pair, split_address
 from strategies.decoder_member import ClusterSummary, MicroBatch, NotFiniteRefusal, Refusal, Superseded
 from strategies.privacy_accountant import Sent
-from strategies.round_tokens import RoundTokens
-from strategies.stream_limits import Allowance, HelloGuard, TooManyHellos, peer_name, printable
+from strategies.revoked_certificates import RevokedCertificates
+from strategies.step_limits import StepLimits
+from strategies.stream_limits import Allowance, HelloGuard, TooManyHellos, printable
+from strategies.stream_reception import OpenStream, Reception
 
-_HELLO_BYTES = 16 * 2**10
-_HELLO_TIMEOUT_S = 20.0
 _HANDSHAKE_TIMEOUT_S = 15.0
 _STOP_S = 5.0
-
-
-@dataclass
-class _Stream:
-    """Whose a stream is; nobody's before its hello."""
-
-    round: int = 0
-    cluster: int = -1
-    seat: int = 0
-    """Streams of the cluster before this one."""
-    resume: str = ""
-    """The token of the next one."""
-    welcome: bool = False
-    """Whether the trainer has let it in."""
 
 
 class DecoderService:
@@ -54,7 +37,7 @@ class DecoderService:
     trainer : what the frames are handed to
     num_clusters : most clusters of a round; every stream takes a thread
     codec : how activations and gradients travel; a CU that declares another is refused
-    max_examples : most examples of a cluster's step, and so its most micro-batches
+    limits : what a cluster's step may hold
 
     Raises
     ------
@@ -68,26 +51,22 @@ class DecoderService:
         trainer: DecoderTrainer,
         num_clusters: int,
         codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
-        max_examples: int = 2**16,
+        limits: StepLimits = StepLimits(),  # noqa: B008
     ) -> None:
         self.config = config
         self.trainer = trainer
         self.codec = codec
-        self.max_examples = max_examples
-        self._num_streams = 2 * num_clusters + 2
-        # Those that have not said hello never take the threads of the round's clusters.
-        self.hellos = HelloGuard(num_clusters + 2)
+        self.limits = limits
+        self.reception = Reception(trainer, codec, num_clusters)
         self._certificate = read_pem(config.tls_certificate, "decoder.tls-certificate")
         self._key = read_pem(config.tls_key, "decoder.tls-key")
         self._ca = read_pem(config.tls_ca, "decoder.tls-ca")
         if self._certificate is not None:
             check_pair(config.tls_certificate, config.tls_key)
+        self._revoked = RevokedCertificates(config.tls_crl, self._ca) if config.tls_crl and self._ca else None
         self._server: grpc.Server | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._address = ""
-        self._lock = threading.Lock()
-        self._tokens = RoundTokens()
-        self._streams: dict[grpc.ServicerContext, int] = {}
         self.sent: dict[int, Sent] = {}
         """What has come of each cluster's activations in the run."""
         self.on_repeat: Callable[[], None] = lambda: None
@@ -109,11 +88,12 @@ class DecoderService:
             # A few bytes that unpack to gigabytes are not unpacked: bit 0 is "as it is".
             ("grpc.compression_enabled_algorithms_bitset", 1),
             ("grpc.max_metadata_size", 8192),
-            ("grpc.max_concurrent_streams", self._num_streams),
+            ("grpc.max_concurrent_streams", self.reception.most_streams),
             ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_TIMEOUT_S * 1000)),
         ]
-        threads = ThreadPoolExecutor(self._num_streams, thread_name_prefix="decoder")
-        server = grpc.server(threads, options=options, maximum_concurrent_rpcs=self._num_streams)
+        most = self.reception.most_streams
+        threads = ThreadPoolExecutor(most, thread_name_prefix="decoder")
+        server = grpc.server(threads, options=options, maximum_concurrent_rpcs=most)
         exchange = grpc.stream_stream_rpc_method_handler(self._serve, None, None)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: exchange}),))
         host, port = split_address("decoder.bind", self.config.bind)
@@ -130,6 +110,11 @@ class DecoderService:
         self._server, self._threads = server, threads
         self._address = f"{host}:{bound}"
         return self._address
+
+    @property
+    def hellos(self) -> HelloGuard:
+        """Who knocks at the service's door, and in vain."""
+        return self.reception.hellos
 
     @property
     def advertised(self) -> str:
@@ -149,11 +134,7 @@ class DecoderService:
         """
         clusters = list(clusters)
         self.trainer.open_round(round_, clusters, local_steps, tied)
-        with self._lock:
-            tokens = self._tokens.open(round_, clusters)
-            old = list(self._streams)
-        for context in old:
-            context.cancel()
+        tokens = self.reception.open_round(round_, clusters)
         root = self._ca or self._certificate or b""
         return {
             cluster: DecoderAddress(
@@ -172,14 +153,12 @@ class DecoderService:
 
     def end_round(self) -> dict[int, ClusterSummary]:
         """Let nobody in any more; the round's tokens are worth nothing. See :meth:`DecoderTrainer.end_round`."""
-        with self._lock:
-            self._tokens.close()
+        self.reception.close_round()
         return self.trainer.end_round()
 
     def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
         """Close the round; its tokens are worth nothing from now on. See :meth:`DecoderTrainer.finish_round`."""
-        with self._lock:
-            self._tokens.close()
+        self.reception.close_round()
         return self.trainer.finish_round(weights)
 
     def __enter__(self) -> DecoderService:
@@ -210,23 +189,26 @@ class DecoderService:
 
     def _serve(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer one stream. An error of the CU ends the stream with a reason, never the service."""
-        stream = _Stream()
+        stream: OpenStream | None = None
         try:
-            if not self._greeted(frames, stream, context):
+            if self._revoked is not None:
+                self._revoked.check(context.auth_context())
+            stream = self.reception.greet(frames, context)
+            if stream is None:
                 return
             yield from self._welcome(stream, context)
             allowance = Allowance(self.config.frames_per_second, 2 * self.config.frames_per_second)
-            for i, data in enumerate(frames):
-                if i == 0:
-                    with self._lock:
-                        self._tokens.hear(stream.round, stream.cluster, stream.seat)
+            for data in frames:
+                self.reception.heard(stream)
                 if wait_s := allowance.take():
                     # What is not read yet holds the sender back.
                     time.sleep(wait_s)
                 frame = decode(data, self.config.max_frame_bytes)
+                del data
                 yield from self._answers(frame, stream)
                 if frame.kind in ("bye", "leave"):
                     return
+                del frame  # nothing of it is in memory while the next one comes
             # Without a goodbye: a cut looks like that, too.
         except Superseded:
             pass  # the cluster goes on with another stream
@@ -240,107 +222,32 @@ class DecoderService:
             self._refuse(stream, context, grpc.StatusCode.OUT_OF_RANGE, str(error))
         except Refusal as error:
             self._refuse(stream, context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-
-    def _greeted(self, frames: Iterator[bytes], stream: _Stream, context: grpc.ServicerContext) -> bool:
-        """Wait for a stream's first frame and check it; False: it wanted to leave. See :meth:`_admit`."""
-        peer = peer_name(context.peer_identities(), context.peer())
-        self.hellos.enter(peer)
-        # A stream that says nothing must not hold a thread for ever.
-        silence = threading.Timer(_HELLO_TIMEOUT_S, context.cancel)
-        silence.daemon = True
-        silence.start()
-        wrong = "no hello came"
-        try:
-            first = next(frames, None)
-            if first is None:
-                raise FrameError("expected a hello frame, found the end of the stream")
-            wrong = "malformed"
-            hello = decode(first, _HELLO_BYTES)
-            wrong = "not admitted"
-            if hello.kind == "leave":
-                self._leave_by_token(hello.header)
-            else:
-                self._admit(hello, stream, context)
-            wrong = ""
-            return hello.kind != "leave"
         finally:
-            silence.cancel()
-            self.hellos.leave()
-            if wrong:
-                self.hellos.wrong(peer, wrong)
+            self.reception.release(stream)
 
-    def _refuse(self, stream: _Stream, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str) -> None:
+    def _refuse(
+        self, stream: OpenStream | None, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str
+    ) -> None:
         """End a stream with a reason; its cluster has left the round."""
         reason = printable(reason)
-        if stream.cluster >= 0:
+        if stream is not None:
             self.trainer.leave(stream.round, stream.cluster, reason, stream.seat)
         context.abort(code, reason)
 
-    def _admit(self, hello: Frame, stream: _Stream, context: grpc.ServicerContext) -> None:
-        """Check the token of a hello: that of the round, or the one that opens a stream again.
-
-        Raises
-        ------
-        PermissionError
-            With a reason that tells nothing about the right token.
-        """
-        if hello.kind != "hello":
-            raise FrameError(f"expected a hello frame first, found {hello.kind}")
-        header = hello.header
-        if header["version"] != PROTOCOL_VERSION:
-            raise FrameError(
-                f"protocol version: expected {PROTOCOL_VERSION}, found {header['version']}; install the same release"
-            )
-        if (declared := header.get("codec", "none")) != self.codec.name:
-            raise FrameError(
-                f"codec of the activations: expected {self.codec.name}, found {declared:.40}; set "
-                "compression.activations alike on the server and all clusters"
-            )
-        cluster = int(header["cluster"])
-        with self._lock:
-            stream.seat, stream.resume = self._tokens.admit(cluster, header["round"], header["token"])
-            old = [other for other, owner in self._streams.items() if owner == cluster]
-            self._streams[context] = cluster
-            stream.round, stream.cluster = self._tokens.round, cluster
-        # A stream that only looks open, its cable cut, gives way to the new one.
-        for other in old if stream.seat else ():
-            other.cancel()
-        if not context.add_callback(lambda: self._gone(context, stream)):
-            self._gone(context, stream)
-
-    def _leave_by_token(self, header: Mapping[str, Any]) -> None:
-        """Take a cluster out of the round for whoever holds the round's token: its control unit is gone."""
-        if not {"token", "round", "cluster"} <= header.keys():
-            raise FrameError("header of a leave frame that comes first: expected token, round and cluster")
-        with self._lock:
-            self._tokens.check(int(header["cluster"]), header["round"], header["token"])
-        self.trainer.leave(int(header["round"]), int(header["cluster"]), printable(str(header["reason"])))
-
-    def _welcome(self, stream: _Stream, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _welcome(self, stream: OpenStream, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Join, or come back; a step that was closed before the cut is confirmed when it is taken."""
         if stream.seat:
             seat = self.trainer.rejoin(stream.round, stream.cluster, stream.seat)
         else:
             seat = self.trainer.join(stream.round, stream.cluster)
-        stream.welcome = True
-        if not context.is_active():  # it ended while it waited, and was not there to be missed
-            self._gone(context, stream)
+        self.reception.welcomed(stream, context)
         told = {"decoder_sync": seat.sync, "resume": stream.resume, "step": seat.step, "closed": int(seat.closed)}
         yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, **told})
         if seat.closed:
             self.trainer.await_step(stream.round, stream.cluster, seat.step, seat.number)
             yield encode({"kind": "step_applied", "round": stream.round, "step": seat.step})
 
-    def _gone(self, context: grpc.ServicerContext, stream: _Stream) -> None:
-        """Note that a stream has ended, even while its thread waits itself."""
-        with self._lock:
-            self._streams.pop(context, None)
-        if stream.welcome or stream.seat:
-            self.trainer.away(stream.round, stream.cluster, stream.seat)
-        else:  # without a welcome it has no token to come back with
-            self.trainer.leave(stream.round, stream.cluster, "its stream broke off")
-
-    def _answers(self, frame: Frame, stream: _Stream) -> Iterator[bytes]:
+    def _answers(self, frame: Frame, stream: OpenStream) -> Iterator[bytes]:
         header, round_, cluster, seat = frame.header, stream.round, stream.cluster, stream.seat
         if frame.kind == "bye":
             self.trainer.finish(round_, cluster, seat)
@@ -370,17 +277,15 @@ class DecoderService:
                     yield encode({"kind": "tied_gradient", **place, "name": name, "start": start}, {"rows": rows})
 
     def _micro_batch(self, frame: Frame, cluster: int) -> MicroBatch:
-        """Read a micro-batch; raises Refusal if it is too many, or its activations are not of the codec."""
-        header = frame.header
+        """Read a micro-batch; raises Refusal if it, or its step, is more than the limits admit."""
+        header, mask_BT = frame.header, frame.tensors["mask"]
+        self.limits.check(frame.tensors["hidden"], mask_BT, frame.targets, self.codec)
+        self.limits.check_weights(header["weight"], header.get("total_weight"), header["num_micro_batches"])
+        # Only now is it counted, whatever the decoder makes of it: it was received.
         sent = self.sent.setdefault(cluster, Sent())
-        if sent.add((header["round"], header["step"]), header["micro_batch"], frame.tensors["mask"]):
+        if sent.add((header["round"], header["step"]), header["micro_batch"], mask_BT):
             self.on_repeat()
-        examples = sent.step_examples
-        if max(examples, header["num_micro_batches"]) > self.max_examples:
-            raise Refusal(
-                f"a step has at most {self.max_examples} examples, and no more micro-batches, found {examples} "
-                f"examples and {header['num_micro_batches']} micro-batches"
-            )
+        self.limits.check_examples(sent.step_examples)
         try:
             hidden_BTD = self.codec.decode(frame.tensors["hidden"])
         except ValueError as error:
@@ -392,7 +297,7 @@ class DecoderService:
             weight=header["weight"],
             total_weight=header.get("total_weight"),
             hidden_BTD=hidden_BTD,
-            mask_BT=frame.tensors["mask"],
+            mask_BT=mask_BT,
             targets=frame.targets,
             attempt=header.get("attempt", 0),
         )

@@ -55,3 +55,10 @@ class ForwardingGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """See Grid."""
         return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+def innermost(grid: Grid) -> Grid:
+    """Return Flower's own grid behind all that forward to it."""
+    while isinstance(grid, ForwardingGrid):
+        grid = grid._grid
+    return grid

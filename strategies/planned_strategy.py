@@ -59,6 +59,10 @@ class PlannedStrategy(Strategy):
         self.time_scale = time_scale
         self.record: dict[str, Any] = {}
         """Of the last round: its ``plan`` and its ``virtual`` costs, as JSON values."""
+        self.averaged = True
+        """Whether the last round's updates became an average."""
+        self.uncounted: set[int] = set()
+        """Clusters whose answer to the last round is in no average."""
         self._decision: Decision | None = None
 
     def summary(self) -> None:
@@ -145,7 +149,11 @@ class PlannedStrategy(Strategy):
         assert decision is not None
         state_of = {state.node_id: state for state in self.clusters}
         ordered = sorted(replies, key=lambda reply: state_of[reply.metadata.src_node_id].cluster)
+        self.averaged = True
         arrays, metrics, counted = self.join(server_round, ordered)
+        averaged = self.averaged and arrays is not None
+        in_average = {reply.metadata.src_node_id for reply in counted if averaged and not reply.has_error()}
+        self.uncounted = {state.cluster for node, state in state_of.items() if node not in in_average}
         trained = set()
         for reply in counted:
             if reply.has_error():

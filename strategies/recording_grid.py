@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import WARNING
 from typing import Any, cast
 
-import numpy as np
-from flwr.app import ArrayRecord, Error, Message, MessageType
-from flwr.common.constant import ErrorCode
+from flwr.app import Message, MessageType
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
-from client_pipeline.link.update_codec import UpdateCodec, UpdateError
-from client_pipeline.runtime.faults import FaultRecord
+from client_pipeline.link.update_codec import UpdateCodec
 from strategies.forwarding_grid import ForwardingGrid
-from strategies.records import (
-    ARRAYS,
-    CONFIG,
-    ROUND_KEY,
-    WEIGHT_KEY,
-    read_failure,
-    read_metric,
-    read_report,
-    sole_arrays,
-    to_arrays,
-    to_tensors,
-)
+from strategies.records import CONFIG, ROUND_KEY
+from strategies.reply_intake import ReplyIntake, RoundBounds, TakenReply
+from strategies.reply_matching import match_replies
+from strategies.update_receipts import UpdateReceipts
 
 
 class RoundFailed(RuntimeError):
@@ -46,6 +35,7 @@ class RecordingGrid(ForwardingGrid):
     all_needed_s : how long to wait for a node that is gone, for strategies that need all; None for those that go on
         without it. Flower's own wait has no end.
     codec : of the control units' updates; the strategy gets trained weights. None: these are what is sent.
+    bounds : what the run's configuration says of every honest reply
     borne : rounds in a row that may pass without any client's answer, once there was one
     count_bytes : whether weights that go up and down count; they do not where they travel for evaluation alone
     on_train : called with the round and its clusters before these are asked to train
@@ -58,6 +48,7 @@ class RecordingGrid(ForwardingGrid):
         all_needed_s: float | None = None,
         *,
         codec: UpdateCodec | None = None,
+        bounds: RoundBounds | None = None,
         borne: int = 0,
         count_bytes: bool = True,
         on_train: Callable[[int, list[int]], None] | None = None,
@@ -65,7 +56,10 @@ class RecordingGrid(ForwardingGrid):
         super().__init__(grid)
         self._clusters = dict(clusters)
         self._all_needed_s = all_needed_s
-        self._codec = codec
+        self._intake = ReplyIntake(clusters, codec, bounds)
+        self._compressed = codec is not None
+        self.receipts = UpdateReceipts(clusters.values())
+        """Which updates counted; control units are told where these are compressed."""
         self._borne = borne
         self._empty: int | None = None
         """Rounds in a row without an answer; None before the first answer."""
@@ -110,64 +104,36 @@ class RecordingGrid(ForwardingGrid):
         sent = list(messages)
         if self._on_train is not None and sent and sent[0].metadata.message_type == MessageType.TRAIN:
             self._on_train(_round_of(sent), [self._clusters[message.metadata.dst_node_id] for message in sent])
+        if self._compressed:
+            self.receipts.tell(sent)
         start = time.perf_counter()
-        replies = list(self._grid.send_and_receive(sent, timeout=timeout)) if sent else []
-        replies.sort(key=lambda reply: self._clusters.get(reply.metadata.src_node_id, -1))
-        if sent and sent[0].metadata.message_type == MessageType.TRAIN:
-            bytes_up = self._bytes([reply for reply in replies if not reply.has_error()])
-            begun = {message.metadata.dst_node_id: message for message in sent}
-            replies = [self._checked(reply, begun[reply.metadata.src_node_id]) for reply in replies]
-            self._record(sent, replies, time.perf_counter() - start, bytes_up)
-        return replies
-
-    def _checked(self, reply: Message, order: Message) -> Message:
-        """Return a reply with the trained weights in place of the update; an error's reply if they are none."""
-        if reply.has_error():
-            return reply
-        try:
-            if self._codec is not None:
-                trained = self._codec.apply(to_tensors(sole_arrays(order)), to_tensors(sole_arrays(reply)))
-                reply.content[ARRAYS] = to_arrays(trained)
-            if (name := not_finite(sole_arrays(reply))) is not None:
-                raise UpdateError(f"update of {name}: NaN or Inf: training diverged on the control unit")
-            check_answer(reply)
-        except UpdateError as error:
-            return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(error)), reply_to=order)
-        return reply
+        answers = match_replies(sent, self._grid.send_and_receive(sent, timeout=timeout)) if sent else []
+        seconds = time.perf_counter() - start
+        pairs = sorted(zip(sent, answers, strict=True), key=lambda pair: self._clusters.get(_node(pair[0]), -1))
+        if not sent or sent[0].metadata.message_type != MessageType.TRAIN:
+            return [reply for _, reply in pairs if reply is not None]
+        bytes_up = self._bytes([reply for reply in answers if reply is not None and not reply.has_error()])
+        taken = [self._intake.take(order, reply) for order, reply in pairs]
+        self.receipts.note(_round_of(sent), [reply.cluster for reply in taken if reply.reason is None])
+        self._record(_round_of(sent), taken, seconds, self._bytes(sent), bytes_up)
+        return [reply.message for reply in taken]
 
     def take_round(self) -> dict[str, Any]:
         """Return the record of the last training exchange, once."""
         record, self.last_round = self.last_round, {}
         return record
 
-    def _record(self, sent: list[Message], replies: list[Message], seconds: float, bytes_up: int) -> None:
-        good = [reply for reply in replies if not reply.has_error()]
-        number = _round_of(sent)
-        reasons: dict[int, str] = {}
-        faults: list[dict[str, Any]] = []
-        for reply in replies:
-            cluster = self._clusters.get(reply.metadata.src_node_id, -1)
-            if reply.has_error():
-                reasons[cluster], told = read_failure(reply.error.reason)
-                kind = "nan" if "NaN or Inf" in reasons[cluster] else "cluster"
-                faults += told or [_lost(kind, cluster, number, reasons[cluster])]
-            else:
-                faults += read_report(reply).get("faults", [])
-        answered = {reply.metadata.src_node_id for reply in replies}
-        for message in sent:
-            node = message.metadata.dst_node_id
-            if node not in answered:
-                cluster = self._clusters.get(node, -1)
-                reasons[cluster] = "no reply in time"
-                faults.append(_lost("cluster", cluster, number, reasons[cluster]))
-        weights = [read_metric(reply, WEIGHT_KEY) for reply in good]
-        loss_sum = sum(read_metric(reply, "loss") * w for reply, w in zip(good, weights, strict=True))
-        self.last_reports = [read_report(reply) for reply in good]
+    def _record(self, number: int, taken: Sequence[TakenReply], seconds: float, bytes_down: int, bytes_up: int) -> None:
+        good = [reply for reply in taken if reply.reason is None]
+        reasons = {reply.cluster: reply.reason for reply in taken if reply.reason is not None}
+        faults = [fault for reply in taken for fault in reply.faults]
+        weight = sum(reply.weight for reply in good)
+        self.last_reports = [reply.report for reply in good]
         self.last_round = {
-            "train_loss": loss_sum / sum(weights) if good else math.nan,
-            "weight": sum(weights),
+            "train_loss": sum(reply.loss * reply.weight for reply in good) / weight if good else math.nan,
+            "weight": weight,
             "messages_s": seconds,
-            "bytes_down": self._bytes(sent),
+            "bytes_down": bytes_down,
             "bytes_up": bytes_up,
             "clusters": self.last_reports,
             "failed": [{"cluster": cluster, "reason": reason} for cluster, reason in sorted(reasons.items())],
@@ -193,30 +159,6 @@ def array_bytes(message: Message) -> int:
     return sum(record.count_bytes() for record in message.content.array_records.values())
 
 
-def check_answer(reply: Message) -> None:
-    """Raise UpdateError for an answer whose numbers and report nobody could add up."""
-    try:
-        for key in (WEIGHT_KEY, "loss", "steps"):
-            if not math.isfinite(value := read_metric(reply, key)):
-                raise UpdateError(f"{key} = {value}: NaN or Inf: training diverged on the control unit")
-            if value < 0 and key != "loss":
-                raise UpdateError(f"{key}: expected at least 0, found {value:g}")
-        read_report(reply)
-    except (KeyError, StopIteration, TypeError, ValueError) as error:
-        if isinstance(error, UpdateError):
-            raise
-        raise UpdateError(f"expected a control unit's answer with numbers and a report, found {error!r}") from error
-
-
-def not_finite(arrays: ArrayRecord) -> str | None:
-    """Name of an array that holds NaN or Inf; None if all are finite."""
-    for name, array in arrays.items():
-        values = array.numpy()
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            return name
-    return None
-
-
 def told_fault(fault: Mapping[str, Any]) -> str:
     """A fault in words, for the log."""
     who = "".join(f", {name} {fault[name]}" for name in ("cluster", "device") if fault.get(name) is not None)
@@ -227,8 +169,8 @@ def told_fault(fault: Mapping[str, Any]) -> str:
     return f"fault ({fault.get('kind')}{who}, step {fault.get('step')}): {end}: {fault.get('reason', '')}"
 
 
-def _lost(kind: str, cluster: int, number: int, reason: str) -> dict[str, Any]:
-    return FaultRecord(kind=kind, cluster=cluster, round=number, recovered=False, reason=reason).to_dict()
+def _node(order: Message) -> int:
+    return int(order.metadata.dst_node_id)
 
 
 def _round_of(orders: list[Message]) -> int:

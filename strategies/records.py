@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +17,18 @@ from client_pipeline.runtime.pacing import Pace
 
 ARRAYS, CONFIG, METRICS, REPORT = "arrays", "config", "metrics", "report"
 ROUND_KEY = "server-round"
+COUNTED_KEY = "updates-counted"
+"""By cluster: the last round whose update of it is in the average."""
+RUN_KEY = "run-name"
+"""Name of the run's directory in a train message: a node that was started again finds its set-up by it."""
 WEIGHT_KEY = "num-examples"
 LOSS_KEY = "loss"
+STEPS_KEY, WALL_KEY = "steps", "wall-s"
+FAULTS_PREFIX = "faults: "
+"""What the line of an error's text that has the round's faults begins with."""
 SETUP = "query.setup"
 """Message type of the exchange before round 1."""
 
-_FAULTS = "faults: "
 _PLAN, _DECODER, _PACE, _WAIVED = "plan", "decoder", "pace", "waived"
 
 
@@ -50,6 +55,10 @@ class TrainOrder:
     """None: the devices run as fast as they can."""
     waived: tuple[str, ...]
     """Constraints that the plan need not meet."""
+    counted: tuple[int, ...] = ()
+    """By cluster: the last round whose update of it is in the average. Empty where updates are not compressed."""
+    run: str = ""
+    """Name of the run's directory; empty: the server does not say."""
 
 
 def train_config(
@@ -77,14 +86,23 @@ def read_train_config(config: ConfigRecord) -> TrainOrder:
     decoder = DecoderAddress.from_dict(json.loads(cast(str, config[_DECODER]))) if _DECODER in config else None
     pace = Pace.from_dict(json.loads(cast(str, config[_PACE]))) if _PACE in config else None
     waived = tuple(cast(list[str], config.get(_WAIVED, [])))
-    return TrainOrder(round=int(cast(int, config[ROUND_KEY])), plan=plan, decoder=decoder, pace=pace, waived=waived)
+    counted = tuple(cast(list[int], config.get(COUNTED_KEY, [])))
+    return TrainOrder(
+        round=int(cast(int, config[ROUND_KEY])),
+        plan=plan,
+        decoder=decoder,
+        pace=pace,
+        waived=waived,
+        counted=counted,
+        run=str(config.get(RUN_KEY, "")),
+    )
 
 
 def reply_content(
     weights: Mapping[str, Tensor], *, weight: int, loss: float, steps: int, wall_s: float, report: dict[str, Any]
 ) -> RecordDict:
     """Pack a control unit's answer: one ArrayRecord, one MetricRecord (always the same keys), one ConfigRecord."""
-    metrics = MetricRecord({WEIGHT_KEY: weight, LOSS_KEY: loss, "steps": steps, "wall-s": wall_s})
+    metrics = MetricRecord({WEIGHT_KEY: weight, LOSS_KEY: loss, STEPS_KEY: steps, WALL_KEY: wall_s})
     return RecordDict(
         {ARRAYS: to_arrays(weights), METRICS: metrics, REPORT: ConfigRecord({"json": json.dumps(report)})}
     )
@@ -92,19 +110,7 @@ def reply_content(
 
 def failure_reason(reason: str, faults: Sequence[Mapping[str, Any]] = ()) -> str:
     """Pack why a control unit could not answer, and what went wrong before, into the text of a Flower error."""
-    return f"{reason}\n{_FAULTS}{json.dumps(list(faults))}" if faults else reason
-
-
-def read_failure(text: str | None) -> tuple[str, list[dict[str, Any]]]:
-    """Unpack :func:`failure_reason`: the reason's last line, which has the error, and the faults."""
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    faults: list[dict[str, Any]] = []
-    if lines and lines[-1].startswith(_FAULTS):
-        with contextlib.suppress(ValueError):
-            found = json.loads(lines[-1].removeprefix(_FAULTS))
-            faults = [fault for fault in found if isinstance(fault, dict)] if isinstance(found, list) else []
-        lines.pop()
-    return (lines[-1][:500] if lines else "no reason given"), faults
+    return f"{reason}\n{FAULTS_PREFIX}{json.dumps(list(faults))}" if faults else reason
 
 
 def read_report(message: Message) -> dict[str, Any]:

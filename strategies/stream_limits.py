@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -57,7 +58,8 @@ class HelloGuard:
     """Bounds the streams that have not said a right hello yet, and the wrong hellos of a peer.
 
     A token has 256 random bits, so nobody guesses one: what is bounded is the threads, the time and the log lines that
-    guessing costs the others. A peer is its certificate's name under mutual TLS, else its address.
+    guessing costs the others. A peer is its address, with its certificate's name under mutual TLS. Waiting in silence
+    shuts nobody out: when all places are taken, the peer that has most of them gives its oldest to whoever comes.
 
     Parameters
     ----------
@@ -69,35 +71,60 @@ class HelloGuard:
         self.most_waiting = most_waiting
         self._clock = clock
         self._lock = threading.Lock()
-        self._waiting = 0
+        self._numbers = itertools.count()
+        self._waiting: dict[int, tuple[str, Callable[[], object]]] = {}
+        """By place, the oldest first: the peer, and how to end its stream."""
         self._wrong: OrderedDict[str, Allowance] = OrderedDict()
         self._refused: Counter[str] = Counter()
 
-    def enter(self, peer: str) -> None:
-        """Let a stream wait for its hello; :meth:`leave` follows.
+    @property
+    def num_waiting(self) -> int:
+        """Streams whose hello is awaited."""
+        with self._lock:
+            return len(self._waiting)
+
+    def enter(self, peer: str, give_way: Callable[[], object]) -> int:
+        """Let a stream wait for its hello; returns its place, to :meth:`leave`.
+
+        Parameters
+        ----------
+        peer : who is at the other end
+        give_way : ends the stream; called from another thread if its place is given to a newer one
 
         Raises
         ------
         TooManyHellos
-            If the peer has got too many wrong, or too many streams wait.
+            If the peer has got too many wrong.
         """
+        ended: Callable[[], object] = int
         with self._lock:
             allowance = self._wrong.get(peer)
             if allowance is not None and allowance.empty:
                 self._refused["too many wrong hellos"] += 1
                 raise TooManyHellos("too many wrong hellos from this peer; wait, and begin with the round's token")
-            if self._waiting >= self.most_waiting:
-                self._refused["too many streams without a hello"] += 1
-                raise TooManyHellos(f"{self._waiting} streams have not said hello yet; try again later")
-            self._waiting += 1
+            if len(self._waiting) >= self.most_waiting:
+                peers = Counter(other for other, _ in self._waiting.values())
+                crowded = max(peers, key=lambda name: peers[name])
+                oldest = next(place for place, (other, _) in self._waiting.items() if other == crowded)
+                ended = self._waiting.pop(oldest)[1]
+                self._refused["gave way to a newer stream"] += 1
+            place = next(self._numbers)
+            self._waiting[place] = (peer, give_way)
+        ended()
+        return place
 
-    def leave(self) -> None:
-        """Note that a stream waits for its hello no longer, whatever it said."""
+    def leave(self, place: int) -> bool:
+        """Note that a stream waits for its hello no longer; returns whether it still had its place."""
         with self._lock:
-            self._waiting -= 1
+            return self._waiting.pop(place, None) is not None
+
+    def count(self, reason: str) -> None:
+        """Note a hello that never came."""
+        with self._lock:
+            self._refused[reason] += 1
 
     def wrong(self, peer: str, reason: str) -> None:
-        """Note a hello that was refused, or never came."""
+        """Note a hello that was refused."""
         with self._lock:
             self._refused[reason] += 1
             if peer not in self._wrong:
@@ -115,14 +142,15 @@ class HelloGuard:
         return refused
 
 
-def printable(reason: str) -> str:
-    """One line of bounded length, for logs and error details: parts of it may come from whoever sent a frame."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason)
-    return text if len(text) <= _REASON_CHARACTERS else text[: _REASON_CHARACTERS - 3] + "..."
+def printable(reason: str, most: int = _REASON_CHARACTERS) -> str:
+    """One line of at most so many characters, for logs and errors: parts of it may come from whoever sent a message."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason[: most + 1])
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def peer_name(names: Iterable[bytes] | None, address: str) -> str:
-    """Who is at the other end: the names in its certificate, or its address without the port."""
-    if names:
-        return " ".join(sorted(name.decode(errors="replace") for name in names))
-    return address.rpartition(":")[0]
+    """Who is at the other end: its address without the port, after the names in its certificate if it has one.
+
+    A certificate alone may be that of many clusters.
+    """
+    return " ".join([*sorted(name.decode(errors="replace") for name in names or ()), address.rpartition(":")[0]])

@@ -1,6 +1,8 @@
 """Fixtures shared by the tests."""
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,13 +34,31 @@ def real_data():
 
 
 @pytest.fixture(scope="session")
-def local_ray():
+def history_checker():
+    """The module of the benchmarks that checks what a run has left behind."""
+    path = Path(__file__).parents[1] / "benchmarks" / "history_checker.py"
+    spec = importlib.util.spec_from_file_location("history_checker", path)
+    module = sys.modules["history_checker"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def ray_secret():
+    """Variables without which no program may speak to ``local_ray``; empty until it has started."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def local_ray(ray_secret):
     """One Ray of this test run's own, ended with it."""
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield ray
-    ray.shutdown()
+    from client_pipeline.runtime.private_ray import private_ray
+
+    with private_ray(num_cpus=4) as environment:
+        ray_secret.update({name: environment[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")})
+        yield ray
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,11 +17,14 @@ from client_pipeline.runtime.optimizer import OptimizerConfig
 from strategies.decoder import DecoderTrainer
 from strategies.decoder_config import DecoderConfig
 from strategies.decoder_service import DecoderService
+from strategies.step_limits import StepLimits
 
 VOCABULARY, WIDTH = 13, 8
 SPEC = transformer.spec(
     vocab_size=VOCABULARY, width=WIDTH, num_heads=2, feed_forward=16, encoder_layers=1, decoder_layers=1, dropout=0.0
 )
+LONGEST = 100
+"""``data.max-length``; the model has positions for more."""
 SGD = OptimizerConfig(name="sgd", lr=0.5)
 
 
@@ -106,7 +109,8 @@ def all_at_once(*functions):
 def service_of(num_clusters=2, sync="step", optimizer=SGD, join_s=20.0, step_s=20.0, **config):
     """A real service on a free port."""
     trainer = DecoderTrainer(head_trainer(optimizer), sync, join_timeout_s=join_s, step_timeout_s=step_s)
-    service = DecoderService(DecoderConfig(**config), trainer, num_clusters)
+    limits = StepLimits.of(SPEC, 2**16, LONGEST)
+    service = DecoderService(DecoderConfig(**config), trainer, num_clusters, limits=limits)
     service.start()
     try:
         yield service

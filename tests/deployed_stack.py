@@ -1,7 +1,9 @@
 """The whole stack of a deployment on test machines: an edge server, two control units, two devices each."""
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -27,10 +29,14 @@ COLLAPIPE = (sys.executable, "-m", "flower_app.cli")
 class Stack:
     """Programs of all machines, as a reader of docs/deployment.md starts them."""
 
-    def __init__(self, hosts, folder, data):
+    def __init__(self, hosts, folder, data, own_devices=0):
         self.hosts, self.folder, self.data = hosts, folder, data
+        self.own_devices = own_devices
+        """Devices that each control unit's machine is itself; 0: each device is a machine."""
         self.certs = folder / "certs"
         self.shared_ports = is_loopback(hosts.address("server"))
+        self.environments = {}
+        """What else stands in the environment of a machine's programs, by its name."""
         self.boxes = {}
         """What runs on each machine, by its name."""
 
@@ -44,13 +50,17 @@ class Stack:
     def up(self, name, *arguments):
         state = () if name.startswith("d") else ("--state", self.folder / f"state-{name}")
         arguments = (*COLLAPIPE, "up", *arguments, "--host", self.hosts.address(name), *state)
-        self.boxes[name] = self.hosts.start(name, *arguments, log=self.log(name), env=ENVIRONMENT)
+        environment = ENVIRONMENT | self.environments.get(name, {})
+        self.boxes[name] = self.hosts.start(name, *arguments, log=self.log(name), env=environment)
 
     def cut_power(self, name):
         """End all that runs on a machine at once."""
         box = self.boxes[name]
-        for process in [psutil.Process(box.pid), *psutil.Process(box.pid).children(recursive=True)]:
-            process.kill()
+        # A machine that shares its namespace with no other is known by that; else by who started what.
+        family = [box.pid, *(child.pid for child in psutil.Process(box.pid).children(recursive=True))]
+        for pid in [*family, *self.hosts.processes(name)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.gone(name)
 
     def gone(self, name):
@@ -60,17 +70,17 @@ class Stack:
         self.hosts.running.remove(box)
 
     def start(self):
-        clusters = ("--clusters", str(NUM_CLUSTERS), "--out", self.certs)
+        clusters = ("--clusters", str(len(self.data)), "--out", self.certs)
         made = self.hosts.run("server", *COLLAPIPE, "certs", "--server", self.hosts.address("server"), *clusters)
         assert made.returncode == 0, made.stderr
         port = SUPERLINK_PORT + self.hosts.ports("server")
         self.up("server", "edge-server", "--certs", self.certs / "server", "--port", port)
         self.wait_for("server", "SuperLink at")
         # One after the other: all at once would be seven starts of Ray on the one machine that this is.
-        for cluster in range(NUM_CLUSTERS):
+        for cluster in range(len(self.data)):
             self.start_cu(cluster)
             self.wait_for(f"cu{cluster}", "SuperNode ID")
-            for device in range(NUM_DEVICES):
+            for device in range(0 if self.own_devices else NUM_DEVICES):
                 self.start_device(cluster, device)
                 self.wait_for(f"d{cluster}{device}", "is up")
 
@@ -82,6 +92,7 @@ class Stack:
             "cu",
             *("--cluster", cluster, "--server", self.superlink, "--certs", self.certs / f"cu-{cluster}"),
             *("--data", self.data[cluster], "--object-store-mb", 80),
+            *(argument for device in range(self.own_devices) for argument in ("--device", device)),
             *(("--ray-port", FIRST_PORT + ports, "--runtime-port", 9094 + ports) if ports else ()),
         )
 

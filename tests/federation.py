@@ -76,14 +76,10 @@ def trained(message, cluster):
     return order, start, {name: p.detach().clone() for name, p in parameters.items()}, weight, loss / weight
 
 
-def answer(message, order, weights, weight, loss, **report):
-    from flwr.app import Message
+def answer(message, order, weights, weight, loss):
+    from replies import answer_to
 
-    from strategies.records import reply_content
-
-    report = {"plan": order.plan.to_dict(), **report}
-    content = reply_content(weights, weight=weight, loss=loss, steps=STEPS, wall_s=0.0, report=report)
-    return Message(content, reply_to=message)
+    return answer_to(message, order.decoder.cluster, weights, weight=weight, loss=loss, steps=STEPS)
 
 
 def honest(message, cluster):

@@ -8,6 +8,8 @@ import subprocess
 import uuid
 from pathlib import Path
 
+from signals import default_signals
+
 
 def namespaces_missing():
     """Why network namespaces cannot be had here; empty if they can."""
@@ -55,6 +57,10 @@ class Hosts:
     def command(self, name, *arguments):
         raise NotImplementedError
 
+    def processes(self, name):
+        """Ids of all processes of a machine, where the machine alone tells them from others; else none."""
+        return []
+
     def start(self, name, *arguments, log, **options):
         """Start a program on a machine."""
         with log.open("ab") as file:
@@ -64,6 +70,7 @@ class Hosts:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=default_signals,
                 **options,
             )
         self.running.append(child)
@@ -131,12 +138,12 @@ class Namespaces(Hosts):
         super().__exit__(*error)
         for name in ("net", *self.names):
             space = f"{self.prefix}-{name}"
-            for pid in self._processes(name):
+            for pid in self.processes(name):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             _try("ip", "netns", "del", space)
 
-    def _processes(self, name):
+    def processes(self, name):
         command = ["ip", "netns", "pids", f"{self.prefix}-{name}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return [int(pid) for pid in done.stdout.split()]
@@ -144,7 +151,7 @@ class Namespaces(Hosts):
     def commands(self, name):
         """Command lines of all processes of a machine."""
         found = []
-        for pid in self._processes(name):
+        for pid in self.processes(name):
             with contextlib.suppress(OSError):
                 found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
         return found
@@ -152,6 +159,20 @@ class Namespaces(Hosts):
     def _ip(self, *arguments):
         if failed := _try("ip", *arguments):
             raise RuntimeError(failed)
+
+    def connect(self, name, connected):
+        """Plug a machine's cable in, or pull it out."""
+        number = self.names.index(name) + 1
+        self._ip("-n", f"{self.prefix}-net", "link", "set", f"v{number}", "up" if connected else "down")
+
+    def pids(self, name, words):
+        """Ids of a machine's processes whose command lines hold these words."""
+        found = []
+        for pid in self.processes(name):
+            with contextlib.suppress(OSError):
+                if words in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                    found.append(pid)
+        return found
 
     def address(self, name):
         return f"10.177.0.{self.names.index(name) + 1}"

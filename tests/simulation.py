@@ -14,6 +14,8 @@ from pathlib import Path
 import cloudpickle
 import psutil
 
+from client_pipeline.runtime.private_ray import private_environment
+
 BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
 TIMEOUT_S = 560.0
 _STARTED = {}
@@ -48,7 +50,8 @@ class _Simulation:
         self.number = 0
         with (self.folder / "log").open("wb") as log:
             command = [sys.executable, __file__, str(self.folder), str(num_nodes)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            environment = os.environ | private_environment()
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def run(self, server, client):
         self.number += 1

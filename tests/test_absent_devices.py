@@ -35,12 +35,12 @@ from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays
 
 
 @contextmanager
-def device_machine(ray, host, device, log):
+def device_machine(ray, ray_secret, host, device, log):
     """A node of the test run's own Ray that says it is a device."""
     temp = Path(short_folder()) / f"collapipe-absent-{os.getpid()}-{device}"
     head = ray.get_runtime_context().gcs_address
     node = RayNode(host=host, head=head, devices=(device,), first_port=free_block(), object_store_mb=80, temp=temp)
-    environment = {**flower_environment(temp / "flower"), "PYTHONPATH": os.environ["PYTHONPATH"]}
+    environment = {**flower_environment(temp / "flower"), "PYTHONPATH": os.environ["PYTHONPATH"], **ray_secret}
     try:
         with running(node.command(), environment, log, lambda: device in joined_devices()):
             yield
@@ -49,7 +49,7 @@ def device_machine(ray, host, device, log):
 
 
 @pytest.mark.timeout(400)
-def test_a_cluster_goes_on_without_the_machine_that_is_down(local_ray, end_actors, monkeypatch, tmp_path):  # noqa: F811
+def test_a_cluster_goes_on_without_the_machine_that_is_down(local_ray, ray_secret, end_actors, monkeypatch, tmp_path):  # noqa: F811
     monkeypatch.setattr(actors, "DEVICES_TIMEOUT_S", 0.1)
     here = local_ray.get_runtime_context().get_node_id()
     host = next(node["NodeManagerAddress"] for node in local_ray.nodes() if node["NodeID"] == here)
@@ -60,7 +60,7 @@ def test_a_cluster_goes_on_without_the_machine_that_is_down(local_ray, end_actor
         report = train_round("actors-absent", 0, order(number), 240, place).report
         return sorted(report["devices"]), [(fault["kind"], fault["device"]) for fault in report["faults"]]
 
-    with device_machine(local_ray, host, 0, tmp_path / "d0.log"):
+    with device_machine(local_ray, ray_secret, host, 0, tmp_path / "d0.log"):
         # Before a run begins somebody can still start what is missing.
         with pytest.raises(ValueError, match=r"devices 1 of 2 have not joined .* start them with collapipe up device"):
             start_control_unit(setup)
@@ -74,7 +74,7 @@ def test_a_cluster_goes_on_without_the_machine_that_is_down(local_ray, end_actor
         restart_control_unit(replace(setup, resume_round=4, lost_at=time.time()))
         assert trained(5) == (["0"], [("joined", None), ("device", 1)])
 
-        with device_machine(local_ray, host, 1, tmp_path / "d1.log"):
+        with device_machine(local_ray, ray_secret, host, 1, tmp_path / "d1.log"):
             deadline, number, faults = time.monotonic() + 120, 6, []
             while not faults:
                 assert time.monotonic() < deadline

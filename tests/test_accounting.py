@@ -75,6 +75,8 @@ def test_a_stock_round_is_recorded_for_those_that_trained():
     assert [c["selected"] for c in record["virtual"]["clusters"]] == [False, True, False]
     assert record["virtual"]["clusters"][1]["channel"] in range(4)
     assert record["virtual"]["latency_s"] > 0
+    # 19 Mbit are 2.375 MB.
+    assert record["virtual"]["clusters"][1]["uplink_bytes"] == scenario.costs.upload_time_bits / 8 == 2.375e6
     # The bound is that of what happened: it used to be that of a round in which nobody uploads.
     link = record["virtual"]["clusters"][1]
     instance = round_instance(scenario, NetworkTrace(scenario).round(1), Queues.empty(3))

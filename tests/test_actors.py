@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from test_federated_equals_central import LR, PLANS
@@ -72,6 +73,43 @@ def test_a_control_unit_keeps_its_place_in_the_data_between_calls_and_yields_to_
     assert "collapipe/actors-1/cluster-1" in left
     with pytest.raises(ControlUnitError, match="collapipe/actors-1/cluster-0: no control unit is running"):
         train_round("actors-1", 0, order(3), 240)
+
+
+def test_a_control_unit_in_a_round_refuses_a_second_run(monkeypatch, local_ray, end_actors, tmp_path):
+    """Of two runs at once each ended the other's control units, again and again."""
+    monkeypatch.setattr("client_pipeline.runtime.actors.YIELD_S", 2.0, raising=False)
+    batch, go_on = tiny_batch(CLASSIC, size=7), tmp_path / "go-on"
+
+    class SlowBatch:
+        def __len__(self):
+            return len(batch["input_ids"])
+
+        def collate(self, indices, seed=0):
+            (tmp_path / "in-a-round").touch()
+            while not go_on.exists():
+                time.sleep(0.05)
+            return batch
+
+    start_control_unit(setup_of("actors-6", SlowBatch))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(train_round, "actors-6", 0, order(), 240)
+        try:
+            deadline = time.monotonic() + 120
+            while not (tmp_path / "in-a-round").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            refused = ""
+            try:
+                start_control_unit(setup_of("actors-7"))
+            except ValueError as error:
+                refused = str(error)
+            assert "cluster 0: its control unit is in a round of another run, actors-6" in refused
+        finally:
+            go_on.touch()
+        assert first.result().steps == 1
+    # Between rounds it gives way: the server apps of two runs exclude each other.
+    assert start_control_unit(setup_of("actors-7"))["num_examples"] == 7
+    assert not any(name.startswith("collapipe/actors-6/cluster-0") for name in names(local_ray))
 
 
 def test_data_that_does_not_fit_is_the_users_error(local_ray, end_actors):

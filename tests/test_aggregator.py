@@ -1,6 +1,7 @@
 """Rules that bear with poisoned clusters: alone, and in real rounds with one cluster that turns its update round."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from flower_app.config import RunConfig
 from flower_app.strategy_choice import make_planner
 from flower_app.training_network import training_scenario
 from strategies.aggregator import AGGREGATORS, AggregatorConfig, build_aggregator
-from strategies.collapipe import CollaPipe
+from strategies.collapipe import unearned
 from strategies.decoder_member import ClusterSummary
 from strategies.planned_strategy import start_from
 from strategies.records import reply_content, to_arrays, to_tensors
@@ -100,9 +101,41 @@ def test_multi_krum_averages_the_best_by_their_weights(flower_process, keep, kep
         np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_with_too_few_answers_nothing_changes(flower_process, caplog):
-    assert joined(AggregatorConfig(name="krum"), START, vectors_around(START, 4)) is None
-    assert joined(AggregatorConfig(name="krum"), START, vectors_around(START, 5)) is not None
+def test_with_too_few_answers_nothing_changes(flower_process):
+    """Two of five have failed, of whom one may be malicious."""
+    assert joined(AggregatorConfig(name="krum"), START, vectors_around(START, 3)) is None
+    assert joined(AggregatorConfig(name="krum"), START, vectors_around(START, 4)) is not None
+    assert joined(AggregatorConfig(name="median", malicious=2), START, vectors_around(START, 2)) is None
+    assert joined(AggregatorConfig(name="median", malicious=2), START, []) is None
+
+
+@pytest.mark.parametrize("name", sorted(set(AGGREGATORS) - {"mean"}))
+def test_a_cluster_that_fails_is_the_one_that_the_rule_may_bear_with(flower_process, name):
+    """With as few clusters as the rule needs, one that never answers used to stop all learning."""
+    config = AggregatorConfig(name=name)
+    vectors = vectors_around(START, config.fewest - 1, spread=1.0)
+    found = joined(config, START, vectors)
+    assert found is not None
+    free = joined(config, START, [*vectors, vectors[0]])
+    assert found.keys() == free.keys()
+    for key in START:
+        stack = stacked(vectors, key)
+        assert (found[key].numpy() >= stack.min(axis=0) - 1e-5).all()
+        assert (found[key].numpy() <= stack.max(axis=0) + 1e-5).all()
+        if name == "trimmed-mean":
+            np.testing.assert_allclose(found[key], stack.mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_rule_still_bears_with_the_malicious_ones_that_are_left(flower_process):
+    """Of seven clusters two may be malicious: one keeps silent, and the other lies."""
+    config = AggregatorConfig(name="krum", malicious=2)
+    vectors = vectors_around(START, 6, spread=0.1)
+    vectors[3] = {name: value + 50 for name, value in START.items()}
+    found = joined(config, START, vectors)
+    assert found is not None
+    best = int(np.argmin(krum_scores(vectors, 1)))
+    for name in START:
+        torch.testing.assert_close(found[name], vectors[best][name], rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -207,4 +240,5 @@ def test_a_cluster_that_claims_more_than_the_decoder_has_seen_of_it_does_not_cou
     (reply,) = replies([START])
     reply.content["metrics"]["num-examples"] = claimed
     summary = ClusterSummary(steps=steps, weight=24.0 * steps, loss=1.0, left=None)
-    assert CollaPipe._is_credible(reply, summary) == counts
+    assert (unearned(reply, summary) is None) == counts
+    assert "left the decoder's round: cut" in unearned(reply, replace(summary, left="cut"))

@@ -1,6 +1,8 @@
 """What the server does with its evaluations: the model that is kept, the end of training, and both after a restart."""
 
 import json
+import os
+from importlib import resources
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from safetensors.torch import load_file
 
 from flower_app.config import RunConfig
 from flower_app.global_models import GlobalModels
-from flower_app.run_directory import claim_run_directory
+from flower_app.run_directory import append_round, claim_run_directory
 from flower_app.training_run import TrainingRun
 from strategies.records import to_arrays
 
@@ -56,7 +58,7 @@ class ScriptedRun(TrainingRun):
         run = self
 
         class Scripted:
-            def start(self, grid, initial_arrays, num_rounds, timeout, evaluate_fn):
+            def start(self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn):
                 for number in range(1, num_rounds + 1):
                     value = number + run.completed
                     run.grid.take_round = lambda: {"clusters": [], "failed": [], "faults": []}
@@ -69,7 +71,8 @@ class ScriptedRun(TrainingRun):
 
 
 def scripted(run_dir, monkeypatch, killed_after=0, **more):
-    monkeypatch.setattr("flower_app.training_run.wait_for_nodes", lambda *_: [1, 2])
+    # A node serves one run at a time, in all processes of the machine.
+    monkeypatch.setattr("flower_app.training_run.wait_for_nodes", lambda *_: [2 * os.getpid(), 2 * os.getpid() + 1])
     monkeypatch.setattr("flower_app.training_run.write_pictures", lambda _: None)
     monkeypatch.setattr("flower_app.training_run.Continued", lambda strategy, _: strategy)
     scored_rounds = []
@@ -132,3 +135,90 @@ def test_a_run_that_was_killed_when_patience_had_ended_is_only_closed(tmp_path, 
     run = scripted(run_dir, monkeypatch, resume=True, **SELECT)
     assert run.scored_rounds == [("test", 4.0)]
     assert kept(run_dir)[0] == 4
+
+
+def lines_of(run_dir):
+    return [json.loads(line)["round"] for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("cut", [1, 0.6, 0.3])
+def test_rounds_that_a_crash_has_shortened_are_trained_again_not_passed_over(tmp_path, monkeypatch, caplog, cut):
+    """The lines of a short file were lost without a word, and the next one could be torn."""
+    run_dir = claim_run_directory(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        scripted(run_dir, monkeypatch, 4, **SELECT)
+    path = run_dir / "rounds.jsonl"
+    size = path.stat().st_size
+    os.truncate(path, size - 1 if cut == 1 else int(cut * size))
+    try:
+        scripted(run_dir, monkeypatch, resume=True, **SELECT)
+        assert lines_of(run_dir) == [1, 2, 3, 4, 5, 6] and kept(run_dir)[0] == 4
+        assert "rounds.jsonl: expected at least" in caplog.text and "goes on from round" in caplog.text
+    except ValueError as refusal:
+        # Only the last three rounds are kept.
+        assert cut == 0.3 and "no checkpoint is whole" in str(refusal)
+
+
+def test_a_new_run_does_not_go_into_the_directory_of_one_that_was_killed(tmp_path, monkeypatch):
+    """It had no summary yet, and the lines of the two were mixed."""
+    run_dir = claim_run_directory(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        scripted(run_dir, monkeypatch, 2)
+    message = ""
+    try:
+        scripted(run_dir, monkeypatch)
+    except ValueError as refusal:
+        message = str(refusal)
+    assert "holds a run already (rounds.jsonl); go on with it (collapipe run --resume), or name another" in message
+    assert lines_of(run_dir) == [1, 2]
+
+
+def test_a_model_of_a_lost_round_goes_with_it(tmp_path, monkeypatch):
+    """Saved, but not committed: a continued run that trains the round otherwise must not keep it."""
+    run_dir = claim_run_directory(tmp_path / "run")
+    monkeypatch.setattr("flower_app.run_directory.append_round", _killed_in_round_4)
+    with pytest.raises(KeyboardInterrupt):
+        scripted(run_dir, monkeypatch, **SELECT)
+    monkeypatch.undo()
+    seen = []
+    monkeypatch.setattr(ScriptedRun, "_set_up", lambda self, nodes: seen.append(model_round(run_dir)) or [])
+    scripted(run_dir, monkeypatch, resume=True, **SELECT)
+    assert seen == [2.0] and kept(run_dir)[0] == 4
+
+
+def _killed_in_round_4(run_dir, record):
+    if record["round"] == 4:
+        raise KeyboardInterrupt
+    append_round(run_dir, record)
+
+
+def model_round(run_dir):
+    return float(next(iter(load_file(run_dir / "model" / "model.safetensors").values())).flatten()[0])
+
+
+SCENARIO = resources.files("configs").joinpath("scenarios", "default.toml")
+
+
+@pytest.mark.parametrize("key", ["scenario", "plan", "data.train-source", "data.test-target"])
+def test_a_run_does_not_go_on_with_another_file(tmp_path, monkeypatch, key):
+    files = {"scenario": "network.toml", "plan": "plan.json"}
+    (tmp_path / "network.toml").write_text(SCENARIO.read_text())
+    (tmp_path / "plan.json").write_text("{}")
+    for split, count in (("train", 40), ("test", 4)):
+        for side in ("source", "target"):
+            name = files[f"data.{split}-{side}"] = f"{split}.{side}"
+            (tmp_path / name).write_text("".join(f"sentence number {i} of the {side}\n" for i in range(count)))
+    flat = {name: str(tmp_path / file) if "." not in name else file for name, file in files.items()}
+    flat |= {"data.source": "files", "data.path": str(tmp_path), "num-rounds": 4}
+    run_dir = claim_run_directory(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        scripted(run_dir, monkeypatch, 2, **flat)
+    with (tmp_path / files[key]).open("a") as file:
+        file.write("# \n" if key == "scenario" else "one more\n")
+    message = ""
+    try:
+        scripted(run_dir, monkeypatch, resume=True, **flat)
+    except ValueError as refusal:
+        message = str(refusal)
+    assert f"resume: {key}: the file is not the one that the run began with (expected SHA-256 " in message
+    assert "put it back as it was, or start a new run" in message

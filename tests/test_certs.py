@@ -4,15 +4,18 @@ import ssl
 import stat
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.cli.supernode.register import try_load_public_key
 from typer.testing import CliRunner
 
 from flower_app.cli import app
+from flower_app.deployment import revocation
 from flower_app.deployment.authority import read_certificate
 from flower_app.deployment.certs import CertsRequest, certificate_hosts, make_certificates
 from flower_app.deployment.credentials import CuFiles, ServerFiles
+from flower_app.deployment.supernodes import trusted_keys
 
 
 def make(out, **changes):
@@ -103,7 +106,9 @@ def test_another_call_keeps_what_is_there_and_adds_what_is_missing(tmp_path):
     assert len(first["made"]) == 16 and make(tmp_path)["made"] == [] and contents(tmp_path) == before
     more = make(tmp_path, clusters=3)
     assert {name.rsplit("/", 2)[1] for name in more["made"]} == {"cu-2", "devices-2"}
-    assert contents(tmp_path).items() >= before.items()
+    after = contents(tmp_path)
+    assert after.pop("authority/issued.json") != before.pop("authority/issued.json")
+    assert after.items() >= before.items()
     assert (tmp_path / "server" / "supernodes" / "cu-2.pub").is_file()
 
 
@@ -112,7 +117,9 @@ def test_renewing_changes_certificates_and_no_identity(tmp_path):
     before = contents(tmp_path)
     make(tmp_path, renew=True, days=30)
     changed = {name for name, content in contents(tmp_path).items() if before[name] != content}
-    assert changed == {f"{who}.{end}" for who in ("server/server", "cu-0/cu", "cu-1/cu") for end in ("pem", "key")}
+    renewed = {f"{who}.{end}" for who in ("server/server", "cu-0/cu", "cu-1/cu") for end in ("pem", "key")}
+    # The certificates that are replaced can still be revoked.
+    assert changed == renewed | {"authority/issued.json"}
 
 
 def test_another_host_needs_a_new_certificate(tmp_path):
@@ -138,3 +145,45 @@ def test_bad_options_are_named(arguments, message, tmp_path):
     done = CliRunner().invoke(app, ["certs", *arguments, "--out", str(tmp_path)])
     assert done.exit_code == 2 and message in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_revoked_control_unit_loses_all_its_certificates_and_its_key(tmp_path):
+    make(tmp_path)
+    first = read_certificate(tmp_path / "cu-1" / "cu.pem").serial_number
+    make(tmp_path, renew=True)
+    second = read_certificate(tmp_path / "cu-1" / "cu.pem").serial_number
+    key = (tmp_path / "cu-1" / "supernode.pub").read_text()
+    others = {name: data for name, data in contents(tmp_path).items() if name.startswith(("cu-0/", "devices-0/"))}
+    done = CliRunner().invoke(app, ["revoke", "--cluster", "1", "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    revoked = x509.load_pem_x509_crl((tmp_path / "server" / "revoked.pem").read_bytes())
+    assert {entry.serial_number for entry in revoked} == {first, second}
+    authority = read_certificate(tmp_path / "authority" / "ca.pem")
+    assert revoked.is_signature_valid(authority.public_key())
+    assert (tmp_path / "server" / "revoked.pub").read_text() == key
+    assert not (tmp_path / "server" / "supernodes" / "cu-1.pub").exists()
+    assert {name: data for name, data in contents(tmp_path).items() if name.startswith(("cu-", "devices-"))} == others
+    # The cluster gets another identity, and what was revoked stays so.
+    make(tmp_path)
+    assert (tmp_path / "cu-1" / "supernode.pub").read_text() != key
+    assert (tmp_path / "server" / "revoked.pub").read_text() == key
+    assert read_certificate(tmp_path / "cu-1" / "cu.pem").serial_number not in (first, second)
+
+
+def test_a_key_that_was_revoked_is_not_trusted_from_an_older_copy_of_the_folder(tmp_path):
+    make(tmp_path)
+    old = (tmp_path / "server" / "supernodes" / "cu-1.pub").read_text()
+    revocation.revoke(tmp_path, 1)
+    server = ServerFiles(tmp_path / "server")
+    # Copying a folder over another deletes nothing there.
+    (server.supernodes / "cu-1.pub").write_text(old)
+    assert set(trusted_keys(server)) == {"cu-0"}
+    server.revoked_keys.write_text("no key\n")
+    with pytest.raises(ValueError, match=r"revoked\.pub: expected public keys in OpenSSH's form"):
+        trusted_keys(server)
+
+
+def test_who_never_had_a_certificate_cannot_be_revoked(tmp_path):
+    make(tmp_path)
+    with pytest.raises(ValueError, match="--cluster: .*authority has given no certificate to cu-7"):
+        revocation.revoke(tmp_path, 7)

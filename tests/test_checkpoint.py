@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from client_pipeline.run_identity import sealed
 from client_pipeline.runtime import cluster_checkpoint
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint
 from client_pipeline.runtime.head import Contribution, HeadTrainer
@@ -23,22 +24,23 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_control_unit_keeps_two_rounds_and_reads_the_newest_that_was_committed(tmp_path):
-    for round_ in (1, 2, 5):
+def test_a_control_unit_keeps_four_rounds_and_reads_the_newest_that_was_committed(tmp_path):
+    for round_ in (3, 6, 7, 9, 12):
         states = {
             "block.0": MovedBlock({"a/w": torch.full((2,), float(round_))}),
             "embedding": MovedBlock(optimizer={"w/step": torch.tensor(3.0)}),
         }
         cluster_checkpoint.write(tmp_path, ClusterCheckpoint(round_, 10 * round_, states, {"a": torch.ones(1)}))
-    assert names(tmp_path) == ["round-000002.safetensors", "round-000005.safetensors"]
-    # The server was killed before it committed round 5.
-    found = cluster_checkpoint.read(tmp_path, committed=4)
-    assert (found.round, found.drawn) == (2, 20)
+    # Of the three rounds that the server keeps, and of one that it may not commit.
+    assert names(tmp_path) == [f"round-0000{round_}.safetensors" for round_ in ("06", "07", "09", "12")]
+    # The server was killed before it committed round 12.
+    found = cluster_checkpoint.read(tmp_path, committed=11)
+    assert (found.round, found.drawn) == (9, 90)
     assert found.states.keys() == {"block.0", "embedding"}
-    assert found.states["block.0"].weights["a/w"].tolist() == [2.0, 2.0] and not found.states["block.0"].optimizer
+    assert found.states["block.0"].weights["a/w"].tolist() == [9.0, 9.0] and not found.states["block.0"].optimizer
     assert found.states["embedding"].optimizer["w/step"].shape == () and not found.states["embedding"].weights
     assert found.residual["a"].tolist() == [1.0]
-    assert names(tmp_path) == ["round-000002.safetensors"]
+    assert names(tmp_path) == [f"round-0000{round_}.safetensors" for round_ in ("06", "07", "09")]
     assert cluster_checkpoint.read(tmp_path / "none", committed=4) is None
 
 
@@ -64,18 +66,71 @@ def test_a_damaged_file_of_a_control_unit_is_named(tmp_path):
         cluster_checkpoint.read(tmp_path, committed=1)
 
 
-def test_the_server_commits_a_round_and_drops_the_one_before(tmp_path):
-    for round_ in (1, 2):
-        weights = {"head.w": torch.full((3,), float(round_))}
-        tensors = ({"decoder/w/step": torch.tensor(2.0)}, {"m_t/w": torch.tensor([0.25], dtype=torch.float64)})
-        commit(tmp_path, Checkpoint(round_, weights, *tensors, {"queues": [0.1, 1 / 3]}))
-    assert names(tmp_path / "checkpoint") == ["round-000002"]
+def checkpoint_of(round_, state=None):
+    weights = {"head.w": torch.full((3,), float(round_))}
+    tensors = ({"decoder/w/step": torch.tensor(2.0)}, {"m_t/w": torch.tensor([0.25], dtype=torch.float64)})
+    return Checkpoint(round_, weights, *tensors, state or {"queues": [0.1, 1 / 3]})
+
+
+def test_the_server_keeps_the_last_three_rounds_and_reads_the_newest(tmp_path):
+    for round_ in (1, 2, 3, 4):
+        commit(tmp_path, checkpoint_of(round_))
+    assert names(tmp_path / "checkpoint") == ["round-000002", "round-000003", "round-000004"]
     found = last_committed(tmp_path)
-    assert found.round == 2 and found.weights["head.w"].tolist() == [2.0] * 3
+    assert found.round == 4 and found.weights["head.w"].tolist() == [4.0] * 3
     assert found.state["queues"] == [0.1, 1 / 3] and found.decoder["decoder/w/step"] == 2
-    (tmp_path / "checkpoint" / "round-000002" / "state.json").write_text("{")
-    with pytest.raises(ValueError, match="round-000002: expected a checkpoint"):
+
+
+def test_of_two_committed_rounds_the_newer_is_read(tmp_path):
+    """As after a crash before the older one was dropped; by number, not by name or time."""
+    for round_ in (1_000_001, 999_999):
+        commit(tmp_path, checkpoint_of(round_))
+    assert names(tmp_path / "checkpoint") == ["round-1000001", "round-999999"]
+    assert last_committed(tmp_path).round == 1_000_001
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped, lambda path: path.unlink()], ids=["torn", "flipped", "missing"])
+@pytest.mark.parametrize("file", ["weights.safetensors", "decoder.safetensors", "server.safetensors", "state.json"])
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_read(tmp_path, caplog, file, damage):
+    for round_ in (1, 2):
+        commit(tmp_path, checkpoint_of(round_))
+    damage(tmp_path / "checkpoint" / "round-000002" / file)
+    try:
+        found = last_committed(tmp_path)
+    except ValueError as error:
+        found = error
+    assert getattr(found, "round", found) == 1
+    assert "round-000002: expected a checkpoint" in caplog.text and "goes on from round 1 instead" in caplog.text
+    damage(tmp_path / "checkpoint" / "round-000001" / file)
+    with pytest.raises(ValueError, match="round-000002: .*round-000001: .*no checkpoint is whole: start the run anew"):
         last_committed(tmp_path)
+
+
+def test_a_checkpoint_of_another_format_is_refused_not_passed_over(tmp_path):
+    for round_ in (1, 2):
+        commit(tmp_path, checkpoint_of(round_))
+    path = tmp_path / "checkpoint" / "round-000002" / "state.json"
+    refused = []
+    # As versions before wrote it, and as a later one may.
+    for text in (json.dumps({"round": 2, "rounds-size": 0}), sealed({"format": "collapipe-checkpoint/9", "round": 2})):
+        path.write_text(text)
+        try:
+            refused.append(f"no refusal: {last_committed(tmp_path).round}")
+        except ValueError as error:
+            refused.append(str(error))
+    for message, found in zip(refused, ("none, as before", "collapipe-checkpoint/9"), strict=True):
+        assert f"state.json: format: expected collapipe-checkpoint/2, found {found}" in message
+        assert "resume with the version that wrote it, or start a new run" in message
 
 
 def test_a_run_without_a_checkpoint_says_why_that_may_be(tmp_path):
@@ -133,6 +188,21 @@ def test_strategies_whose_memory_no_checkpoint_has_cannot_go_on():
         check_resumable("FedAvg", {"fraction_train": 0.5})
 
 
+def committed_run(run_dir, **flat):
+    """A run that was stopped after its first round."""
+    from flower_app import run_checkpoints
+    from flower_app.config import RunConfig
+    from flower_app.run_directory import append_round, write_config
+
+    run_dir.mkdir()
+    config = RunConfig.from_flat({"num-clusters": 3, "decoder-sync": "step", **flat})
+    write_config(run_dir, config)
+    append_round(run_dir, {"round": 1})
+    inputs = run_checkpoints.input_digests(config)
+    run_checkpoints.commit(run_dir, Checkpoint(1, {"w": torch.ones(1)}, {}, {}, {}), config, inputs)
+    return config
+
+
 def test_a_run_does_not_go_on_under_another_configuration(tmp_path):
     """A changed config.toml, or flwr run with other values, used to go on without a word."""
     from flower_app.config import RunConfig
@@ -140,9 +210,7 @@ def test_a_run_does_not_go_on_under_another_configuration(tmp_path):
     from flower_app.simulation_run import continued_run
 
     run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    began = RunConfig.from_flat({"run-dir": "/elsewhere", "num-clusters": 3, "decoder-sync": "step"})
-    commit(run_dir, Checkpoint(1, {"w": torch.ones(1)}, {}, {}, {"rounds-size": 0, "config": began.to_flat()}))
+    began = committed_run(run_dir, **{"run-dir": "/elsewhere"})
     for change in ({"optimizer.lr": 0.1}, {"policy": "uniform"}, {"num-rounds": 90}, {"model.width": 32}):
         write_config(run_dir, RunConfig.from_flat(began.to_flat() | change))
         [(key, value)] = change.items()

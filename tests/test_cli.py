@@ -98,7 +98,7 @@ def pairs_folder(folder, lines):
         ),
         (["--set", "model.pretrained=x"], "starts fresh or from another run (model.from), found 'x'"),
         (["--set", "data.source=hub", "--set", "data.hub-id=."], "data.hub-id: expected a dataset id or"),
-        (["--set", "data.tokenizer=/nowhere/at/all"], "data.tokenizer: expected a folder with a tokenizer"),
+        (["--set", "data.tokenizer=/nowhere/at/all"], "data.tokenizer: expected a folder, or a hub id"),
         (["--set", "data.num-examples=2"], "data.partition = iid: cluster 2 of 3 gets none of 2 examples"),
         (
             ["--set", "decoder.tls-certificate=a.pem", "--set", "decoder.tls-key=a.key"],
@@ -360,3 +360,10 @@ def test_the_console_script_passes_exit_codes_on():
     result = subprocess.run([program, "run", "--set", "seed=-1"], capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr == "error: seed: expected at least 0, found -1\n"
+
+
+def test_help_shows_the_units_in_brackets():
+    """``[s]`` in the help of ``up device`` was read as a command for struck-out text."""
+    shown = " ".join(call("up", "device", "--help").output.split())
+    assert "How long the control unit may take to come up [s]." in shown
+    assert "Shared memory for TEBs on their way [MB]." in shown

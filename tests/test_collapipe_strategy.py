@@ -31,9 +31,11 @@ SGD = OptimizerConfig(name="sgd", lr=0.1)
 
 def one_step(message, cluster):
     """Answer of a client whose encoder ends at ``cluster + 1`` everywhere, with weight 2 or 3."""
+    from replies import answer_to
+
     from client_pipeline.link.stream import DecoderStream
     from client_pipeline.runtime.micro_batches import StepId
-    from strategies.records import ARRAYS, CONFIG, read_train_config, reply_content, to_tensors
+    from strategies.records import ARRAYS, CONFIG, read_train_config, to_tensors
 
     order = read_train_config(message.content.config_records[CONFIG])
     round_, plan, decoder = order.round, order.plan, order.decoder
@@ -48,8 +50,7 @@ def one_step(message, cluster):
         link.receive()
         link.end_step(1.0)
     answer = {name: torch.full_like(value, cluster + 1.0) for name, value in received.items()}
-    content = reply_content(answer, weight=weight, loss=1.0, steps=1, wall_s=0.0, report={"plan": plan.to_dict()})
-    return Message(content, reply_to=message)
+    return answer_to(message, cluster, answer, weight=weight)
 
 
 def run(client, rounds=1, **arguments):

@@ -3,12 +3,15 @@
 import json
 
 import pytest
+import torch
 
-from flower_app import compare_training
+from flower_app import compare_training, run_checkpoints
 from flower_app.compare_training import contenders
 from flower_app.config import RunConfig
 from flower_app.launch import Outcome
 from flower_app.run_directory import FAILED, FINISHED, append_round, write_config, write_summary
+from flower_app.run_inputs import input_digests
+from strategies.checkpoint import Checkpoint
 
 COUNTED = ("latency_s", "pipeline_s", "energy_j", "bytes", "memory_bytes")
 
@@ -109,12 +112,44 @@ def test_an_interrupted_comparison_goes_on_and_another_configuration_is_refused(
     configs = contenders(base(), "dssda,uniform", "")
     with pytest.raises(RuntimeError, match="uniform: no such luck; logs: .*uniform-seed0"):
         compare_training.compare_training(configs, 1, tmp_path, lambda _: None)
-    with pytest.raises(ValueError, match="uniform-seed0: holds another run, or one that did not finish"):
-        compare_training.compare_training(configs, 1, tmp_path, lambda _: None)
-    for folder in ("plans", "logs"):
-        (tmp_path / "uniform-seed0" / folder).rmdir()
-    (tmp_path / "uniform-seed0").rmdir()
+    # The same command goes on; once the unfinished run's folder was in its way.
     compare_training.compare_training(configs, 1, tmp_path, lambda _: None)
     assert trained == ["dssda-seed0", "uniform-seed0", "uniform-seed0"]
-    with pytest.raises(ValueError, match="dssda-seed0: holds another run"):
+    with pytest.raises(ValueError, match="dssda-seed0: was trained with local-steps = 4, wanted is 2"):
         compare_training.compare_training(contenders(base(**{"local-steps": 2}), "dssda", ""), 1, tmp_path, lambda _: 0)
+
+
+def test_a_run_of_a_comparison_that_stopped_goes_on_from_its_checkpoint_or_begins_again(tmp_path, monkeypatch):
+    """One behaviour, whether it is compared or drawn: it used to be refused here."""
+    begun = []
+
+    def run(run_dir, config, say, quiet):
+        begun.append(config.resume)
+        write_config(run_dir, config)
+        if len(begun) < 3:
+            # The first stops before a checkpoint, the second after it.
+            (run_dir / "plans" / "left-over.json").write_text("{}")
+            if len(begun) == 2:
+                round_state = Checkpoint(1, {"w": torch.ones(1)}, {}, {}, {})
+                run_checkpoints.commit(run_dir, round_state, config, input_digests(config))
+            return Outcome(FAILED, "stopped")
+        return fake_run(run_dir, config, say, quiet)
+
+    monkeypatch.setattr(compare_training, "simulate", run)
+    configs = contenders(base(), "dssda", "")
+    said = []
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="dssda: stopped"):
+            compare_training.compare_training(configs, 1, tmp_path, said.append)
+    compare_training.compare_training(configs, 1, tmp_path, said.append)
+    assert begun == [False, False, True]
+    assert "dssda-seed0: did not finish, and has no checkpoint; begins again" in said
+    assert "dssda-seed0: goes on from its checkpoint" in said
+
+
+def test_a_comparison_removes_nothing_that_is_not_its_own(tmp_path):
+    (tmp_path / "dssda-seed0").mkdir()
+    (tmp_path / "dssda-seed0" / "thesis.tex").write_text("all of it")
+    with pytest.raises(ValueError, match="dssda-seed0: holds something that is no run; move it away"):
+        compare_training.compare_training(contenders(base(), "dssda", ""), 1, tmp_path, lambda _: None)
+    assert (tmp_path / "dssda-seed0" / "thesis.tex").read_text() == "all of it"

@@ -232,11 +232,38 @@ REFUSED = {
     ),
     "no total weight": ([first_frame(total_weight=None)], "first micro-batch of a step.*carries the total weight"),
     "a false weight": ([first_frame(weight=99.0)], "weight: expected .* as the labels say, found 99"),
+    "a step without a target": (
+        [first_frame(**{"target.labels": torch.full((3, 4), -100), "weight": 0.0, "total_weight": 0.0})],
+        "carries the total weight, above 0; found 0.0",
+    ),
     "NaN": ([first_frame(hidden=BROKEN)], "hidden: micro-batch 0 holds NaN or Inf"),
     "Inf": ([first_frame(hidden=torch.full((3, 5, 8), torch.inf))], "holds NaN or Inf"),
     "an overflow": ([first_frame(hidden=torch.full((3, 5, 8), 3e38))], "is not finite: training diverged"),
     "flat activations": ([first_frame(hidden=torch.zeros(3, 40))], r"hidden: expected floats \[B, T, D\]"),
-    "another width": ([first_frame(hidden=torch.zeros(3, 5, 4))], "the decoder cannot take micro-batch 0"),
+    "another width": ([first_frame(hidden=torch.zeros(3, 5, 4))], "hidden: expected the model's width 8"),
+    "activations of another type": ([first_frame(hidden=torch.zeros(3, 5, 8).double())], "hidden: expected floats"),
+    "a source longer than data.max-length": (
+        [first_frame(hidden=torch.zeros(3, 101, 8), mask=torch.ones(3, 101, dtype=torch.bool))],
+        "hidden: expected at most 65536 examples of at most 100 positions",
+    ),
+    "a target longer than data.max-length": (
+        [first_frame(**{"target.labels": torch.full((3, 101), 4), "weight": 303.0, "total_weight": 606.0})],
+        "target.labels: expected at most 100 positions",
+    ),
+    "more weight than a step may have": (
+        [first_frame(total_weight=2.0**16 * 100 + 1)],
+        "a step weighs at most 6553600",
+    ),
+    "labels of three dimensions": (
+        [first_frame(**{"target.labels": torch.ones(3, 4, 2, dtype=torch.int64), "weight": 24.0})],
+        "target.labels: expected 3 examples",
+    ),
+    "labels below zero": (
+        [first_frame(**{"target.labels": torch.full((3, 4), -7), "weight": 12.0})],
+        "labels from 0 on, or -100, found -7",
+    ),
+    "a target that nobody asked for": ([first_frame(**{"target.junk": torch.ones(2**15)})], "target.labels alone"),
+    "a mask of bytes": ([first_frame(mask=torch.ones(3, 5, dtype=torch.uint8))], r"mask: expected bool \[3, 5\]"),
     "another mask": ([first_frame(mask=torch.ones(3, 4, dtype=torch.bool))], r"mask: expected bool \[3, 5\]"),
     "fewer labels": (
         [first_frame(**{"target.labels": torch.zeros(2, 4).long()})],
@@ -245,7 +272,7 @@ REFUSED = {
     "float labels": ([first_frame(**{"target.labels": torch.zeros(3, 4)})], "target.labels: expected int64"),
     "unknown labels": (
         [first_frame(**{"target.labels": torch.full((3, 4), 99), "weight": 12.0})],
-        "the decoder cannot take micro-batch 0",
+        "target.labels: expected labels below 13, found 99",
     ),
     "an early end": (
         [first_frame(), encode({"kind": "step_end", "round": 1, "step": 1, "scale": 1.0})],

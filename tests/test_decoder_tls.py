@@ -94,6 +94,57 @@ def test_mutual_tls_takes_only_cus_with_a_certificate_of_its_ca(pki):
         assert service.finish_round().clusters[0].steps == 1
 
 
+def revocation_list(folder, issuer, *revoked):
+    """Write ``crl.pem``."""
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateRevocationListBuilder().issuer_name(issuer[0].subject)
+    builder = builder.last_update(now).next_update(now + datetime.timedelta(days=1))
+    for one in revoked:
+        entry = x509.RevokedCertificateBuilder().serial_number(one.serial_number).revocation_date(now).build()
+        builder = builder.add_revoked_certificate(entry)
+    made = builder.sign(issuer[1], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    (folder / "crl.pem").write_bytes(made)
+    return str(folder / "crl.pem")
+
+
+def test_a_revoked_certificate_opens_no_stream_from_the_moment_that_the_list_changes(tmp_path):
+    ca = certificate(tmp_path, "ca")
+    certificate(tmp_path, "service", ca)
+    certificate(tmp_path, "cu", ca)
+    stolen, _ = certificate(tmp_path, "stolen", ca)
+    crl = revocation_list(tmp_path, ca)
+    with service_of(
+        num_clusters=1, tls_ca=str(tmp_path / "ca.pem"), tls_crl=crl, **files(tmp_path, "service")
+    ) as service:
+        with DecoderStream.open(service.open_round(1, [0], 1)[0], own(tmp_path, "stolen")) as stream:
+            train_step(stream, step_id(0), batch_of(0, 3), 1)
+        service.finish_round()
+        revocation_list(tmp_path, ca, stolen)
+        address = service.open_round(2, [0], 1)[0]
+        # The token of the round does not help.
+        with pytest.raises(LinkError, match="refused .*: the certificate of this control unit is revoked"):
+            DecoderStream.open(address, own(tmp_path, "stolen"))
+        # A list that cannot be read opens nothing.
+        (tmp_path / "crl.pem").write_text("")
+        with pytest.raises(LinkError, match="cannot tell which certificates are revoked"):
+            DecoderStream.open(address, own(tmp_path, "cu"))
+        revocation_list(tmp_path, ca, stolen)
+        with DecoderStream.open(address, own(tmp_path, "cu")) as stream:
+            train_step(stream, step_id(0, 1, 2), batch_of(0, 3), 1)
+        assert service.finish_round().clusters[0].steps == 1
+
+
+def test_a_list_of_revoked_certificates_must_be_the_authoritys_own(pki, tmp_path):
+    stranger = certificate(tmp_path, "stranger-ca")
+    wanted = {"tls_ca": str(pki / "ca.pem"), **files(pki, "service")}
+    for path, words in (
+        (revocation_list(tmp_path, stranger), "expected a list that the authority of decoder.tls-ca signed"),
+        (str(tmp_path / "none.pem"), "expected a certificate revocation list"),
+    ):
+        with pytest.raises(ValueError, match=f"decoder.tls-crl .*{words}"), service_of(tls_crl=path, **wanted):
+            pass
+
+
 def test_a_certificate_file_that_is_missing_or_none_is_named(pki, tmp_path):
     trainer = DecoderTrainer(head_trainer())
     key = str(pki / "service.key")
@@ -141,6 +192,7 @@ def test_a_bind_beyond_loopback_with_tls_serves_under_the_advertised_name(pki):
         ({"step_timeout": float("inf")}, "decoder.step-timeout: expected seconds above 0, found inf"),
         ({"max_frame_bytes": 1}, "decoder.max-frame-bytes: expected 65536 to"),
         ({"tls_certificate": "a"}, "decoder.tls-certificate and decoder.tls-key: expected both or none"),
+        ({"tls_crl": "a"}, "decoder.tls-crl: a list of revoked certificates also needs decoder.tls-ca"),
         ({"tls_ca": "a"}, "decoder.tls-ca: mutual TLS also needs decoder.tls-certificate"),
     ],
 )
@@ -199,3 +251,18 @@ def test_a_service_that_stopped_leaves_its_port_and_no_thread_behind():
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
     assert set(threading.enumerate()) <= before
+
+
+def test_a_cu_with_certificates_sends_nothing_without_tls(pki):
+    with service_of(num_clusters=1) as service:
+        address = service.open_round(1, [0], 1)[0]
+        assert not address.tls
+        for certificates in (own(pki, "cu"), LinkCertificates(root_certificate=str(pki / "ca.pem"))):
+            refusal = ""
+            try:
+                DecoderStream.open(address, certificates).abort()
+            except ValueError as error:
+                refusal = str(error)
+            assert "this control unit has certificates" in refusal
+        # Without any it is on one machine with the decoder.
+        train_round(address, [batch_of(0, 3)])

@@ -55,7 +55,7 @@ def follow(tmp_path, monkeypatch):
 
     def run(watch=lambda: None, **answers):
         (tmp_path / "answers.json").write_text(json.dumps(ANSWERS | answers))
-        deployment = Deployment(address="127.0.0.1:1", certs=ServerFiles(tmp_path))
+        deployment = Deployment(address="127.0.0.1:1", control="127.0.0.1:2", certs=ServerFiles(tmp_path))
         return deployment.run(run_dir, tmp_path, tmp_path / "run.toml", 1, watch, poll_s=0.01), run_dir
 
     return SimpleNamespace(run=run, run_dir=run_dir, monkeypatch=monkeypatch)
@@ -121,3 +121,18 @@ def test_ctrl_c_waits_for_what_the_server_app_writes_last(follow, last, left):
         follow.run(watch=lambda: signal.raise_signal(signal.SIGTERM), log={"sleep": 60})
     server_app.join()
     assert read_summary(follow.run_dir)["status"] == left
+
+
+def test_a_table_of_set_is_taken_for_real_machines_too_and_its_keys_win(tmp_path):
+    """``--set 'faults=device=0.1'`` was refused with ``--superlink``: an unknown key."""
+    deployment = Deployment(address="10.0.0.1:9092", control="127.0.0.1:9093", certs=ServerFiles(tmp_path))
+    try:
+        settings = deployment.settings(None, ["faults=device=0.1, stream=0.02", "decoder=join-timeout=5.0"])
+    except ValueError as error:
+        settings = [str(error)]
+    assert [pair.partition("=")[0] for pair in settings] == [
+        "decoder.bind",
+        "decoder.tls-certificate",
+        "decoder.tls-key",
+        "decoder.tls-ca",
+    ]

@@ -65,6 +65,7 @@ def test_there_are_commands_for_every_machine():
 def test_the_page_names_the_ports_that_are_taken_by_default():
     for port in (edge_server.SUPERLINK_PORT, control_unit_box.RUNTIME_PORT, ray_node.FIRST_PORT, 9443):
         assert re.search(rf"\b{port}\b", PAGE), port
+    assert edge_server.control_address(edge_server.SUPERLINK_PORT) in PAGE
     assert f"{ray_node.FIRST_PORT} to {ray_node.FIRST_PORT + ray_node.PORTS - 1}" in PAGE
 
 

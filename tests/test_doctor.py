@@ -27,7 +27,7 @@ from flower_app.deployment.edge_server import EdgeServer, is_healthy
 from flower_app.deployment.programs import listens
 from flower_app.deployment.ray_node import RayNode, ray_environment
 from flower_app.processes import MARK, RunProcesses
-from flower_app.superlink import flower_environment, short_folder
+from flower_app.superlink import flower_environment, program_path, short_folder
 
 HOST = "127.0.0.1"
 START_S = 180
@@ -80,6 +80,20 @@ def superlink(certs, tmp_path_factory):
         server.command(), environment, state / "superlink.log", lambda: is_healthy(server.address, server.certs.ca)
     ):
         yield server.address
+
+
+@pytest.fixture(scope="module")
+def open_superlink(certs, tmp_path_factory):
+    """Address of a SuperLink with one port for all."""
+    state, files = tmp_path_factory.mktemp("open"), ServerFiles(certs / "server")
+    tls = {"--ssl-certfile": files.certificate, "--ssl-keyfile": files.key, "--ssl-ca-certfile": files.ca}
+    options = {"--host": HOST, "--port": free_port()} | tls
+    command = [str(program_path("flower-superlink")), "--enable-supernode-auth"]
+    command += [str(word) for pair in options.items() for word in pair]
+    address = f"{HOST}:{options['--port']}"
+    environment = flower_environment(state / "flower")
+    with running(command, environment, state / "superlink.log", lambda: is_healthy(address, files.ca)):
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +234,20 @@ def test_a_good_control_unit_passes(folder, superlink):
     assert failures(Machine(folder, superlink).doctor("cu")) == []
 
 
+def test_a_superlink_that_takes_orders_from_anyone(folder, open_superlink):
+    found = named(Machine(folder, open_superlink).doctor("cu"), "control", "can start runs", "collapipe up edge-server")
+    assert open_superlink in found["found"]
+
+
+def test_a_control_port_in_use(folder):
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (found,) = failures(Machine(folder).doctor("edge-server", control_port=port))
+    assert f"port {port} of {HOST}, the SuperLink's control, is in use" in found["found"]
+
+
 def test_a_clock_that_is_wrong(folder, superlink, monkeypatch):
     real = time.time
     monkeypatch.setattr(network_checks.time, "time", lambda: real() + 3600)
@@ -270,7 +298,7 @@ def test_a_package_of_another_version(folder, monkeypatch):
     real = machine_checks.metadata.version
     monkeypatch.setattr(machine_checks.metadata, "version", lambda name: "1.30.0" if name == "flwr" else real(name))
     findings = Machine(folder).doctor("edge-server")
-    named(findings, "versions", "flwr is 1.30.0, expected flwr<2,>=1.41", "pip install")
+    named(findings, "versions", "flwr is 1.30.0, expected flwr<1.42,>=1.41", "pip install")
 
 
 def test_a_key_that_others_may_read_is_a_warning(folder):

@@ -60,7 +60,8 @@ def test_a_run_leaves_what_the_readme_says(default_run):
     assert 0 <= summary["metrics"]["bleu"] <= 100
     found = {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
     assert {"config.toml", "rounds.jsonl", "summary.json", "plans/round-0001.json", "plans/round-0003.json"} <= found
-    assert {f"model/{name}" for name in ("model.safetensors", "spec.json", "tokenizer.json")} <= found
+    # The folder is a link to the newest version, which a walk does not enter.
+    assert all((run_dir / "model" / name).is_file() for name in ("model.safetensors", "spec.json", "tokenizer.json"))
 
 
 def test_loss_falls_over_three_clusters_whose_rounds_dssda_plans(default_run):
@@ -101,42 +102,66 @@ def test_the_saved_model_can_be_scored_and_used(default_run):
     assert used.returncode == 0, used.stderr
 
 
-def test_plain_flwr_run_learns_with_two_clients_one_after_the_other(tmp_path):
+@pytest.fixture(scope="module")
+def plain_flwr_run(tmp_path_factory):
+    """``flwr run`` with a SuperLink that Flower itself starts, and keeps: folder of the runs and output of each."""
+    folder = tmp_path_factory.mktemp("plain")
     ports = []
     for _ in range(2):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             ports.append(str(probe.getsockname()[1]))
-    (tmp_path / "home").mkdir()
-    overrides = {**TINY, "runs-dir": str(tmp_path / "runs"), "decoder.join-timeout": 8.0, "scenario": "two-clusters"}
-    pairs = " ".join(f"{k}={json.dumps(v) if isinstance(v, str) else v}" for k, v in overrides.items())
+    (folder / "home").mkdir()
     binaries = str(Path(sys.executable).parent)
     environment = {
         **os.environ,
-        "FLWR_HOME": str(tmp_path / "home"),
+        "FLWR_HOME": str(folder / "home"),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": ports[0],
         "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
     }
-    # Two CPUs of two for each client: they run one after the other, and would dead-lock on a common step.
-    federation = "num-supernodes=2 client-resources-num-cpus=2 init-args-num-cpus=2"
-    command = ["flwr", "run", str(REPOSITORY), "--stream", "--run-config", pairs, "--federation-config", federation]
-    try:
+
+    def run(name, options=(), **more):
+        overrides = {**TINY, "runs-dir": str(folder / name), **more}
+        pairs = " ".join(f"{k}={json.dumps(v) if isinstance(v, str) else v}" for k, v in overrides.items())
+        command = ["flwr", "run", str(REPOSITORY), "--stream", "--run-config", pairs, *options]
         result = subprocess.run(
             command, cwd=REPOSITORY, env=environment, timeout=560, capture_output=True, text=True, check=False
         )
-    finally:
-        end_superlink(ports[0])
-    output = result.stdout + result.stderr
-    run_dir = (tmp_path / "runs" / "latest").resolve()
-    assert str(run_dir) in output, output[-3000:]
+        output = result.stdout + result.stderr
+        run_dir = (folder / name / "latest").resolve()
+        assert str(run_dir) in output, output[-3000:]
+        return run_dir, output
+
+    yield run
+    end_superlink(ports[0])
+
+
+def test_plain_flwr_run_refuses_too_few_nodes_with_the_line_that_gives_enough(plain_flwr_run):
+    """It used to train two of the three clusters of the default scenario, and said nothing."""
+    run_dir, output = plain_flwr_run("refused", **{"num-rounds": 1})
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "bad-input", summary
+    line = 'flwr run . --stream --federation-config "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=3"'
+    assert line in summary["error"] and "3 clusters" in summary["error"] and "2 nodes" in summary["error"]
+    assert line in output
+    # Nodes of a simulation are all there at once: nobody waits a minute for a third.
+    assert "within 60 s" not in summary["error"]
+
+
+def test_plain_flwr_run_learns_with_two_clients_one_after_the_other(plain_flwr_run):
+    # Two CPUs of two for each client: they run one after the other, and would dead-lock on a common step.
+    federation = "num-supernodes=2 client-resources-num-cpus=2 init-args-num-cpus=2"
+    run_dir, output = plain_flwr_run("learns", ["--federation-config", federation], scenario="two-clusters")
     lines = rounds(run_dir)
     assert lines[-1]["train_loss"] < lines[0]["train_loss"]
     assert len(lines[0]["clusters"]) == 2
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
     assert "decoder-sync auto: round" in output
+    # That is known before the first round: the decoder does not wait for a hello that cannot come.
+    assert "were not there in" not in output
 
 
 def end_superlink(port):

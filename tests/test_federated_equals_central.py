@@ -39,7 +39,7 @@ class OneBatch:
         return {name: tensor[sorted(indices)] for name, tensor in self.batch.items()}
 
 
-def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC, **more):
+def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC, first=0, **more):
     return [
         ControlUnit(
             ClusterSetup(
@@ -54,7 +54,7 @@ def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC, **more):
                 **{"batch_size": len(batch["input_ids"]), **more},
             )
         )
-        for n, batch in enumerate(batches)
+        for n, batch in enumerate(batches, start=first)
     ]
 
 
@@ -147,6 +147,38 @@ def test_clipping_uses_the_norm_of_the_whole_model_decoder_included(served):
     for name, gradient in gradients.items():
         expected = weights[name] - LR * gradient * clip / norm
         torch.testing.assert_close(joined[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_two_clusters_that_accumulate_count_by_all_batches_of_their_step(served):
+    # 8 examples in two batches of 4, and 4 in two of 2, of other lengths: no batch weighs what another does.
+    examples = [tiny_batch(CLASSIC, size=8, length=9, seed=1), tiny_batch(CLASSIC, size=4, length=6, seed=2)]
+    optimizer = OptimizerConfig(name="sgd", lr=LR)
+    service, weights = served(optimizer)
+    summed, totals, last = {}, [0, 0], [0, 0]
+    for n, (all_examples, size) in enumerate(zip(examples, (4, 2), strict=True)):
+        data, order = OneBatch(all_examples), DataOrder(2 * size, size, seed=7, cluster=n)
+        parts = build_parts(CLASSIC, seed=0)
+        parts.load(weights)
+        for i in range(2):
+            name = StepId(seed=7, round=1, step=1, cluster=n, first=i * PLANS[n].m)
+            whole = whole_step(parts, name, data.collate(order.next_batch()), PLANS[n].m)
+            totals[n], last[n] = totals[n] + whole.weight, whole.weight
+            for key, gradient in whole.gradients.items():
+                summed[key] = summed.get(key, 0) + gradient * whole.weight
+    # By the last batch's weight alone the average would be another one.
+    assert abs(last[0] / sum(last) - totals[0] / sum(totals)) > 0.005
+    units = [
+        control_units([one], optimizer, f"both-{n}", batch_size=size, gradient_accumulation=2, first=n)[0]
+        for n, (one, size) in enumerate(zip(examples, (4, 2), strict=True))
+    ]
+    try:
+        joined, results = federated_round(units, service, weights)
+    finally:
+        for unit in units:
+            unit.close()
+    assert [result.weight for result in results] == totals
+    for name, gradient in summed.items():
+        torch.testing.assert_close(joined[name], weights[name] - LR * gradient / sum(totals), rtol=1e-5, atol=1e-6)
 
 
 def test_accumulation_schedule_and_clipping_together_equal_central_training(served):

@@ -32,6 +32,19 @@ def blob(header, tensors=None):
     return save(tensors or {}, metadata={"header": header if isinstance(header, str) else json.dumps(header)})
 
 
+def laid_out(tensors):
+    """A micro-batch whose tensors, where they are on ``meta``, come without their data."""
+    entries, data = {}, b""
+    for name, tensor in tensors.items():
+        raw = b"" if tensor.is_meta else tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        dtype = {torch.float32: "F32", torch.bool: "BOOL", torch.int64: "I64"}[tensor.dtype]
+        place = [len(data), len(data) + len(raw)]
+        entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": place}
+        data += raw
+    table = json.dumps({**entries, "__metadata__": {"header": json.dumps(MICRO_BATCH)}}).encode()
+    return len(table).to_bytes(8, "little") + table + data
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_a_micro_batch_survives_the_trip(dtype):
     tensors = micro_batch_tensors(dtype)
@@ -55,10 +68,39 @@ def test_targets_of_every_integer_type_and_no_dimension_survive_the_trip():
         assert torch.equal(frame.tensors[name], tensor)
 
 
-def test_an_empty_tensor_survives_the_trip():
-    frame = decode(encode(MICRO_BATCH, micro_batch_tensors(examples=0)))
-    assert frame.tensors["hidden"].shape == (0, 3, 4)
-    assert frame.tensors["mask"].dtype == torch.bool
+@pytest.mark.parametrize("shape", [[2**30, 0, 1], [0], [2**62, 0], [0, 2**62]])
+def test_a_dimension_of_zero_is_refused_as_it_brings_others_of_any_size(shape):
+    """A mask of 2^30 rows without a byte made the server sum them: 9.4 GB for a frame of 416 bytes."""
+    tensors = micro_batch_tensors()
+    with pytest.raises(FrameError, match="'mask': expected dimensions of at least 1"):
+        decode(laid_out({**tensors, "mask": torch.zeros(shape, dtype=torch.bool, device="meta")}))
+    with pytest.raises(FrameError, match="'hidden': expected dimensions of at least 1"):
+        encode(MICRO_BATCH, {**tensors, "hidden": torch.zeros(0, 3, 4)})
+
+
+@pytest.mark.parametrize("header", ['{"kind": "bye", "kind": "bye"}', json.dumps(STEP_END)[:-1] + ', "scale": 1.0}'])
+def test_a_key_that_comes_twice_is_refused(header):
+    with pytest.raises(FrameError, match="no readable JSON header"):
+        decode(blob(header))
+    twice = json.dumps({"header": json.dumps(STEP_END)})
+    table = f'{{"__metadata__": {twice}, "__metadata__": {twice}}}'.encode()
+    with pytest.raises(FrameError, match="no readable JSON header"):
+        decode(len(table).to_bytes(8, "little") + table)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [[(0, 96), (48, 144)], [(0, 96), (104, 128)], [(8, 104), (104, 128)], [(96, 0), (0, 24)], [(0, 96), (96, 200)]],
+    ids=["overlap", "gap", "a gap before", "backward", "beyond"],
+)
+def test_tensors_that_overlap_or_leave_gaps_are_refused(offsets):
+    entries = {
+        name: {"dtype": "F32", "shape": [len_ // 4], "data_offsets": list(pair)}
+        for (name, len_), pair in zip({"rows": 96, "more": 24}.items(), offsets, strict=True)
+    }
+    table = json.dumps({**entries, "__metadata__": {"header": json.dumps(STEP_END)}}).encode()
+    with pytest.raises(FrameError, match="no safetensors blob"):
+        decode(len(table).to_bytes(8, "little") + table + bytes(128))
 
 
 def test_views_and_tensors_that_share_memory_survive_the_trip():

@@ -232,6 +232,19 @@ def test_channels_are_matched_by_upload_time_and_queue_costs():
     assert channels == [0, 1]
 
 
+def test_the_weight_of_time_counts_where_channels_are_matched():
+    """V once could be dropped from the costs of the matching without a test that noticed."""
+    raw = table2_like(np.random.default_rng(19), num_clusters=1)
+    cluster = raw["clusters"][0]
+    # More bandwidth is the shorter upload, more interference the lower printed distortion.
+    cluster.update(h=[1.0, 1.0], I=[0.06, 0.08], B=[0.6e6, 0.5e6], wG=100.0)
+    channels = []
+    for weight in (1e-6, 100.0):
+        raw["V"] = weight
+        channels.append(plan_round_paper(parse_instance(raw, "raw")).clusters[0].channel)
+    assert channels == [1, 0]
+
+
 def test_an_end_by_the_limit_of_iterations_is_told():
     trace = trace_round_paper(parse_instance(table2_like(np.random.default_rng(0)), "raw"), max_iterations=1)
     assert trace.status == "stopped" and len(trace.objectives) == 2

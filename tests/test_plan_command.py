@@ -47,6 +47,25 @@ def test_an_instance_survives_being_written_and_read(feasible):
     assert parse_instance(json.loads(json.dumps(instance_to_dict(instance))), "case") == instance
 
 
+@pytest.mark.parametrize("rounds", ["1", "2"])
+def test_a_plan_files_orders_and_schedules_are_written_as_they_were_read(tmp_path, rounds):
+    """--write-plan once wrote the answer's devices in the order of their speed, and the default schedule."""
+    given, written = tmp_path / "given.json", tmp_path / "written.json"
+    assert call("plan", "--scenario", "table2", "--write-plan", str(given)).exit_code == 0
+    document = json.loads(given.read_text())
+    for cluster in document["clusters"]:
+        cluster["order"].reverse()
+        cluster["schedule"] = "1f1b"
+    given.write_text(json.dumps(document))
+    outcome = call(
+        *("plan", "--scenario", "table2", "--planner", "fixed", "--plan", str(given)),
+        *("--rounds", rounds, "--write-plan", str(written)),
+    )
+    assert outcome.exit_code == 0
+    for before, after in zip(read_plans(given), read_plans(written), strict=True):
+        assert (after.order, after.schedule, after.delta, after.m) == (before.order, "1f1b", before.delta, before.m)
+
+
 def test_the_segments_problem_has_no_channels(feasible):
     outcome = call("plan", "--instance", "-", "--problem", "segments", "--json", text=json.dumps(feasible))
     answer = json.loads(outcome.stdout)

@@ -165,6 +165,22 @@ def test_clusters_that_can_use_only_the_same_channel_cannot_all_be_matched():
     assert "can use channels [0]" in fault.remedy
 
 
+@pytest.mark.parametrize(("num_channels", "reported"), [(3, False), (2, True)])
+def test_too_few_channels_in_use_are_reported_beside_the_clusters_at_fault(num_channels, reported):
+    """C5: where no cluster may go without a channel, those at fault say all; where one may, how many are missing."""
+    raw = reachable(3, num_channels)
+    for cluster in raw["clusters"][:2]:
+        for device in cluster["devices"]:
+            device["mem"] = 1e8
+    faults = plan_round(parse_instance(raw, "small")).infeasible
+    assert [(fault.cluster, fault.constraint) for fault in faults if fault.cluster is not None] == [
+        (0, "C7"),
+        (1, "C7"),
+    ]
+    together = [(fault.constraint, fault.needs, fault.has) for fault in faults if fault.cluster is None]
+    assert together == ([("C5", 2, 1)] if reported else [])
+
+
 def test_powers_are_the_least_that_meet_the_deadline_when_nothing_else_matters():
     raw = reachable(3, 3)
     raw["V"] = 1.0

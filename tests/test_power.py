@@ -168,3 +168,43 @@ def test_a_channel_without_noise_is_refused_by_name():
     silent = replace(instance, N0=0.0, clusters=(replace(instance.clusters[0], I=(0.0,)),))
     with pytest.raises(ValueError, match=r"clusters\[0\]\.I\[0\].*N0 = 0"):
         Uplinks.of(silent)
+
+
+def test_of_several_channels_the_nearest_to_enough_is_told():
+    """Once the first one would do, and the worst one, too."""
+    raw = instance_to_dict(draw(np.random.default_rng(9), eps_max=None, e_bits=1e6, Emax=1e-9))
+    cluster = raw["clusters"][0]
+    for gains in ([0.5, 2.0, 1.0], [2.0, 0.5, 1.0], [0.5, 1.0, 2.0]):
+        cluster.update(h=gains, I=[0.05] * 3, B=[1e6] * 3)
+        instance = parse_instance(raw, "three channels")
+        fault = uplink_infeasibility(instance, Uplinks.of(instance), 0)
+        # The least energy of any upload: bits ln 2 (I + B N0) / (B h).
+        assert fault.needs == pytest.approx(1e6 * np.log(2) * (0.05 + 1e6 * instance.N0) / (1e6 * 2.0), rel=1e-9)
+
+
+def test_of_channels_on_which_the_distortion_is_out_of_reach_the_clearest_is_told():
+    raw = instance_to_dict(draw(np.random.default_rng(10), eps_mode="sinr", C=1.0, eps_max=0.01, Emax=1e9, Pmax=1e-3))
+    cluster = raw["clusters"][0]
+    cluster.update(h=[0.5, 2.0], I=[0.05] * 2, B=[1e6] * 2)
+    instance = parse_instance(raw, "two channels")
+    fault = uplink_infeasibility(instance, Uplinks.of(instance), 0)
+    assert (fault.constraint, fault.has) == ("eps_max", 0.01)
+    assert fault.needs == pytest.approx(1 / (1 + 2.0 * 1e-3 / (0.05 + 1e6 * instance.N0)), rel=1e-9)
+    # On one that could reach it, only energy is missing: that one is the nearest.
+    cluster["h"] = [1e3, 2.0]
+    cluster["I"] = [5e-4, 0.05]
+    cluster["up"]["Emax"] = 1e-9
+    cluster["up"]["e_bits"] = 1e6
+    instance = parse_instance(raw, "two channels")
+    assert uplink_infeasibility(instance, Uplinks.of(instance), 0).constraint == "C8"
+
+
+def test_only_without_noise_and_interference_is_a_channel_refused():
+    """Zero noise is a network of textbooks: the rate is that of the interference alone."""
+    instance = draw(np.random.default_rng(8))
+    clusters = (replace(instance.clusters[0], h=(1.0,), I=(0.1,), B=(1e6,)),)
+    quiet = Uplinks.of(replace(instance, N0=0.0, clusters=clusters)).select(0, 0)
+    assert float(quiet.noise_gain) == 0.1
+    clusters = (replace(clusters[0], I=(0.0,)),)
+    thermal = Uplinks.of(replace(instance, N0=1e-9, clusters=clusters)).select(0, 0)
+    assert float(thermal.noise_gain) == pytest.approx(1e-3)

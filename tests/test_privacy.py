@@ -99,7 +99,7 @@ def test_the_gradient_comes_back_through_the_clipping():
     weight = int((targets["labels"] >= 0).sum())
     rows, factor = clip_tokens(hidden, mask, NOISY.activation_clip)
     assert bool((factor < 1).any()) and bool((factor == 1).any())
-    drawn = noise.like(rows, step.round, step.step, step.cluster, 0) * mask[..., None]
+    drawn = noise.like(rows, step.round, step.step, step.cluster, 0).float() * mask[..., None]
     loss = trainer.head(rows + 0.25 * 3.0 * drawn, mask, targets) / weight
     (expected,) = torch.autograd.grad(loss, hidden)
     link = PrivateLink(LocalDecoder(trainer, 1, 10.0), NOISY, noise)
@@ -164,6 +164,24 @@ def test_what_is_spent_is_that_of_the_cluster_that_has_spent_most():
     both = 4 * 3 / 0.5**2 + 4 * 500 / 0.25**2
     assert found["together"] == {"unit": "cluster", "epsilon": epsilon(both**-0.5, 1e-5)}
     assert found["delta"] == 1e-5 and found["seeded"]
+
+
+def test_few_uses_of_a_long_example_may_cost_more_than_many_of_a_short_one():
+    accountant = PrivacyAccountant(NOISY, {0: 10, 1: 10})
+    # Ten epochs of examples of 2 tokens, and two of examples of 30.
+    accountant.count_round([0, 1], [], {0: sent(100, 200, 2), 1: sent(20, 300, 30)})
+    found = accountant.record()["activations"]
+    assert (found["releases"], found["longest"]) == (2, 30)
+    assert found["epsilon"] == pytest.approx(epsilon(0.25 / 2 / 60**0.5, 1e-5), rel=1e-9)
+    # And the other way round.
+    accountant.count_round([], [], {0: sent(500, 200, 2), 1: sent(20, 300, 3)})
+    found = accountant.record()["activations"]
+    assert (found["releases"], found["longest"]) == (50, 2)
+
+
+def test_before_anything_is_released_nothing_is_spent():
+    found = PrivacyAccountant(NOISY, {0: 10, 1: 10}).record()
+    assert [found[what]["epsilon"] for what in ("updates", "activations", "together")] == [0.0, 0.0, 0.0]
 
 
 def test_epsilon_grows_with_every_round_and_survives_a_restart():

@@ -8,6 +8,7 @@ import textwrap
 import time
 
 import pytest
+from signals import default_signals
 
 from flower_app.deployment.programs import wait_until_listens
 from flower_app.processes import is_alive
@@ -41,7 +42,8 @@ def box(tmp_path):
 
     def start(body):
         code = BOX.format(body=textwrap.dedent(body))
-        child = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", code, tmp_path]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=default_signals)
         started.append(child)
         return child
 
@@ -49,6 +51,15 @@ def box(tmp_path):
     for child in started:
         child.kill()
         child.wait()
+
+
+@pytest.fixture
+def deaf_shell():
+    """As in the background of a shell, which has what it starts ignore the terminal."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def pid(tmp_path, name, timeout_s=60):
@@ -81,7 +92,7 @@ def test_a_program_that_ends_takes_the_others_with_it(box, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_box_that_is_told_to_end_leaves_nobody_behind(box, tmp_path, number):
+def test_a_box_that_is_told_to_end_leaves_nobody_behind(box, tmp_path, number, deaf_shell):
     # A child of its own in another session, as Flower and Ray start them.
     grandchild = (
         "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], "
@@ -93,6 +104,27 @@ def test_a_box_that_is_told_to_end_leaves_nobody_behind(box, tmp_path, number):
     child.send_signal(number)
     assert child.wait(60) == 0
     assert not any(is_alive(process) for process in ended)
+
+
+def test_a_box_that_is_killed_leaves_nobody_behind(box, tmp_path):
+    # Another session, and a program that does not hear a polite word.
+    code = (
+        "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True); "
+        "mine.with_name('grandchild.pid').write_text(str(child.pid)); time.sleep(300)"
+    )
+    child = box(f'given = [program("first", {code!r})]')
+    said_until(child, "first is up")
+    ended = [pid(tmp_path, "first"), pid(tmp_path, "grandchild")]
+    child.kill()
+    child.wait(60)
+    deadline = time.monotonic() + 60
+    while any(is_alive(process) for process in ended) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    alive = [process for process in ended if is_alive(process)]
+    for process in alive:
+        os.kill(process, signal.SIGKILL)
+    assert not alive
 
 
 def test_a_program_that_ends_early_is_started_again_for_a_while(box, tmp_path):

@@ -1,6 +1,9 @@
 """Progress as people read it."""
 
 import io
+import json
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -75,3 +78,58 @@ def test_a_terminal_gets_a_bar(tmp_path):
         progress.update()
         progress._bar.refresh()
     assert "3/4" in console.file.getvalue() and "loss 3.142" in console.file.getvalue()
+
+
+def test_brackets_and_colons_in_a_message_are_shown_and_change_nothing(tmp_path, capsys):
+    run_dir = tmp_path / "a[b]run :smile: [bold]"
+    run_dir.mkdir()
+    progress = RunProgress(run_dir, 1)
+    with progress:
+        append_round(run_dir, round_line(1, metrics={"bleu[s]": 41.25}))
+        progress.update()
+    progress.report({"metrics": {"bleu[s]": 41.25}, "wall_s": 2.0})
+    said = capsys.readouterr().err
+    assert said.count("bleu[s] 41.25") == 2 and f"run: {run_dir}" in said
+
+
+RUN = """
+import sys
+from pathlib import Path
+from flower_app.config import RunConfig
+from flower_app.console import print_json, say
+from flower_app.launch import Outcome
+from flower_app.run_directory import append_round, write_summary
+from flower_app.simulation_run import simulate
+
+def start(run_dir, app, run_config, num_clusters, watch, kept):
+    sys.stdin.readline()
+    for number in range(1, 4):
+        append_round(run_dir, {"round": number, "train_loss": 1.0, "metrics": {"bleu": 1.0}})
+        watch()
+    write_summary(run_dir, "finished", rounds=3)
+    return Outcome("finished", "", {})
+
+run_dir = Path(sys.argv[1])
+(run_dir / "logs").mkdir(parents=True)
+say(f"run: {run_dir}")
+outcome = simulate(run_dir, RunConfig(num_clusters=3), say, start=start)
+say("the end")
+print_json({"status": outcome.status})
+(run_dir / "ended").touch()
+"""
+
+
+def test_a_reader_that_goes_away_ends_no_run(tmp_path):
+    """As in ``collapipe run | head``: the run died of its first line that nobody read, without a summary."""
+    command = [sys.executable, "-c", RUN, str(tmp_path / "run")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as run:
+        assert run.stdout.readline().startswith("run: ")
+        run.stdout.close()
+        run.stdin.write("\n")
+        run.stdin.close()
+        run.wait(timeout=300)
+    assert (tmp_path / "run" / "ended").exists()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
+    assert run.returncode == 0

@@ -36,6 +36,19 @@ def test_without_bandwidth_or_signal_there_is_no_rate():
     assert float(snr(0.0, 0.0, 1.0, 0.0, 0.0)) == 0.0
 
 
+def test_without_noise_a_signal_has_no_bound_and_silence_has_none():
+    """Zero noise, the case that the formulas divide by."""
+    assert float(snr(1e6, 0.5, 1.0, 0.0, 0.0)) == math.inf
+    assert float(shannon_rate(1e6, 0.5, 1.0, 0.0, 0.0)) == math.inf
+    assert snr(1e6, [0.0, 0.5, 0.5], [1.0, 1.0, 0.0], 0.0, 0.0).tolist() == [0.0, math.inf, 0.0]
+    # Interference alone is noise enough.
+    assert float(snr(1e6, 0.5, 1.0, 0.25, 0.0)) == 2.0
+    assert float(upload_time(19e6, math.inf)) == 0.0
+    assert float(upload_energy(19e6, 0.5, math.inf)) == 0.0
+    assert float(distortion_sinr(1e6, 0.5, 1.0, 0.0, 0.0, 0.8)) == 0.0
+    assert float(distortion_sinr(1e6, 0.0, 1.0, 0.0, 0.0, 0.8)) == 0.8
+
+
 def test_upload_time_and_energy_are_eqs_11_and_12():
     assert float(upload_time(19e6, 1e6)) == 19.0
     assert float(upload_energy(19e6, 0.5, 1e6)) == 9.5

@@ -27,7 +27,7 @@ from recovery_cases import (
 from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime import fault_files
 from client_pipeline.runtime.control_unit import RoundOrder, RoundResult
-from client_pipeline.runtime.faults import KILLED, DeviceFault, LostRound
+from client_pipeline.runtime.faults import KILLED, DeviceFault, FailedRound, LostRound
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.recovery import Recovery
 from strategies.decoder import DecoderTrainer
@@ -199,6 +199,27 @@ def test_faults_in_every_round_and_devices_that_come_back_change_nothing(local_r
     assert len(lost) == 5
     joined = [(device, round_) for kind, device, round_, _ in seen if kind == "joined"]
     assert (0, 3) in joined and (1, 5) in joined and (2, 6) in joined
+    unit.close()
+
+
+def test_with_one_copy_a_round_a_later_step_is_never_played_from_that_copy(units):
+    """It would take the TEBs back by a step and the embedding not: the round is lost, and says what would save it."""
+    unit = units(runtime={"snapshots": "round"})
+    once(unit, round_=1, step=1, kind="G", micro_batch=1, act=lambda: kill(unit, 1))
+    weights, [result] = within(HANG_S, train, unit, initial(), [1])
+    assert faults([result]) == [("device", 1, 1, 1)] and result.report["faults"][0]["recovered"]
+    before = {name: value.clone() for name, value in unit.optimizer.state().items()}
+    lost = unit.pipeline.segments[0].device
+    struck = once(unit, round_=2, step=2, kind="G", micro_batch=1, act=lambda: kill(unit, lost))
+    with pytest.raises(FailedRound, match="snapshots = round keeps no copy of step 1: the round is lost") as error:
+        within(HANG_S, train, unit, weights, [2])
+    assert struck
+    assert [
+        (f["kind"], f["device"], f["step"], f["recovered"]) for f in error.value.faults if f["kind"] != "joined"
+    ] == [("device", lost, 2, False)]
+    # What step 1 had done to the control unit's own part is undone.
+    assert_equal(unit.optimizer.state(), before)
+    assert within(HANG_S, train, unit, weights, [3])[1][0].steps == LOCAL_STEPS
     unit.close()
 
 

@@ -40,6 +40,20 @@ def test_shares_follow_the_speed_and_a_slow_device_gets_less():
     assert equal_devices(4, 6)(PLAN, (1, 2), {}).delta == (0, 3, 3, 0)
 
 
+def test_a_device_that_holds_one_teb_gets_one_and_one_that_holds_none_gets_none():
+    """Devices of capacity 1 once could be passed over without a test that noticed."""
+    plan = ClusterPlan(delta=(6, 0, 0, 0), order=(0,), m=5)
+    assert ProportionalReplan(speed=(1.0,) * 4, capacity=(1, 1, 1, 3))(plan, range(4), {}).delta == (1, 1, 1, 3)
+    assert ProportionalReplan(speed=(9.0, 1.0, 9.0, 1.0), capacity=(1, 5, 0, 1))(plan, range(4), {}).delta == (
+        1,
+        5,
+        0,
+        0,
+    )
+    with pytest.raises(NoPlan, match="hold 5 TEBs, 6 are needed"):
+        ProportionalReplan(speed=(1.0,) * 4, capacity=(1, 1, 0, 3))(plan, range(4), {})
+
+
 @pytest.fixture(scope="module")
 def scenario():
     return load_scenario("table2")

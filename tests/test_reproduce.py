@@ -2,6 +2,7 @@
 
 import csv
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,45 @@ def test_every_published_number_is_told_by_its_file(name):
         with (folder / TABLE).open(encoding="utf-8") as file:
             rows = [{column: cell(text) for column, text in row.items()} for row in csv.DictReader(file)]
         assert EXPERIMENTS[name].findings(rows) == found
+
+
+def test_what_the_text_says_of_spreads_is_told_by_the_rows():
+    """Standard errors once stood where the standard deviation was announced."""
+    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    lines = (DOCS / "results/real-text/runs.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = [json.loads(line) for line in lines]
+
+    def spread(config, how, key):
+        values = [run[key] for run in runs if (run["config"], run["how"]) == (config, how)]
+        return statistics.mean(values), statistics.stdev(values), len(values)
+
+    (federated, width, _), (central, other, _) = (spread("trec6", how, "macro_f1") for how in ("federated", "central"))
+    assert f"macro-F1 is {federated:.2f} ± {width:.2f} federated and {central:.2f} ± {other:.2f} central" in text
+    (federated, width, _), (central, other, _) = (
+        spread("chinese-ner-pretrain", how, "perplexity") for how in ("federated", "central")
+    )
+    assert f"perplexity after pre-training: {federated:.0f} ± {width:.0f} and {central:.0f} ± {other:.0f}" in text
+
+    # Differences have a standard error, and their column says so.
+    assert "| difference, standard error |" in text
+    for config, key, scale in (
+        ("trec6", "accuracy", 100),
+        ("toutiao", "accuracy", 100),
+        ("chinese-ner", "f1", 100),
+        ("multi30k", "bleu", 1),
+    ):
+        (federated, width, n), (central, other, _) = (spread(config, how, key) for how in ("federated", "central"))
+        error = (width**2 / n + other**2 / n) ** 0.5
+        row = next(line for line in text.split("| `") if line.startswith(f"{config}`"))
+        assert f"{scale * (federated - central):+.1f} ± {scale * error:.1f}" in row, config
+
+    with (DOCS / "results/fig11/compact-400-rounds.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    largest = {}
+    for row in rows:
+        largest.setdefault(float(row["v"]), []).append(max(float(row[f"gamma_{i}"]) for i in range(1, 9)))
+    told = {v: f"{statistics.mean(x):.2f} ± {statistics.stdev(x):.2f}" for v, x in largest.items()}
+    assert f"is at {told[1.0]}, with V = 0.1 at {told[0.1]}, with V = 10 at {told[10.0]}." in text
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -20,6 +20,7 @@ from tiny_models import tiny_batch, tiny_spec
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import LoraConfig
+from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime.control_unit import RoundOrder
 from client_pipeline.runtime.optimizer import OptimizerConfig
 
@@ -139,3 +140,31 @@ def test_a_control_unit_goes_on_from_its_file_bit_for_bit(local_ray, tmp_path, l
     assert second.keys() == expected.keys()
     assert all(second[name].equal(value) for name, value in expected.items())
     assert not all(second[name].equal(first[name]) for name in expected)
+
+
+def test_a_control_unit_of_a_reused_name_neither_reads_nor_loses_to_the_older_runs_files(local_ray, tmp_path):
+    """Its folder held rounds 50 and 51 of an older run: the newer run's files were dropped as the oldest ones,
+    and the older run's optimizer could be restored."""
+    spec = tiny_spec("bert", "masked-lm")
+    batch, weights = tiny_batch(spec, size=7, length=9, seed=1), build_parts(spec, seed=1).weights()
+
+    def after(name, rounds, folder, begun, resumed=0, **setup):
+        options = {"spec": spec, "checkpoints": folder, "resume_round": resumed, **setup}
+        (unit,) = control_units([batch], OptimizerConfig(lr=0.01), f"reused-{name}", **options)
+        try:
+            for number in rounds:
+                begun = unit.train_round(RoundOrder(round=number, weights=begun, plan=ALONE)).weights
+        finally:
+            unit.close()
+        return begun, unit.restored
+
+    after("older", (50, 51), tmp_path, weights)
+    first, restored = after("newer", (1,), tmp_path, weights)
+    assert not restored
+    second, restored = after("resumed", (2,), tmp_path, first, resumed=1)
+    assert restored
+    expected, _ = after("straight", (1, 2), None, weights)
+    assert all(second[name].equal(value) for name, value in expected.items())
+    # A server that goes on with another run: its round 2 is not the one that is here.
+    _, restored = after("other", (), tmp_path, first, resumed=2, identity=RunIdentity("another", ""))
+    assert not restored and not list(tmp_path.glob("round-*"))

@@ -23,8 +23,9 @@ from flower_app.run_directory import (
     write_summary,
 )
 from flower_app.run_lock import locked
-from flower_app.saved_model import load_model, save_model
+from flower_app.saved_model import keep_versions, load_model, save_model
 from flower_app.simulation_run import continued_run
+from strategies.clusters import ClusterState
 
 SPEC = ModelSpec(
     family="transformer",
@@ -116,11 +117,30 @@ def test_a_failure_says_whose_it_is_and_keeps_its_traceback(tmp_path, error, sta
     assert read_summary(tmp_path) == {"status": status, "error": said}
 
 
+def test_an_error_that_nobody_meant_is_told_with_its_type_and_place_and_the_log(tmp_path):
+    """A missing key was told as its name alone, ``error: 1``."""
+    for wrong in (lambda: ClusterState.from_dict({}), lambda: torch.ones(2, 3) @ torch.ones(2, 3)):
+        try:
+            wrong()
+        except Exception as error:
+            write_failure(tmp_path, error)
+            kind = type(error).__name__
+        told = read_summary(tmp_path)
+        assert told["status"] == "failed"
+        assert told["error"].startswith(f"{kind}: ") and str(tmp_path / "logs" / "error.log") in told["error"]
+        if kind == "KeyError":
+            assert "strategies/clusters.py, line " in told["error"]
+
+
 def test_a_saved_model_reads_back_equal_and_replaces_the_one_before(tmp_path):
     for seed in (1, 2):
         weights = build_parts(SPEC, seed).weights()
         save_model(tmp_path, SPEC, weights, '{"tokens": "ä"}', {"name": "translation"})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    # The one before goes when no committed round needs it.
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["round-000000", "round-000000-1"]
+    keep_versions(tmp_path, [])
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["round-000000-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "models"]
     found = load_model(tmp_path)
     assert found.spec == SPEC
     assert (found.tokenizer_json, found.task) == ('{"tokens": "ä"}', {"name": "translation"})

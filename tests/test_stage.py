@@ -1,5 +1,7 @@
 """Stages over gloo without Ray: threads of one process stand for the devices."""
 
+import functools
+import operator
 import threading
 
 import pytest
@@ -9,10 +11,12 @@ from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
+from client_pipeline.runtime.device import StepReport
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.pipeline import StepOutcome
 from client_pipeline.runtime.schedules import SCHEDULES
-from client_pipeline.runtime.stage import MovedBlock, Stage, StepOrder, run_actions
+from client_pipeline.runtime.stage import DoneAction, MovedBlock, Stage, StepOrder, run_actions
 from client_pipeline.runtime.transport import (
     BACKWARD,
     FORWARD,
@@ -256,3 +260,64 @@ def test_nothing_of_a_cluster_on_one_machine_can_be_reached_from_another():
     transport.close()
     assert len(opened) >= 2  # the meeting point, and gloo
     assert {ip for ip, _ in opened} == {"127.0.0.1"}
+
+
+def test_what_was_sent_is_with_the_neighbour_when_a_member_has_flushed():
+    """Otherwise a stage goes on, or its process ends, with tensors that nobody has read."""
+    first, second = make_ring(2)
+    x_BTD = torch.ones(4, 64, 1024)
+
+    def send_and_overwrite():
+        first.send(x_BTD, 1, FORWARD, 0)
+        first.flush()
+        x_BTD.zero_()
+
+    sender = Threads(send_and_overwrite)
+    # Nobody has read it yet: whoever flushes waits.
+    sender.threads[0].join(0.3)
+    assert sender.threads[0].is_alive()
+    received = second.receive((4, 64, 1024), 0, FORWARD, 0).wait()
+    assert sender.join() == [None]
+    assert torch.equal(received, torch.ones(4, 64, 1024)) and not x_BTD.any()
+    for member in (first, second):
+        member.close()
+
+
+def test_a_flush_that_nobody_reads_ends_with_the_groups_timeout():
+    store = open_store("127.0.0.1", TIMEOUT_S)
+    address = GroupAddress(
+        host="127.0.0.1", port=store.port, generation=1, size=2, timeout_s=0.3, join_s=TIMEOUT_S, codec="none"
+    )
+    ring = Threads(lambda: GlooTransport(address, 0, store), lambda: GlooTransport(address, 1)).join()
+    ring[0].send(torch.ones(2**20), 1, FORWARD, 0)
+    with pytest.raises(TransportError, match="sending"):
+        ring[0].flush()
+    for member in ring:
+        member.close()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_stage_has_flushed_what_it_sent_when_its_actions_are_done(schedule, monkeypatch):
+    flushed, flush = [], GlooTransport.flush
+    monkeypatch.setattr(GlooTransport, "flush", lambda self: (flush(self), flushed.append(self.rank)))
+    run_pipeline((2, 2), schedule, m=3)
+    assert sorted(flushed) == [0, 1, 2]
+
+
+def test_a_step_of_several_batches_weighs_what_all_of_them_do():
+    def outcome(weight, loss_sum, norm_sq):
+        report = StepReport(actions=[DoneAction("F", 0, 0.0, weight)], norm_sq=norm_sq, work=2 * weight)
+        return StepOutcome(
+            loss_sum=loss_sum,
+            weight=weight,
+            devices={0: report},
+            link_bytes=10 * weight,
+            decoder_norm_sq=norm_sq,
+            segments=[],
+        )
+
+    joined = functools.reduce(operator.add, [outcome(5, 1.0, 0.5), outcome(3, 2.0, 0.7), outcome(1, 4.0, 0.9)])
+    assert (joined.weight, joined.loss_sum, joined.link_bytes) == (9, 7.0, 90)
+    # Gradients accumulate, so that the last norm is that of all.
+    assert joined.decoder_norm_sq == joined.devices[0].norm_sq == 0.9
+    assert joined.devices[0].work == 18 and [action.end for action in joined.devices[0].actions] == [5, 3, 1]

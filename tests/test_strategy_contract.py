@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.resources import files
 
 import pytest
+import torch
 from test_end_to_end import TINY, rounds
 
 from client_pipeline.partition.plan import read_plans
@@ -41,6 +42,8 @@ CASES = {
     "FedAdam": {"strategy": "FedAdam", "strategy-options": '{"eta": 0.02}'},
     "module:Class": {"strategy": "flwr.serverapp.strategy:FedMedian", "costs": "model"},
 }
+CLIP = 0.001
+"""Of an update; a round of these runs moves the encoder hundreds of times as far."""
 UPLOADS_BY_PLAN = ("random", "uniform", "vanilla-fl", "titanic")
 
 
@@ -58,7 +61,13 @@ def trained(tmp_path_factory):
         re.sub(r"(?m)^clusters = 3\ndevices = 6$", "clusters = 2\ndevices = 3", physical)
     )
     common = TINY | {"num-rounds": 2, "evaluate-every": 1, "scenario": folder / "two.toml"}
-    cases = {**CASES, "energy-queue": {"scenario": folder / "physical.toml"}}
+    clipped = {"privacy.update-mechanism": "client-fixed", "privacy.update-clip": CLIP}
+    cases = {
+        **CASES,
+        "energy-queue": {"scenario": folder / "physical.toml"},
+        "one-round": {"num-rounds": 1} | clipped,
+        "clipped": clipped,
+    }
     wanted = {
         name: load_config(None, [f"{key}={value}" for key, value in (common | more).items()])
         for name, more in cases.items()
@@ -100,6 +109,13 @@ def test_a_strategy_trains_and_accounts_for_every_round(name, trained):
         assert set(paced) == {None}
     [cluster, *_] = json.loads((run_dir / "timeline.json").read_text())["clusters"]
     assert cluster["measured"] and bool(cluster["modelled"]) == (name != "vanilla-fl")
+
+
+def test_mods_clip_each_update_of_a_shared_simulation(trained):
+    """One of Flower's runs on the cluster; one cluster a round uploads, so that a round moves as far as its update."""
+    after = [load_model(trained[name]).parts.weights() for name in ("one-round", "clipped")]
+    change = [after[1][name] - value for name, value in after[0].items() if not name.startswith("head.")]
+    assert float(torch.cat([c.flatten() for c in change]).norm()) == pytest.approx(CLIP, rel=0.01)
 
 
 def check_costs(virtual, line):

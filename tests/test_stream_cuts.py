@@ -187,6 +187,15 @@ def test_a_cluster_that_does_not_come_back_is_left_behind(monkeypatch):
     assert summary.clusters[1].left == "its stream broke off and did not come back within 0.5 s"
 
 
+def test_a_stream_that_is_cut_for_a_while_is_opened_again_when_that_is_over():
+    with service_of(num_clusters=1) as service, DecoderStream.open(service.open_round(1, [0], 2)[0]) as stream:
+        train_step(stream, step_id(0, 1), batch_of(0, 3), 1)
+        stream.cut(0.5)
+        train_step(stream, step_id(0, 2), batch_of(0, 3), 1)
+        [(_, seconds, _)] = stream.cuts
+    assert seconds >= 0.4
+
+
 def test_a_cluster_that_recovers_is_silent_and_waited_for(monkeypatch):
     """It sends nothing while it plans for the devices that are left, however quick it was before."""
     hour = [0.0]

@@ -4,6 +4,7 @@ import re
 import socket
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import grpc
@@ -15,7 +16,7 @@ from test_decoder_tls import certificate, files, own
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.frames import PROTOCOL_VERSION, encode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderStream
-from strategies.stream_limits import WRONG_HELLOS, Allowance, HelloGuard, TooManyHellos, printable
+from strategies.stream_limits import WRONG_HELLOS, Allowance, HelloGuard, TooManyHellos, peer_name, printable
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def hello(address, **change):
 def test_a_peer_that_keeps_guessing_is_refused_unread_and_let_in_again_later():
     now = [0.0]
     with service_of(num_clusters=1) as service:
-        service.hellos = HelloGuard(3, clock=lambda: now[0])
+        service.reception.hellos = HelloGuard(3, clock=lambda: now[0])
         address = service.open_round(1, [0], 1)[0]
         for i in range(WRONG_HELLOS):
             code, _ = call(address, hello(address, token=f"guess {i}"))
@@ -133,32 +134,77 @@ def test_a_peer_that_keeps_guessing_is_refused_unread_and_let_in_again_later():
         assert service.finish_round().clusters[0].steps == 1
 
 
-def test_streams_that_say_nothing_are_few_and_leave_room_for_the_rounds_clusters(monkeypatch):
-    monkeypatch.setattr("strategies.decoder_service._HELLO_TIMEOUT_S", 2.0)
-    with service_of(num_clusters=1) as service:
-        address = service.open_round(1, [0], 1)[0]
-        good = DecoderStream.open(address)
-        with grpc.insecure_channel(address.target) as channel:
-            exchange = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-            released = threading.Event()
-            silent = [exchange(iter(lambda: released.wait() and None, None), timeout=20) for _ in range(3)]
-            deadline = time.monotonic() + 10
-            while service.hellos._waiting < 3 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            code, details = call(address, hello(address, token="wrong"))
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, details
-            train_step(good, step_id(0), batch_of(0, 3), 1)
-            good.close()
-            # They are broken off when their time is up, and their places are free again.
+@contextmanager
+def silent_streams(address, number):
+    """Streams that are open, and say nothing."""
+    with grpc.insecure_channel(address.target) as channel:
+        exchange = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        released = threading.Event()
+        calls = [exchange(iter(lambda: released.wait() and None, None), timeout=60) for _ in range(number)]
+        try:
+            yield calls
+        finally:
+            released.set()
+            for one in calls:
+                one.cancel()
+
+
+def until(condition):
+    """Wait for what other threads bring about."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_streams_that_say_nothing_are_few_and_shut_nobody_out(monkeypatch):
+    monkeypatch.setattr("strategies.stream_reception.HELLO_TIMEOUT_S", 2.0)
+    with service_of(num_clusters=2) as service:
+        addresses = service.open_round(1, [0, 1], 1)
+        with silent_streams(addresses[0], 4) as silent:
+            until(lambda: service.hellos.num_waiting == 4)
+            # They have taken all places: the oldest of them give way.
+            results = all_at_once(*(lambda n=n: train_round(addresses[n], [batch_of(n, 3)]) for n in (0, 1)))
+            assert [type(result) for result in results] == [list, list], results
+            # The others are broken off when their time is up.
             for stream in silent:
                 with pytest.raises(grpc.RpcError):
                     list(stream)
-            released.set()
-        assert service.finish_round().clusters[0].steps == 1
-        while service.hellos._waiting and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert service.hellos.take_refused()["no hello came"] == 3
+        assert [s.steps for s in service.finish_round().clusters.values()] == [1, 1]
+        until(lambda: not service.hellos.num_waiting)
+        refused = service.hellos.take_refused()
+        assert sum(refused.values()) == 4 and refused["gave way to a newer stream"] >= 1
         assert_still_serves(service, 2)
+
+
+def test_a_first_hello_that_a_busy_decoder_turns_away_is_said_again():
+    with service_of(num_clusters=1) as service:
+        address = service.open_round(1, [0], 1)[0]
+        for _ in range(WRONG_HELLOS + 1):
+            service.hellos.wrong("ipv4:127.0.0.1", "not admitted")
+        (result,) = all_at_once(lambda: train_round(address, [batch_of(0, 3)]))
+        assert isinstance(result, list), result
+        assert service.hellos.take_refused()["too many wrong hellos"] >= 1
+        # Not for ever: the round's join timeout is all that it has.
+        for _ in range(100):
+            service.hellos.wrong("ipv4:127.0.0.1", "not admitted")
+        service.finish_round()
+        address = replace(service.open_round(2, [0], 1)[0], join_timeout_s=0.5)
+        with pytest.raises(LinkError, match="resource exhausted.*too many wrong hellos"):
+            DecoderStream.open(address)
+
+
+def test_the_peer_with_most_streams_in_waiting_gives_way_first():
+    guard, ended = HelloGuard(4), []
+    places = [
+        guard.enter(peer, lambda name=name: ended.append(name)) for peer, name in zip("xyyy", "abcd", strict=True)
+    ]
+    guard.enter("x", ended.clear)
+    assert ended == ["b"] and guard.num_waiting == 4
+    guard.enter("z", int)
+    assert ended == ["b", "a"]
+    assert [guard.leave(place) for place in places] == [False, False, True, True]
+    assert guard.num_waiting == 2
 
 
 def test_a_connection_that_never_shakes_hands_is_closed(pki, monkeypatch):
@@ -179,18 +225,18 @@ def test_packed_frames_are_refused_before_they_are_unpacked():
 
 def test_a_step_has_no_more_micro_batches_and_examples_than_a_batch():
     with service_of(num_clusters=1) as service:
-        service.max_examples = 5
+        service.limits = replace(service.limits, examples=5)
         for round_, (frames, found) in enumerate(
             [
-                ([first_frame(num_micro_batches=6)], "3 examples and 6 micro-batches"),
-                ([first_frame(), first_frame(micro_batch=1, total_weight=None)], "6 examples and 2 micro-batches"),
+                ([first_frame(num_micro_batches=6)], "5 micro-batches, as examples, found 6"),
+                ([first_frame(), first_frame(micro_batch=1, total_weight=None)], "5 examples, found 6"),
             ],
             start=1,
         ):
             address = service.open_round(1, [0], 1)[0]
             code, details = call(address, hello(address), *frames)
             assert code is grpc.StatusCode.FAILED_PRECONDITION
-            assert f"a step has at most 5 examples, and no more micro-batches, found {found}" in details, round_
+            assert f"a step has at most {found}" in details, round_
             service.finish_round()
         assert_still_serves(service, 3)
 
@@ -222,9 +268,8 @@ def test_what_is_remembered_of_peers_is_bounded_and_one_peers_guesses_do_not_cou
     for _ in range(WRONG_HELLOS):
         guard.wrong("a", "not admitted")
     with pytest.raises(TooManyHellos):
-        guard.enter("a")
-    guard.enter("b")
-    guard.leave()
+        guard.enter("a", int)
+    assert guard.leave(guard.enter("b", int))
     for i in range(2000):
         guard.wrong(f"peer {i}", "malformed")
     assert len(guard._wrong) <= 1024
@@ -253,3 +298,9 @@ def test_no_token_is_in_a_log_line_an_error_or_a_description(caplog):
     said.append(caplog.text)
     for token in secret:
         assert len(token) >= 43 and not any(re.search(re.escape(token), text) for text in said)
+
+
+def test_clusters_with_one_certificate_are_told_apart_by_their_addresses():
+    names = [peer_name([b"cu"], f"ipv4:10.0.0.{host}:50{host}") for host in (1, 2)]
+    assert names[0] != names[1] and names[0] == peer_name([b"cu"], "ipv4:10.0.0.1:7")
+    assert peer_name(None, "ipv6:[::1]:7") == "ipv6:[::1]"

@@ -37,7 +37,8 @@ def test_what_was_sent_and_what_waits_is_what_was_learned(kind):
     feedback, decoded, learned = ErrorFeedback(codec(kind)), dict.fromkeys(START, 0.0), dict.fromkeys(START, 0.0)
     for step in range(1, 9):
         end = trained(step, size=1.0)
-        applied = codec(kind).apply(START, feedback.compress(START, end))
+        applied = codec(kind).apply(START, feedback.compress(START, end, step))
+        feedback.settle(step)
         for name, value in START.items():
             assert applied[name].shape == value.shape and applied[name].dtype == value.dtype
             decoded[name] = decoded[name] + applied[name] - value
@@ -67,9 +68,32 @@ def test_top_k_sends_the_largest_changes_exactly():
     assert torch.equal(codec("top-k", density=2 / 60).apply({"a": START["a"]}, update)["a"], end["a"])
 
 
+def test_what_waits_is_that_of_the_last_update_that_counted():
+    """It used to move on as soon as an update was made: one that then failed, or was left out, took its part along."""
+    feedback, whole = ErrorFeedback(codec("top-k")), {"a": START["a"] + torch.linspace(-3, 5, 60).reshape(5, 12)}
+    start = {"a": START["a"]}
+    feedback.compress(start, whole, 1)
+    assert feedback.residual == {}, "no answer has come back yet"
+    feedback.settle(1)
+    waiting = {name: value.clone() for name, value in feedback.residual.items()}
+    assert float(waiting["a"].norm()) > 0
+    # What fails afterwards, or the server leaves out, changes nothing; nor does a confirmation that comes twice.
+    sent = [feedback.compress(start, whole, round_) for round_ in (2, 3)]
+    assert all(torch.equal(sent[0][key], sent[1][key]) for key in sent[0])
+    for confirmed in (1, 1, 0):
+        feedback.settle(confirmed)
+        assert torch.equal(feedback.residual["a"], waiting["a"])
+    # What counted is taken off, all else goes on waiting.
+    update = feedback.compress(start, start, 4)
+    feedback.settle(4)
+    decoded = codec("top-k").decode({"values": update["a/values"], "index": update["a/index"]}, start["a"].shape)
+    torch.testing.assert_close(feedback.residual["a"] + decoded, waiting["a"])
+
+
 def test_training_that_diverged_is_an_error_and_leaves_the_residual():
     feedback = ErrorFeedback(codec("int8"))
-    feedback.compress(START, trained(1))
+    feedback.compress(START, trained(1), 1)
+    feedback.settle(1)
     before = {n: v.clone() for n, v in feedback.residual.items()}
     with pytest.raises(RuntimeError, match="c holds NaN or Inf: training diverged; lower optimizer.lr"):
         feedback.compress(START, trained(2) | {"c": torch.tensor(float("nan"))})

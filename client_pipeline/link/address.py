@@ -68,6 +68,11 @@ class LinkCertificates:
     root_certificate: str = ""
     """Checks the decoder's certificate in place of the root that the train message brings."""
 
+    @property
+    def given(self) -> bool:
+        """Whether there is any: this CU speaks under TLS alone then."""
+        return bool(self.certificate or self.key or self.root_certificate)
+
 
 def channel_options(max_frame_bytes: int) -> list[tuple[str, int]]:
     """Options that both ends share."""
@@ -92,8 +97,13 @@ def open_channel(address: DecoderAddress, certificates: LinkCertificates) -> grp
     Raises
     ------
     ValueError
-        If a certificate file cannot be read.
+        If a certificate file cannot be read, or the address is without TLS though this CU has certificates.
     """
+    if certificates.given and not address.tls:
+        raise ValueError(
+            f"decoder at {address.target}: the order says no TLS, and this control unit has certificates: activations "
+            "would go out in the clear; start the run with decoder.tls-certificate, decoder.tls-key and decoder.tls-ca"
+        )
     # One connection per stream; a proxy for the outer world must not stand between two local processes.
     options = [*channel_options(address.max_frame_bytes), ("grpc.use_local_subchannel_pool", 1)]
     if is_loopback(address.target.rpartition(":")[0]):

@@ -14,7 +14,7 @@ from client_pipeline.link.address import METHOD, SERVICE, DecoderAddress, LinkCe
 from client_pipeline.link.base import LinkError, NotFiniteLink
 from client_pipeline.link.frames import Frame, FrameError, decode, encode
 
-REOPEN_S = 20.0
+REOPEN_S = 15.0
 """How long a cut stream is tried to be opened again [s]; the decoder waits a little longer."""
 _WELCOME_S = 5.0
 """How long one attempt may take [s]."""
@@ -78,6 +78,9 @@ class Connection:
         self._failure: LinkError | None = None
         self._closed = False
         self._fruitless = 0
+        self._answered = False
+        self._dark_until = 0.0
+        """Until then a stream that was cut on purpose stays so [s, monotonic]."""
         self._ready = True
         """Whether frames go out at once; between a cut and its end they are only noted."""
         self._open_call()
@@ -145,9 +148,10 @@ class Connection:
             self._inbox.put(found)  # for whoever asks next
         return found
 
-    def cut(self) -> None:
-        """Cut the stream as a network would: for tests, and for faults that a user injects."""
+    def cut(self, for_s: float = 0.0) -> None:
+        """Cut the stream as a network would, and leave it so for a while [s]: for tests, and for injected faults."""
         with self._lock:
+            self._dark_until = time.monotonic() + for_s
             self._call.cancel()
 
     def abort(self, reason: str) -> None:
@@ -168,7 +172,7 @@ class Connection:
 
     def _read(self) -> None:
         """Move answers into the inbox, so that waiting for them can be bounded."""
-        ended = self._drain()
+        ended = self._drain_first()
         while not self._closed and _is_cut(ended):
             refused = self._reopen(time.monotonic())
             if refused is not None:
@@ -188,11 +192,30 @@ class Connection:
         kind = NotFiniteLink if call.code() is grpc.StatusCode.OUT_OF_RANGE else LinkError
         return kind(self.told(_reason(call.code(), call.details() or "no reason given")))
 
+    def _drain_first(self) -> grpc.RpcError | None:
+        """Read the call to its end; one that a busy decoder turns away before its hello is read is made again."""
+        until = time.monotonic() + self.address.join_timeout_s
+        tries = 0
+        while True:
+            ended = self._drain()
+            tries += 1
+            pause_s = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
+            if self._answered or not _is_turned_away(ended) or time.monotonic() + pause_s > until:
+                return ended
+            time.sleep(pause_s)
+            with self._lock:
+                if self._closed:
+                    return ended
+                self._close_call()
+                self._open_call()
+                self._outbox.put(self._hello(self.address.token))
+
     def _drain(self) -> grpc.RpcError | None:
         """Read the call to its end; returns the error that it ended with."""
         try:
             for data in self._call:
                 self._fruitless = 0
+                self._answered = True
                 self._inbox.put(data)
         except grpc.RpcError as error:
             return error
@@ -215,6 +238,8 @@ class Connection:
         while time.monotonic() < until:
             time.sleep(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
             tries += 1
+            if time.monotonic() < self._dark_until:
+                continue
             with self._lock:
                 if self._closed or not self._resume:
                     return False
@@ -286,6 +311,12 @@ def give_up(address: DecoderAddress, certificates: LinkCertificates, reason: str
 def _is_cut(error: grpc.RpcError | None) -> bool:
     """Whether a network may be the cause, not the decoder's will."""
     codes = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
+    return error is not None and cast(grpc.Call, error).code() in codes
+
+
+def _is_turned_away(error: grpc.RpcError | None) -> bool:
+    """Whether the decoder had no place for a stream that had not said hello yet."""
+    codes = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
     return error is not None and cast(grpc.Call, error).code() in codes
 
 

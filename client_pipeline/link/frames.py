@@ -1,7 +1,8 @@
 """Frames of the decoder stream: one safetensors blob each, tensors beside a small JSON header.
 
 A frame describes its own dtypes and shapes, so the sequence length may change from batch to batch. Nothing in
-it is ever unpickled, and whatever is malformed is refused with a reason.
+it is ever unpickled, and whatever is malformed is refused with a reason. No tensor has a dimension of zero: then none
+has more elements than the frame has bytes, and what is computed of its shape is bounded by what was sent.
 
 Up, from a CU::
 
@@ -37,7 +38,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -163,6 +164,7 @@ def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = Non
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
         if tensor.dtype not in _DTYPE_NAMES:
             raise FrameError(f"tensor {name!r}: expected one of {', '.join(_DTYPES)}, found {tensor.dtype}")
+        _check_shape(name, tensor.shape)
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         entries[name] = {
             "dtype": _DTYPE_NAMES[tensor.dtype],
@@ -213,7 +215,9 @@ def _read_header(data: bytes) -> dict[str, Any]:
     if size > MAX_HEADER_BYTES:
         raise FrameError(f"a frame's header has {size} bytes, at most {MAX_HEADER_BYTES} are accepted")
     try:
-        header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["header"], parse_constant=_refuse_constant)
+        table = json.loads(data[8 : 8 + size], object_pairs_hook=_without_repeats)
+        text = table["__metadata__"]["header"]
+        header = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeats)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise FrameError("a frame has no readable JSON header in its safetensors metadata") from None
     if not isinstance(header, dict):
@@ -225,6 +229,14 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(text)
 
 
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object; of a key that comes twice one reader would take the first value, another the last."""
+    items = dict(pairs)
+    if len(items) < len(pairs):
+        raise ValueError("a key comes twice")
+    return items
+
+
 def _tensor(name: str, view: dict[str, Any]) -> Tensor:
     dtype = _DTYPES.get(view["dtype"])
     shape = view["shape"]
@@ -233,14 +245,19 @@ def _tensor(name: str, view: dict[str, Any]) -> Tensor:
             f"tensor {name!r}: expected one of {', '.join(_DTYPES)} with at most {_MAX_DIMENSIONS} dimensions, "
             f"found {view['dtype']} with {len(shape)}"
         )
+    _check_shape(name, shape)
     try:
-        if not view["data"]:  # frombuffer takes no empty buffer
-            return torch.empty(shape, dtype=dtype)
         if dtype is torch.bool and torch.frombuffer(view["data"], dtype=torch.uint8).max() > 1:
             raise FrameError(f"tensor {name!r}: a bool must be 0 or 1")  # torch's behaviour is undefined for others
         return torch.frombuffer(view["data"], dtype=dtype).reshape(shape)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise FrameError(f"tensor {name!r} of shape {shape}: {error}") from None
+
+
+def _check_shape(name: str, shape: Sequence[int]) -> None:
+    """Refuse an empty tensor: without bytes it would bring dimensions of any size."""
+    if 0 in shape:
+        raise FrameError(f"tensor {name!r}: expected dimensions of at least 1, found {list(shape)}")
 
 
 def _check_header(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

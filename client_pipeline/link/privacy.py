@@ -1,7 +1,7 @@
 """What leaves a cluster, clipped and with Gaussian noise: the updates of the encoder, and the activations.
 
 Noise is drawn on the control unit, before anything is sent or compressed, so that neither the server nor the network
-sees more::
+sees more. It is drawn, scaled and added in float64, and the sum is rounded to the type that is sent::
 
     update        u = trained - start, all tensors as one vector      u min(1, C / |u|) + N(0, (z C)^2)
     activation    h, one row a token                                  h min(1, C / |h|) + N(0, (z C)^2)
@@ -17,9 +17,16 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from numpy.typing import NDArray
 from torch import Tensor
 
+_PAIRS = 1 << 13
+"""Numbers are drawn in parts of so many pairs, which stay in a processor's cache."""
 UPDATE_MECHANISMS = ("local", "server-fixed", "server-adaptive", "client-fixed", "client-adaptive")
 
 
@@ -44,7 +51,7 @@ class PrivacyConfig:
     delta: float = 1e-5
     """Delta that the epsilon spent is reported at."""
     seed: int = -1
-    """-1: noise is seeded by the operating system's generator for secrets. From 0 on: the same noise on every run, for
+    """-1: noise is keyed by the operating system's generator for secrets. From 0 on: the same noise on every run, for
     tests; whoever knows the seed can take it off, so that nothing is guaranteed."""
 
     def __post_init__(self) -> None:
@@ -87,20 +94,54 @@ class PrivacyConfig:
 
 
 class NoiseSource:
-    """Gaussian noise, seeded anew for every tensor: by the system's generator for secrets, or for tests by a seed."""
+    """Gaussian noise of a cryptographic generator: AES-256 in counter mode, with a new key for every tensor.
+
+    The key is 256 bits of the system's generator for secrets, or for tests the SHA-256 of seed and place. A key of its
+    own for each draw lets draws come in any order and from any thread, and no process repeats what another drew.
+    """
 
     def __init__(self, seed: int = -1) -> None:
         self.seed = seed
 
     def like(self, tensor: Tensor, *place: int | str) -> Tensor:
-        """Draw standard normal noise of a tensor's shape; ``place`` names the draw, for those that are to repeat."""
+        """Draw :meth:`normal` noise of a tensor's shape, in float64 whatever its type."""
+        return torch.from_numpy(self.normal(tuple(tensor.shape), *place))
+
+    def normal(self, shape: tuple[int, ...], *place: int | str) -> NDArray[np.float64]:
+        """Draw standard normal noise.
+
+        Parameters
+        ----------
+        shape : of the array
+        place : names the draw, for those that are to repeat
+
+        Returns
+        -------
+        float64: noise is to be scaled and added in it, and rounded once, with the sum.
+        """
         if self.seed < 0:
-            seed = secrets.randbits(63)
+            key = secrets.token_bytes(32)
         else:
-            text = "/".join(map(str, (self.seed, *place)))
-            seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+            key = hashlib.sha256("/".join(map(str, (self.seed, *place))).encode()).digest()
+        stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
+        number = math.prod(shape)
+        values = np.empty(number + number % 2)
+        for start in range(0, number, 2 * _PAIRS):
+            part = values[start : start + 2 * _PAIRS]
+            part[:] = gaussian(stream.update(bytes(8 * len(part))))
+        return values[:number].reshape(shape)
+
+
+def gaussian(random_bytes: bytes) -> NDArray[np.float64]:
+    """Box and Muller's transform: of every 16 random bytes two numbers of the standard normal distribution.
+
+    The radius has 64 bits, so that it reaches 9.5 (a normal pair goes beyond with probability 3e-20); the angle has 53.
+    """
+    pairs = len(random_bytes) // 16
+    words = np.frombuffer(random_bytes, dtype="<u8")
+    radius = np.sqrt(-2.0 * np.log((words[:pairs].astype(np.float64) + 0.5) * 2.0**-64))
+    angle = (words[pairs:] >> np.uint64(11)).astype(np.float64) * (2 * math.pi * 2.0**-53)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
 
 
 def clip_tokens(hidden_BTD: Tensor, mask_BT: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -114,11 +155,11 @@ def private_activations(
     hidden_BTD: Tensor, mask_BT: Tensor, config: PrivacyConfig, noise: NoiseSource, *place: int | str
 ) -> Tensor:
     """Clip and noise the activations of a micro-batch as they are sent; padding is zero, as the mask is no secret."""
-    rows_BTD, _ = clip_tokens(hidden_BTD, mask_BT, config.activation_clip)
-    if not config.activation_noise:
-        return rows_BTD
-    std = config.activation_noise * config.activation_clip
-    return rows_BTD + std * noise.like(rows_BTD, *place) * mask_BT[..., None]
+    rows_BTD, _ = clip_tokens(hidden_BTD.double(), mask_BT, config.activation_clip)
+    if config.activation_noise:
+        std = config.activation_noise * config.activation_clip
+        rows_BTD = rows_BTD + std * noise.like(rows_BTD, *place) * mask_BT[..., None]
+    return rows_BTD.to(hidden_BTD.dtype)
 
 
 def clip_gradient(gradient_BTD: Tensor, hidden_BTD: Tensor, factor_BT1: Tensor) -> Tensor:
@@ -145,8 +186,8 @@ def private_update(
     RuntimeError
         If a weight is not finite: its norm says nothing.
     """
-    changes = {name: value - start[name].to(value.dtype) for name, value in trained.items()}
-    norm = math.sqrt(sum(float(change.double().square().sum()) for change in changes.values()))
+    changes = {name: value.double() - start[name].double() for name, value in trained.items()}
+    norm = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
     if not math.isfinite(norm):
         raise RuntimeError("the update holds NaN or Inf: training diverged; lower optimizer.lr")
     factor = min(1.0, config.update_clip / norm) if norm else 1.0
@@ -154,5 +195,5 @@ def private_update(
     sent = {}
     for name, change in changes.items():
         drawn = std * noise.like(change, *place, name) if std else 0.0
-        sent[name] = start[name].to(change.dtype) + change * factor + drawn
+        sent[name] = (start[name].double() + change * factor + drawn).to(trained[name].dtype)
     return sent

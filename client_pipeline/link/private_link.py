@@ -45,9 +45,9 @@ class PrivateLink:
         """See :class:`DecoderLink`."""
         return self.link.payload_down
 
-    def cut(self) -> None:
+    def cut(self, for_s: float = 0.0) -> None:
         """Cut the stream, for faults that a user injects."""
-        getattr(self.link, "cut", lambda: None)()
+        getattr(self.link, "cut", lambda for_s: None)(for_s)
 
     @property
     def cuts(self) -> Sequence[Any]:

@@ -63,6 +63,8 @@ class DecoderStream:
         self._num_micro_batches = 0
         self._total_weight: float | None = None
         self._tied = TiedRows({})
+        self._shapes: dict[int, tuple[int, ...]] = {}
+        """Of the activations of each micro-batch whose gradient is still to come."""
         self._received = 0
         self._ended = 0
         self._names = threading.Lock()
@@ -114,9 +116,9 @@ class DecoderStream:
         """
         return self._connection.cuts
 
-    def cut(self) -> None:
+    def cut(self, for_s: float = 0.0) -> None:
         """Cut the stream as a network would: for tests, and for faults that a user injects."""
-        self._connection.cut()
+        self._connection.cut(for_s)
 
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
         """Announce a step; what was announced travels with the first micro-batch."""
@@ -127,6 +129,7 @@ class DecoderStream:
         with self._names:
             self._seen.clear()
         self._step, self._num_micro_batches, self._total_weight = step, num_micro_batches, float(total_weight)
+        self._shapes.clear()
         self._received = 0
 
     def send_tied(self, tied: Mapping[str, Tensor]) -> None:
@@ -171,6 +174,7 @@ class DecoderStream:
         }
         if self._total_weight is not None:
             header["total_weight"], self._total_weight = self._total_weight, None
+        self._shapes[micro_batch] = tuple(hidden_BTD.shape)
         named = {f"{TARGET_PREFIX}{name}": tensor for name, tensor in targets.items()}
         self._put(header, {"hidden": self.codec.encode(hidden_BTD), "mask": mask_BT, **named})
 
@@ -184,10 +188,12 @@ class DecoderStream:
         header = frame.header
         if (header["round"], header["step"], header["micro_batch"]) != (step.round, step.step, expected):
             raise self._error(f"found another gradient where {awaited} was awaited")
-        try:
-            tensor = self.codec.decode(frame.tensors["gradient"])
-        except ValueError as error:
-            raise self._error(f"{awaited}: {error}") from None
+        wire, shape = frame.tensors["gradient"], self._shapes.pop(expected, None)
+        if shape is None or (tuple(wire.shape), wire.dtype) != self.codec.wire(shape):
+            # Before it is decoded: bytes of another shape could become many times as much.
+            sent = "before they were sent" if shape is None else f"of shape {list(shape)}"
+            raise self._error(f"{awaited} is {wire.dtype} {list(wire.shape)}, for activations {sent}")
+        tensor = self.codec.decode(wire)
         self._received += 1
         return Gradient(
             micro_batch=expected, tensor=tensor, loss_sum=float(header["loss_sum"]), norm_sq=header.get("norm_sq")

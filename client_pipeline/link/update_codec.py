@@ -6,7 +6,8 @@ Of each tensor of n numbers the change in the round travels, as tensors named ``
     int8     values int8 [n], scale float32 [1]               n + 4 bytes      x = scale * q, scale = max|x| / 127
     top-k    values float32 [k], index int32 [k], rising         8k bytes      k = max(1, ceil(density * n))
 
-Error feedback (arXiv:1901.09847): u = change + e travels as C(u), and e = u - C(u) waits on the control unit.
+Error feedback (arXiv:1901.09847): u = change + e travels as C(u), and e = u - C(u) waits on the control unit. e
+moves on when the server has said that the update counted: of one that failed, or was left out, no part of e is lost.
 """
 
 from __future__ import annotations
@@ -110,14 +111,26 @@ class ErrorFeedback:
         self.codec = codec
         self.residual: dict[str, Tensor] = {}
         """e, by global name; absent: zero. A checkpoint keeps it."""
+        self.pending: dict[str, Tensor] = {}
+        """What e will be if the update of ``pending_round`` counts. A checkpoint keeps both."""
+        self.pending_round = 0
 
-    def compress(self, start: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def settle(self, counted: int) -> None:
+        """Take over what waits since the last update if that was of the round that ``counted``; else forget it."""
+        if self.pending_round and self.pending_round == counted:
+            self.residual = self.pending
+        self.pending, self.pending_round = {}, 0
+
+    def compress(
+        self, start: Mapping[str, Tensor], trained: Mapping[str, Tensor], round_: int = 0
+    ) -> dict[str, Tensor]:
         """Return what travels of a round.
 
         Parameters
         ----------
         start : the round's global weights
         trained : the same tensors after it
+        round_ : its number, for :meth:`settle`; 0: of a round that nobody confirms
 
         Raises
         ------
@@ -135,7 +148,7 @@ class ErrorFeedback:
             parts = self.codec.encode(change)
             residual[name] = change - self.codec.decode(parts, change.shape)
             update |= {f"{name}/{part}": tensor for part, tensor in parts.items()}
-        self.residual = residual
+        self.pending, self.pending_round = residual, round_
         return update
 
 

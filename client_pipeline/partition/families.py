@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from client_pipeline.partition import lora
+from client_pipeline.partition.hub_ids import check_source
 from client_pipeline.partition.hugging_face import AUTO_MODELS, SERVER_LAYERS, auto_model, spec_from_config
 from client_pipeline.partition.parts import MaskForm, ModelParts
-from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, ModelSpec
+from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, ModelSpec
 
 _MODULES = {
     "transformer": "client_pipeline.partition.transformer",
@@ -204,6 +205,7 @@ def read_library_config(source: str) -> Any:
     """
     from transformers import AutoConfig, BertConfig
 
+    check_source(source, "model.pretrained")
     file = Path(source) / "config.json"
     if Path(source).is_dir() and not file.is_file():
         raise FileNotFoundError(f"{source} has no config.json; give the folder of a Hugging Face model")
@@ -245,6 +247,17 @@ def max_length(spec: ModelSpec) -> int | None:
         # Their positions begin after the padding's.
         return int(positions - config.pad_token_id - 1)
     return None if positions is None else int(positions)
+
+
+def num_classes(spec: ModelSpec) -> int:
+    """Return how many labels a model tells apart: tokens of what it writes, or classes."""
+    if spec.family in _OUR_OWN:
+        return int(spec.config["vocab_size"])
+    config = library_adapter(spec.family).library_config(spec)
+    if spec.head in (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION):
+        return int(config.num_labels)
+    # Marian may write other tokens than it reads.
+    return int(getattr(config, "decoder_vocab_size", None) or config.vocab_size)
 
 
 def head_of(config: Any) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from client_pipeline import durable
+
 PLAN_FORMAT = "collapipe-plan/1"
 SCHEDULE_NAMES = ("gpipe", "1f1b")
 
@@ -190,7 +192,7 @@ def _integers(raw: dict[str, Any], key: str, where: str) -> tuple[int, ...]:
 def write_plans(path: Path, plans: Sequence[ClusterPlan]) -> None:
     """Write a plan file."""
     document = {"format": PLAN_FORMAT, "clusters": [plan.to_dict() for plan in plans]}
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    durable.write_text(path, json.dumps(document, indent=1) + "\n")
 
 
 def read_plans(path: Path) -> list[ClusterPlan]:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,9 @@ DEVICES_TIMEOUT_S = 60.0
 """How long the devices of a cluster may take to join before a run gives up."""
 SILENT_S = 60.0
 """How long a control unit that has started may not say that it lives, at most; a thread of its own says so [s]."""
+YIELD_S = 60.0
+"""How long a control unit of another run may be in its round until a new run is refused: one that has lost its server
+leaves its round within 20 s [s]."""
 _ASK_S = 5.0
 
 
@@ -75,10 +79,23 @@ def join_ray(placement: Placement) -> None:
         ) from error
 
 
+def workers_at_once() -> int:
+    """How many processes of this one's needs a simulation runs at the same time; 0 if that is not known."""
+    context = ray.get_runtime_context()
+    # A simulated client is an actor; on a real machine it is a program of its own, and runs when it likes.
+    needs = context.get_assigned_resources() if context.get_actor_id() else {}
+    needs = {name: amount for name, amount in needs.items() if amount}
+    if not needs:
+        return 0
+    offers = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(min(int(offer.get(name, 0) / amount) for name, amount in needs.items()) for offer in offers)
+
+
 def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
     """Start the control unit, after ending those that older runs left for the same cluster.
 
-    A new run wants all devices of the cluster. One that is resumed goes on with those that join.
+    One that is in a round of another run is not ended. A new run wants all devices of the cluster. One that is resumed
+    goes on with those that join.
 
     Returns
     -------
@@ -87,7 +104,7 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
     Raises
     ------
     ControlUnitError, ValueError
-        ValueError is the control unit's own: data that is missing or does not fit.
+        ValueError is the control unit's own: data that is missing or does not fit; or another run uses the cluster.
     """
     joined = _joined(setup, DEVICES_TIMEOUT_S, least=1 if setup.resume_round else None)
     check_devices(joined)
@@ -210,12 +227,44 @@ def _end(actor: Any, process: tuple[int, str] | None) -> None:
 
 
 def _end_older_runs(setup: ClusterSetup) -> None:
-    mine, cluster = f"collapipe/{setup.run}/", f"cluster-{setup.cluster}"
+    """End what other runs have left for the cluster; a control unit in a round is waited for.
+
+    Raises
+    ------
+    ValueError
+        If a control unit of another run stays in its round.
+    """
+    ours, cluster = f"collapipe/{setup.run}/", f"cluster-{setup.cluster}"
+    older = []
     for entry in ray.util.list_named_actors(all_namespaces=True):
         name = str(entry["name"])
         parts = name.split("/")
-        ours = entry["namespace"] == NAMESPACE and parts[0] == "collapipe" and not name.startswith(mine)
-        if ours and len(parts) > 2 and parts[2] == cluster:
-            # ValueError: it ended in the meantime.
-            with contextlib.suppress(ValueError):
-                ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+        is_other = entry["namespace"] == NAMESPACE and parts[0] == "collapipe" and not name.startswith(ours)
+        if is_other and len(parts) > 2 and parts[2] == cluster:
+            older.append(name)
+    for name in older:
+        _, run, *place = name.split("/")
+        if place == [cluster] and not _gives_way(name):
+            raise ValueError(
+                f"cluster {setup.cluster}: its control unit is in a round of another run, {run}, and has been for "
+                f"{YIELD_S:g} s; a control unit serves one run at a time: wait for that run's end, or stop it (flwr "
+                "stop)"
+            )
+    for name in older:
+        # ValueError: it ended in the meantime.
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+
+
+def _gives_way(name: str) -> bool:
+    """Wait for a control unit to be between rounds; one that says nothing may be ended."""
+    deadline = time.monotonic() + YIELD_S
+    try:
+        actor = ray.get_actor(name, namespace=NAMESPACE)
+        while ray.get(actor.in_use.remote(), timeout=SILENT_S):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(min(1.0, YIELD_S / 4))
+    except (ValueError, AttributeError, ray.exceptions.RayError):
+        pass
+    return True

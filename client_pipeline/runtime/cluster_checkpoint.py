@@ -1,7 +1,8 @@
 """A control unit's own part of a checkpoint: one safetensors file a round, with what a continued run needs of it.
 
-The server commits a round after all control units have written theirs. So a round may be on disk that was never
-committed: two files are kept, and a continued run reads the newest of those that were.
+The server commits a round after all control units have written theirs, and keeps the last three that it has committed.
+So a round may be on disk that was never committed: four files are kept, and a continued run reads the newest of those
+that were. Each file says which run wrote it: a folder may have served another run of the same name.
 
 Where the server commits every few rounds alone, a control unit still writes after each round that it trains in, over
 the file of the next round to be committed: it may not train in that one, and it does not know.
@@ -9,23 +10,32 @@ the file of the next round to be committed: it may not train in that one, and it
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
+import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from client_pipeline.durable import put_in_place
+from client_pipeline import durable
+from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime.optimizer import PartOptimizer
 from client_pipeline.runtime.stage import MovedBlock
 
-_KEPT = 2
+FORMAT = "collapipe-cluster/2"
+_KEPT = 4
 _NAME = re.compile(r"^round-(\d{6,})\.safetensors$")
+
+_NOBODY = RunIdentity()
+
+logger = logging.getLogger("collapipe.checkpoint")
 
 
 class ClusterCheckpoint(NamedTuple):
@@ -38,6 +48,12 @@ class ClusterCheckpoint(NamedTuple):
     """Weights and optimizer states by part: ``embedding``, ``block.3``, and ``head`` if it is trained here."""
     residual: dict[str, Tensor] = {}
     """What the compression of updates has to make good."""
+    pending: dict[str, Tensor] = {}
+    """The same, if the update of ``pending_round`` has counted."""
+    pending_round: int = 0
+    identity: RunIdentity = RunIdentity()
+    data: str = ""
+    """SHA-256 of the cluster's data, where it is in files."""
 
 
 def part_state(parameters: Mapping[str, nn.Parameter], optimizer: PartOptimizer) -> MovedBlock:
@@ -46,7 +62,7 @@ def part_state(parameters: Mapping[str, nn.Parameter], optimizer: PartOptimizer)
 
 
 def write(folder: Path, checkpoint: ClusterCheckpoint, every: int = 1) -> Path:
-    """Write a round's file in one step, and forget those before the last two.
+    """Write a round's file in one step, and forget those before the last four.
 
     Parameters
     ----------
@@ -54,59 +70,128 @@ def write(folder: Path, checkpoint: ClusterCheckpoint, every: int = 1) -> Path:
     checkpoint : after a round
     every : rounds between the server's commits; the file has the number of the next one
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"round-{-(-checkpoint.round // every) * every:06d}.safetensors"
-    aside = folder / f".{path.name}-{os.getpid()}"
+    durable.make_folders(folder)
     tensors = {f"residual/{name}": value for name, value in checkpoint.residual.items()}
+    tensors |= {f"pending/{name}": value for name, value in checkpoint.pending.items()}
     for name, state in checkpoint.states.items():
         tensors |= {f"{name}/weight/{key}": value for key, value in state.weights.items()}
         tensors |= {f"{name}/optimizer/{key}": value for key, value in state.optimizer.items()}
     tensors = {name: value.contiguous() for name, value in tensors.items()}
-    save_file(tensors, aside, {"collapipe": json.dumps({"round": checkpoint.round, "drawn": checkpoint.drawn})})
-    put_in_place(aside, path)
-    for round_ in sorted(_rounds(folder))[:-_KEPT]:
-        (folder / f"round-{round_:06d}.safetensors").unlink(missing_ok=True)
+    head = {
+        "format": FORMAT,
+        "round": checkpoint.round,
+        "drawn": checkpoint.drawn,
+        "pending-round": checkpoint.pending_round,
+        "data": checkpoint.data,
+        "sha256": _digest(tensors),
+        **checkpoint.identity._asdict(),
+    }
+    path = _place(folder, -(-checkpoint.round // every) * every)
+    durable.write_file(path, partial(save_file, tensors, metadata={"collapipe": json.dumps(head)}))
+    for round_ in _rounds(folder)[:-_KEPT]:
+        durable.remove(_place(folder, round_))
     return path
 
 
-def read(folder: Path, committed: int) -> ClusterCheckpoint | None:
+def clear(folder: Path) -> None:
+    """Forget all rounds: a new run begins."""
+    durable.remove_leftovers(folder)
+    for round_ in _rounds(folder):
+        durable.remove(_place(folder, round_))
+
+
+def read(folder: Path, committed: int, identity: RunIdentity = _NOBODY, data: str = "") -> ClusterCheckpoint | None:
     """Read the newest file of a committed round, and drop those of rounds that were not.
+
+    Parameters
+    ----------
+    folder : of this control unit's files
+    committed : round that the server goes on from
+    identity, data : of the run that goes on; see :class:`ClusterCheckpoint`
 
     Returns
     -------
-    None if the control unit has trained in no round until then.
+    None if the control unit has trained in no round until then. Files of other runs do not count, and go.
 
     Raises
     ------
     ValueError
-        If the file is damaged; the message names it.
+        If the file is damaged, or was written under another configuration, with other data or in another format; the
+        message names it.
     """
-    for leftover in folder.glob(".round-*"):
-        leftover.unlink(missing_ok=True)
-    rounds = _rounds(folder)
-    for round_ in sorted(r for r in rounds if r > committed):
-        (folder / f"round-{round_:06d}.safetensors").unlink(missing_ok=True)
-    newest = max((r for r in rounds if r <= committed), default=None)
-    if newest is None:
-        return None
-    path = folder / f"round-{newest:06d}.safetensors"
-    try:
-        with safe_open(path, framework="pt") as file:
-            told = json.loads(file.metadata()["collapipe"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-        states = {
-            name: MovedBlock(_under(f"{name}/weight/", tensors), _under(f"{name}/optimizer/", tensors))
-            for name in {key.partition("/")[0] for key in tensors} - {"residual"}
-        }
-        return ClusterCheckpoint(int(told["round"]), int(told["drawn"]), states, _under("residual/", tensors))
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: expected a control unit's checkpoint, {error}") from error
+    durable.remove_leftovers(folder)
+    for round_ in _rounds(folder):
+        if round_ > committed:
+            durable.remove(_place(folder, round_))
+    for round_ in reversed(_rounds(folder)):
+        path = _place(folder, round_)
+        try:
+            found = _read(path, identity.run)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path}: expected a control unit's checkpoint, {error}; the cluster cannot go on as it was: restore "
+                "the file, or remove it to go on with a fresh optimizer"
+            ) from error
+        if found is None:
+            logger.warning("%s: belongs to another run of the same name; it is removed", path)
+            durable.remove(path)
+            continue
+        for key, of_file, now in (
+            ("configuration", found.identity.config, identity.config),
+            ("data", found.data, data),
+        ):
+            if of_file != now:
+                raise ValueError(
+                    f"{path}: {key}: expected that with which the run goes on (SHA-256 {now[:12] or 'none'}), found "
+                    f"another one ({of_file[:12] or 'none'}); put it back as it was, or start a new run"
+                )
+        return found
+    return None
+
+
+def _read(path: Path, run: str) -> ClusterCheckpoint | None:
+    """Read a file; None if it is another run's."""
+    with safe_open(path, framework="pt") as file:
+        head: dict[str, Any] = json.loads((file.metadata() or {})["collapipe"])
+        if (found := head.get("format", "none")) != FORMAT:
+            raise ValueError(f"format: expected {FORMAT}, found {found}: it is of another version of CollaPipe")
+        if head["run"] != run:
+            return None
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    if (digest := _digest(tensors)) != head["sha256"]:
+        raise ValueError(f"SHA-256 of the tensors: expected {head['sha256'][:12]}, found {digest[:12]}")
+    states = {
+        name: MovedBlock(_under(f"{name}/weight/", tensors), _under(f"{name}/optimizer/", tensors))
+        for name in {key.partition("/")[0] for key in tensors} - {"residual", "pending"}
+    }
+    return ClusterCheckpoint(
+        round=int(head["round"]),
+        drawn=int(head["drawn"]),
+        states=states,
+        residual=_under("residual/", tensors),
+        pending=_under("pending/", tensors),
+        pending_round=int(head["pending-round"]),
+        identity=RunIdentity(head["run"], head["config"]),
+        data=str(head["data"]),
+    )
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    hashed = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        hashed.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        hashed.update(value.detach().flatten().view(torch.uint8).numpy().data)
+    return hashed.hexdigest()
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
+def _place(folder: Path, round_: int) -> Path:
+    return folder / f"round-{round_:06d}.safetensors"
+
+
 def _rounds(folder: Path) -> list[int]:
-    found = (_NAME.match(path.name) for path in folder.glob("round-*.safetensors"))
-    return [int(match.group(1)) for match in found if match]
+    matches = (_NAME.match(path.name) for path in folder.glob("round-*.safetensors"))
+    return sorted(int(match.group(1)) for match in matches if match)

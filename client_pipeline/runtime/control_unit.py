@@ -35,7 +35,7 @@ from client_pipeline.partition.parts import (
     own_parameters,
     part_weights,
 )
-from client_pipeline.runtime import cluster_checkpoint
+from client_pipeline.runtime import cluster_checkpoint, fault_files
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part_state
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.device import LIVENESS, Watch
@@ -114,6 +114,10 @@ class ControlUnit:
                 setup = self.setup
                 data = setup.load_data()
                 self.order = DataOrder(len(data), setup.batch_size, setup.seed, setup.cluster)
+                if setup.checkpoints is not None and not setup.resume_round:
+                    cluster_checkpoint.clear(setup.checkpoints)
+                if setup.folder is not None and not setup.resume_round and setup.lost_at is None:
+                    fault_files.forget(setup.folder)
                 if setup.checkpoints is not None and setup.resume_round:
                     self._restore(setup.checkpoints, setup.resume_round)
                 elif setup.resume_round:
@@ -134,6 +138,11 @@ class ControlUnit:
         """Answer at once, also while a round is trained: process id and Ray node."""
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
+    @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
+    def in_use(self) -> bool:
+        """Answer at once whether a round, or the start, goes on."""
+        return self.watch.busy
+
     def train_round(self, order: RoundOrder) -> RoundResult:
         """Train ``local-steps`` steps and return the trained weights.
 
@@ -148,6 +157,8 @@ class ControlUnit:
             optimizer = self._optimizer_state()
             link: DecoderLink | None = None
             self.faults.begin_round(order.round)
+            if self.feedback is not None:
+                self.feedback.settle(order.counted)
             try:
                 # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
                 link = self.faults.link = self._open_link(order)
@@ -198,7 +209,7 @@ class ControlUnit:
             place = ("update", order.round, self.setup.cluster)
             weights = private_update(order.weights, weights, self.setup.privacy, self.noise, *place)
         if self.feedback is not None:
-            weights = self.feedback.compress(order.weights, weights)
+            weights = self.feedback.compress(order.weights, weights, order.round)
         memory = recovery.run(pipeline.memory)
         self._checkpoint(order.round)
         if order.pace is not None:
@@ -278,13 +289,16 @@ class ControlUnit:
         states |= {f"block.{i}": state for i, state in self.recovery.run(self.pipeline.states).items()}
         if self._own_head is not None:
             states["head"] = part_state(self._own_head.parameters, self._own_head.optimizer)
-        residual = {} if self.feedback is None else self.feedback.residual
-        checkpoint = ClusterCheckpoint(round_, self.order.drawn, states, residual)
+        checkpoint = ClusterCheckpoint(round_, self.order.drawn, states, identity=setup.identity, data=setup.data)
+        if (feedback := self.feedback) is not None:
+            checkpoint = checkpoint._replace(
+                residual=feedback.residual, pending=feedback.pending, pending_round=feedback.pending_round
+            )
         cluster_checkpoint.write(setup.checkpoints, checkpoint, setup.checkpoint_every)
 
     def _restore(self, folder: Path, committed: int) -> None:
         """Go on from a checkpoint; the weights of the next round come from the server."""
-        found = cluster_checkpoint.read(folder, committed)
+        found = cluster_checkpoint.read(folder, committed, self.setup.identity, self.setup.data)
         if found is None:
             return
         self.restored = True
@@ -295,6 +309,7 @@ class ControlUnit:
         self.pipeline.restore({i: found.states[f"block.{i}"] for i in range(self.num_blocks)})
         if self.feedback is not None:
             self.feedback.residual = found.residual
+            self.feedback.pending, self.feedback.pending_round = found.pending, found.pending_round
         if "head" in found.states:
             self._head().optimizer.load_state(found.states["head"].optimizer)
 

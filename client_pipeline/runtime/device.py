@@ -61,6 +61,11 @@ class Watch:
         if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
             threading.Thread(target=self._run, daemon=True, name="idle-watch").start()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call goes on."""
+        return self._busy > 0
+
     def __enter__(self) -> Watch:
         self._busy += 1
         return self

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from client_pipeline import durable
 from client_pipeline.runtime.faults import FaultRecord
 
 INJECTED = "injected.jsonl"
@@ -49,10 +49,15 @@ def keep(folder: Path | None, round_: int, faults: Sequence[FaultRecord]) -> Non
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{_KEPT}"
-    aside.write_text(json.dumps({"round": round_, "faults": [fault.to_dict() for fault in faults]}), encoding="utf-8")
+    text = json.dumps({"round": round_, "faults": [fault.to_dict() for fault in faults]})
     # No sync: a killed process loses nothing by that, and a machine that fails loses the round anyway.
-    os.replace(aside, folder / _KEPT)
+    durable.write_text(folder / _KEPT, text, lasting=False)
+
+
+def forget(folder: Path) -> None:
+    """Remove what another run of the same name has left."""
+    for name in (INJECTED, _KEPT):
+        durable.remove(folder / name)
 
 
 def kept(folder: Path, round_: int) -> list[dict[str, Any]]:

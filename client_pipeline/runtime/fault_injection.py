@@ -26,7 +26,8 @@ from client_pipeline.runtime.fault_files import note_injected
 
 logger = logging.getLogger("collapipe.faults")
 
-KINDS = ("device", "freeze", "slow", "cluster", "stream", "nan", "server")
+KINDS = ("device", "freeze", "slow", "cluster", "stream", "nan", "server", "partition")
+_SERVER_DRAW = 7
 _MOMENTS = ("F", "G", "B")
 _DUTY_S = 0.2
 
@@ -49,8 +50,11 @@ class FaultConfig:
     """The activations of a micro-batch become NaN."""
     server: float = 0.0
     """The server's process is killed; ``collapipe run --resume`` goes on. Per round, not per cluster."""
+    partition: float = 0.0
+    """The stream to the decoder is cut, and cannot be opened again for ``partition-seconds``."""
     freeze_seconds: float = 30.0
     slow_factor: float = 10.0
+    partition_seconds: float = 10.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,8 +62,10 @@ class FaultConfig:
         for kind in KINDS:
             if not 0 <= getattr(self, kind) <= 1:
                 raise ValueError(f"faults.{kind}: expected a probability from 0 to 1, found {getattr(self, kind)}")
-        if not self.freeze_seconds > 0:
-            raise ValueError(f"faults.freeze-seconds: expected a number above 0, found {self.freeze_seconds}")
+        for name in ("freeze_seconds", "partition_seconds"):
+            if not getattr(self, name) > 0:
+                key = f"faults.{name.replace('_', '-')}"
+                raise ValueError(f"{key}: expected a number above 0, found {getattr(self, name)}")
         if not self.slow_factor > 1:
             raise ValueError(f"faults.slow-factor: expected a number above 1, found {self.slow_factor}")
         if self.seed < 0:
@@ -100,7 +106,7 @@ def planned(config: FaultConfig, round_: int, cluster: int, local_steps: int) ->
 
 def server_dies(config: FaultConfig, round_: int) -> float | None:
     """Whether the server is killed in a round; then after which share of its time, from 0 to 1."""
-    hit, place = np.random.default_rng([config.seed, round_, len(KINDS)]).random(2)
+    hit, place = np.random.default_rng([config.seed, round_, _SERVER_DRAW]).random(2)
     return float(place) if hit < config.server else None
 
 
@@ -173,11 +179,11 @@ class FaultInjector:
         if fault.kind == "cluster":
             self._note(fault)
             os.kill(os.getpid(), signal.SIGKILL)
-        elif fault.kind == "stream":
+        elif fault.kind in ("stream", "partition"):
             # A cluster that trains its decoder itself has no stream.
             if (cut := getattr(self._link, "cut", None)) is not None:
                 self._note(fault)
-                cut()
+                cut(self.config.partition_seconds if fault.kind == "partition" else 0.0)
         elif devices := sorted(pids.keys() - self._began.keys()):
             device = devices[min(int(fault.who * len(devices)), len(devices) - 1)]
             self._note(fault, device)

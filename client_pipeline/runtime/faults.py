@@ -8,6 +8,8 @@ from typing import Any
 KILLED, FROZEN, PARTED = "killed", "frozen", "parted"
 """How a step loses a device: its process ended; it does not answer; or nobody is gone, but neighbours lost each
 other."""
+CLUSTER_FAULTS = ("device", "freeze", "link", "slow", "joined", "stream", "nan", "cluster")
+"""Kinds of a control unit's own records."""
 
 
 class PipelineError(RuntimeError):

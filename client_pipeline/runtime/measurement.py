@@ -32,6 +32,7 @@ from client_pipeline.runtime.memory import keep_freed_memory
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.placement import check_answers, device_nodes
+from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.runtime.stage import Stage
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, open_store
 
@@ -322,19 +323,18 @@ def _ray(address: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    options = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
-    if address:
-        try:
-            check_answers(address)
-            ray.init(address=address, **options)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ValueError(
-                f"--address: no Ray cluster answers at {address!r}; expected HOST:PORT as ray start --head printed it, "
-                f"or auto on one of its nodes: {error}"
-            ) from error
-    else:
-        # Not whatever cluster RAY_ADDRESS may name.
-        ray.init(address="local", num_cpus=1, include_dashboard=False, **options)
+    if not address:
+        with private_ray(namespace=NAMESPACE):
+            yield
+        return
+    try:
+        check_answers(address)
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"--address: no Ray cluster answers at {address!r}; expected HOST:PORT as ray start --head printed it, "
+            f"or auto on one of its nodes: {error}"
+        ) from error
     try:
         yield
     finally:

@@ -137,6 +137,9 @@ class Pipeline:
         """
         segments = plan.segments()
         self.segments = []
+        if not self.placement.sure:
+            # Devices leave their group when they say what they hold: the same ring has to join anew.
+            self.group.leave()
         self.placement.place(segments)
         self.deadline.most_s = self.runtime.timeout + decoder_wait_s
         self.group.join(tuple(segment.device for segment in segments), self.deadline.most_s)

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.runtime.private_ray import without_secrets
+
 TIMEOUT_S = 120.0
 
 
@@ -34,11 +36,12 @@ def probe(address: str, own_host: str = "", token: Path | None = None, timeout_s
     ``software``; or ``error``.
     """
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve())} if token else {}
+    inherited = without_secrets(os.environ) if token else os.environ
     command = [sys.executable, "-m", __name__, address, *([own_host] if own_host else [])]
     try:
         done = subprocess.run(
             command,
-            env={**os.environ, **secret, "RAY_USAGE_STATS_ENABLED": "0"},
+            env={**inherited, **secret, "RAY_USAGE_STATS_ENABLED": "0"},
             capture_output=True,
             text=True,
             timeout=timeout_s,

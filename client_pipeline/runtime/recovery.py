@@ -157,7 +157,8 @@ class Recovery:
         away = set(pool.lost)
         usable = self._pipeline.survivors(range(len(self.plan.delta)))
         scheduled = set(self.plan.devices)
-        gone = ((set(pool.lost) & scheduled) | set(fault.devices)) - away
+        # One that did not start is away by now, and of this fault all the same.
+        gone = ((set(pool.lost) & scheduled) - away) | set(fault.devices)
         logger.warning("cluster %s, round %s, step %s: %s", self._cluster, self.round, self.step, fault)
         for device in sorted(gone) if gone else (None,):
             kind = fault.kind if device is None else pool.lost.get(device, fault.kind)

@@ -15,6 +15,7 @@ from client_pipeline.link.privacy import PrivacyConfig
 from client_pipeline.partition.parts import Batch
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.fault_injection import FaultConfig
 from client_pipeline.runtime.optimizer import OptimizerConfig
@@ -40,7 +41,7 @@ class ClusterSetup:
     """Everything a control unit is told once, before round 1."""
 
     run: str
-    """Names the run; a control unit of another run gives way."""
+    """Names the run; a control unit of another run gives way between its rounds."""
     cluster: int
     spec: ModelSpec
     optimizer: OptimizerConfig
@@ -67,6 +68,10 @@ class ClusterSetup:
     """Rounds between the server's commits."""
     resume_round: int = 0
     """Committed round to go on from; 0: from the start."""
+    identity: RunIdentity = RunIdentity()
+    """The run over all its continuations; ``run`` is of one."""
+    data: str = ""
+    """SHA-256 of the cluster's training files; empty where it has none."""
     placement: Placement = field(default_factory=Placement)
     """Where the devices are."""
     absent: tuple[int, ...] = ()
@@ -94,6 +99,8 @@ class RoundOrder:
     """What devices and uplink take; None: as fast as they go."""
     replan: Replan | None = None
     """Plans for the devices that are left when one is lost; None: they are taken to be alike."""
+    counted: int = 0
+    """Last round whose update of this cluster is in the average; 0: none is, or updates are not compressed."""
 
 
 @dataclass(frozen=True, kw_only=True)

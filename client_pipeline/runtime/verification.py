@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import ray
 import torch
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, gradients
 from client_pipeline.runtime.pipeline import Pipeline
+from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.runtime.whole import whole_step
 
 TOLERANCE = 1e-4
@@ -88,7 +88,6 @@ def verify_split(
     """
     step = StepId(seed=seed, round=1, step=1, cluster=0)
     parts = build()
-    own_ray = not ray.is_initialized()
     num_blocks = len(parts.blocks)
     plan.check(num_blocks=num_blocks, batch_size=len(batch["input_ids"]))
     reference = _against_reference(parts, batch)
@@ -110,27 +109,23 @@ def verify_split(
     optimizer = OptimizerConfig(name="sgd")
     trainer = HeadTrainer(split.head, optimizer, unit=num_blocks)
     link = _Recorder(trainer, timeout_s)
-    if own_ray:
-        # Not whatever cluster RAY_ADDRESS may name.
-        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    pipeline = Pipeline(
-        name=f"collapipe/verify-{secrets.token_hex(4)}/cluster-0",
-        spec=split.spec,
-        optimizer=optimizer,
-        runtime=runtime,
-        frozen=split.frozen_weights(),
-    )
-    try:
-        pipeline.apply_plan(plan)
-        pipeline.load({i: block_weights(weights, i) for i in range(num_blocks)})
-        outcome = pipeline.run_step(step, [batch], split.embedding, link)
-        embedding = gradients(own_parameters(split.embedding))
-        found = join_weights(embedding, pipeline.gradients(), trainer.gradients(0))
-    finally:
-        link.close()
-        pipeline.close()
-        if own_ray:
-            ray.shutdown()
+    with private_ray():
+        pipeline = Pipeline(
+            name=f"collapipe/verify-{secrets.token_hex(4)}/cluster-0",
+            spec=split.spec,
+            optimizer=optimizer,
+            runtime=runtime,
+            frozen=split.frozen_weights(),
+        )
+        try:
+            pipeline.apply_plan(plan)
+            pipeline.load({i: block_weights(weights, i) for i in range(num_blocks)})
+            outcome = pipeline.run_step(step, [batch], split.embedding, link)
+            embedding = gradients(own_parameters(split.embedding))
+            found = join_weights(embedding, pipeline.gradients(), trainer.gradients(0))
+        finally:
+            link.close()
+            pipeline.close()
     largest = float(torch.stack([g.abs().max() for g in whole.gradients.values()]).max())
     return Verification(
         output=_difference(torch.cat(link.outputs), whole.output_BTD),

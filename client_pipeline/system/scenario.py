@@ -185,6 +185,22 @@ def load_scenario(name: str, seed: int | None = None) -> Scenario:
     FileNotFoundError, ValueError
         Naming the file and the key at fault.
     """
+    content = scenario_content(name)
+    try:
+        raw = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}: expected TOML, {error}") from error
+    return parse_scenario(raw if seed is None else raw | {"seed": seed}, name)
+
+
+def scenario_content(name: str) -> bytes:
+    """Read the file of a scenario, by the name of a packaged one or by path.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    """
     path = Path(name)
     if path.suffix != ".toml":
         packaged = resources.files("configs") / "scenarios" / f"{name}.toml"
@@ -193,16 +209,10 @@ def load_scenario(name: str, seed: int | None = None) -> Scenario:
             raise FileNotFoundError(
                 f"scenario: no packaged scenario {name!r}; expected one of {', '.join(names)} or a path to a .toml file"
             )
-        content = packaged.read_bytes()
-    elif path.is_file():
-        content = path.read_bytes()
-    else:
+        return packaged.read_bytes()
+    if not path.is_file():
         raise FileNotFoundError(f"scenario: no file {path}")
-    try:
-        raw = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{name}: expected TOML, {error}") from error
-    return parse_scenario(raw if seed is None else raw | {"seed": seed}, name)
+    return path.read_bytes()
 
 
 def parse_scenario(raw: dict[str, Any], where: str) -> Scenario:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from client_pipeline import durable
 from flower_app.deployment.credentials import AuthorityFiles
 
 AUTHORITY_DAYS = 3650
@@ -129,15 +130,18 @@ def read_certificate(path: Path) -> x509.Certificate:
 def write_secret(path: Path, data: bytes) -> None:
     """Write a file that its owner alone can read."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
+
+    def write(aside: Path) -> None:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+
+    durable.write_file(path, write, mode=0o600)
 
 
 def write_public(path: Path, data: bytes) -> None:
     """Write a file that others may read."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.write_bytes(data)
+    durable.write_file(path, lambda aside: aside.write_bytes(data))
 
 
 def _general_name(host: str) -> x509.GeneralName:

@@ -12,6 +12,7 @@ from typing import Any
 
 from cryptography import x509
 
+from flower_app.deployment import revocation
 from flower_app.deployment.authority import Authority, read_certificate, supernode_keys, write_public, write_secret
 from flower_app.deployment.credentials import (
     AUTHORITY,
@@ -65,17 +66,19 @@ def make_certificates(request: CertsRequest, say: Callable[[str], None] = lambda
         If the server's certificate is there already and is for other hosts.
     """
     made: list[Path] = []
-    authority = _authority(AuthorityFiles(request.out / AUTHORITY), made)
+    signer = AuthorityFiles(request.out / AUTHORITY)
+    authority = _authority(signer, made)
     server = ServerFiles(request.out / SERVER)
     _server(authority, server, request, made)
     for cluster in range(request.clusters):
         cu = CuFiles(request.out / cu_name(cluster))
-        _control_unit(authority, cu, cu_name(cluster), request, made)
+        _control_unit(authority, signer, cu, cu_name(cluster), request, made)
         write_public(server.supernodes / f"{cu_name(cluster)}.pub", cu.supernode_public_key.read_bytes())
         devices = DeviceFiles(request.out / devices_name(cluster))
         if not devices.ray_token.is_file():
             write_secret(devices.ray_token, cu.ray_token.read_bytes())
             made.append(devices.ray_token)
+    revocation.publish(authority, signer, server)
     certificates = {SERVER: server.certificate} | {
         cu_name(n): CuFiles(request.out / cu_name(n)).certificate for n in range(request.clusters)
     }
@@ -110,11 +113,17 @@ def _server(authority: Authority, files: ServerFiles, request: CertsRequest, mad
     write_public(files.ca, authority.pem)
 
 
-def _control_unit(authority: Authority, files: CuFiles, name: str, request: CertsRequest, made: list[Path]) -> None:
+def _control_unit(
+    authority: Authority, signer: AuthorityFiles, files: CuFiles, name: str, request: CertsRequest, made: list[Path]
+) -> None:
+    if files.certificate.is_file():
+        # Those that are replaced stay valid until they expire: who is revoked loses all.
+        revocation.note_issued(signer, name, read_certificate(files.certificate))
     if not files.certificate.is_file() or request.renew:
         certificate, key = authority.issue_client(name, request.days)
         write_public(files.certificate, certificate)
         write_secret(files.key, key)
+        revocation.note_issued(signer, name, read_certificate(files.certificate))
         made += (files.certificate, files.key)
     if not files.supernode_key.is_file():
         private, public = supernode_keys()

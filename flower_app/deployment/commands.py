@@ -1,4 +1,4 @@
-"""``collapipe certs``, ``collapipe up`` and ``collapipe doctor``."""
+"""``collapipe certs``, ``collapipe revoke``, ``collapipe up`` and ``collapipe doctor``."""
 
 # Heavy imports stay inside the commands: a device has little memory, and --help answers at once.
 
@@ -25,26 +25,36 @@ Host = Annotated[str, typer.Option(help="Address of this machine that the others
 Server = Annotated[str, typer.Option(help="HOST or HOST:PORT of the edge server's SuperLink.")]
 Cluster = Annotated[int, typer.Option(help="Which cluster this is, from 0.")]
 Devices = Annotated[list[int] | None, typer.Option("--device", help="Device that this machine is; repeatable.")]
+AllowedApps = Annotated[
+    list[str] | None,
+    typer.Option("--allow-app", help="Digest of an app that may run beside this release's; repeatable."),
+]
 Data = Annotated[str, typer.Option(help="Folder of this cluster's text, in place of data.path.")]
 DeviceProfile = Annotated[str, typer.Option(help="Scenario file that says what this cluster's devices are.")]
 RayPort = Annotated[int, typer.Option(help="First of 120 ports of this machine's Ray.")]
 RuntimePort = Annotated[int, typer.Option(help="The SuperNode's own, within the machine.")]
 ControlUnit = Annotated[str, typer.Option("--cu", help="HOST or HOST:PORT of the control unit's Ray.")]
 Wait = Annotated[float, typer.Option(help="How long the control unit may take to come up [s].")]
-SuperLinkPort = Annotated[int, typer.Option("--port", help="The SuperLink's.")]
+SuperLinkPort = Annotated[int, typer.Option("--port", help="The SuperLink's, for control units.")]
+ControlPort = Annotated[int, typer.Option(help="The SuperLink's, for runs, on 127.0.0.1; 0: the one after --port.")]
 ObjectStore = Annotated[int, typer.Option(help="Shared memory for TEBs on their way [MB].")]
 
 # Equal to those of the modules beside, which are not loaded for --help.
 _SUPERLINK_PORT, _RAY_PORT, _RUNTIME_PORT, _OBJECT_STORE_MB, _WAIT_S = 9092, 6379, 9094, 512, 60.0
 _STATE = Path("collapipe-state")
 
-up = typer.Typer(no_args_is_help=True, help="Start what belongs on this machine, and stay until told to end.")
-doctor = typer.Typer(no_args_is_help=True, help="Look for what is wrong on this machine; takes the options of up.")
+up = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Start what belongs on this machine, and stay until told to end."
+)
+doctor = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look for what is wrong on this machine; takes the options of up."
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of a deployment."""
     app.command()(certs)
+    app.command()(revoke)
     app.add_typer(up, name="up")
     app.add_typer(doctor, name="doctor")
 
@@ -66,20 +76,46 @@ def certs(
         print_json(found)
 
 
+def revoke(
+    cluster: Annotated[int, typer.Option(help="Whose control unit is no longer trusted.")],
+    out: Annotated[Path, typer.Option(help="The folder that collapipe certs made.")] = Path("certs"),
+    as_json: Json = False,
+) -> None:
+    """Revoke a control unit's certificates and its SuperNode's key; the server's folder goes to the edge server."""
+    from flower_app.deployment import revocation
+
+    revoked = revocation.revoke(out, cluster, say)
+    if as_json:
+        print_json(revoked)
+
+
 @up.command("edge-server")
-def up_edge_server(host: Host, certs: Certs, state: State = _STATE, port: SuperLinkPort = _SUPERLINK_PORT) -> None:
+def up_edge_server(
+    host: Host,
+    certs: Certs,
+    state: State = _STATE,
+    port: SuperLinkPort = _SUPERLINK_PORT,
+    control_port: ControlPort = 0,
+) -> None:
     """The SuperLink, under TLS, for SuperNodes whose keys are in the certificates' folder."""
-    _up(_edge_server(host=host, certs=certs, state=state, port=port))
+    _up(_edge_server(**locals()))
 
 
 @doctor.command("edge-server")
 def doctor_edge_server(
-    host: Host, certs: Certs, state: State = _STATE, port: SuperLinkPort = _SUPERLINK_PORT, as_json: Json = False
+    host: Host,
+    certs: Certs,
+    state: State = _STATE,
+    port: SuperLinkPort = _SUPERLINK_PORT,
+    control_port: ControlPort = 0,
+    as_json: Json = False,
 ) -> None:
     """Check the edge server."""
+    options = locals()
+    del options["as_json"]
     from flower_app.deployment.doctor import examine_edge_server
 
-    _tell(examine_edge_server(_edge_server(host=host, certs=certs, state=state, port=port)), as_json)
+    _tell(examine_edge_server(_edge_server(**options)), as_json)
 
 
 def _edge_server(*, certs: Path, **options: Any) -> EdgeServer:
@@ -99,6 +135,7 @@ def up_cu(
     device_profile: DeviceProfile = "",
     state: State = _STATE,
     device: Devices = None,
+    allow_app: AllowedApps = None,
     ray_port: RayPort = _RAY_PORT,
     runtime_port: RuntimePort = _RUNTIME_PORT,
     object_store_mb: ObjectStore = _OBJECT_STORE_MB,
@@ -117,6 +154,7 @@ def doctor_cu(
     device_profile: DeviceProfile = "",
     state: State = _STATE,
     device: Devices = None,
+    allow_app: AllowedApps = None,
     ray_port: RayPort = _RAY_PORT,
     runtime_port: RuntimePort = _RUNTIME_PORT,
     object_store_mb: ObjectStore = _OBJECT_STORE_MB,
@@ -130,11 +168,13 @@ def doctor_cu(
     _tell(examine_control_unit(_control_unit(**options)), as_json)
 
 
-def _control_unit(*, certs: Path, device: list[int] | None, **options: Any) -> ControlUnitBox:
+def _control_unit(
+    *, certs: Path, device: list[int] | None, allow_app: list[str] | None, **options: Any
+) -> ControlUnitBox:
     from flower_app.deployment.control_unit_box import ControlUnitBox
     from flower_app.deployment.credentials import CuFiles
 
-    return ControlUnitBox(certs=CuFiles(certs), devices=device or (), **options)
+    return ControlUnitBox(certs=CuFiles(certs), devices=device or (), allowed_apps=allow_app or (), **options)
 
 
 @up.command("device")

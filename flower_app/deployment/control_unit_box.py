@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from flower_app.deployment.ray_node import (
     run_node,
     with_port,
 )
-from flower_app.superlink import flower_environment, program_path
+from flower_app.superlink import flower_environment
 
 if TYPE_CHECKING:
     from flower_app.node import NodeConfig
@@ -48,6 +50,8 @@ class ControlUnitBox:
     device_profile: str = ""
     devices: Sequence[int] = ()
     """Devices that this machine itself is."""
+    allowed_apps: Sequence[str] = ()
+    """Digests of the apps that may run here beside that of this release."""
     ray_port: int = FIRST_PORT
     runtime_port: int = RUNTIME_PORT
     object_store_mb: int = 512
@@ -55,6 +59,9 @@ class ControlUnitBox:
     def __post_init__(self) -> None:
         if self.cluster < 0:
             raise ValueError(f"--cluster: expected a number from 0, found {self.cluster}")
+        for digest in self.allowed_apps:
+            if not re.fullmatch(r"[0-9a-f]{64}", digest):
+                raise ValueError(f"--allow-app: expected a digest of 64 hexadecimal digits, found {digest!r}")
         server_address(self.server)
 
     def check_paths(self) -> None:
@@ -94,7 +101,7 @@ class ControlUnitBox:
     def supernode_command(self) -> list[str]:
         """The SuperNode's command line."""
         return [
-            str(program_path("flower-supernode")),
+            *(sys.executable, "-P", "-m", "flower_app.deployment.supernode_program", ",".join(self.allowed_apps)),
             *("--superlink", server_address(self.server)),
             *("--root-certificates", str(self.certs.ca.resolve())),
             *("--auth-supernode-private-key", str(self.certs.supernode_key.resolve())),

@@ -2,8 +2,8 @@
 
 ::
 
-    authority/        ca.pem, ca.key: signs; stays with who made it
-    server/           ca.pem, server.pem, server.key; supernodes/cu-0.pub, ...
+    authority/        ca.pem, ca.key: signs; issued.json, revoked.pem, revoked.pub; stays with who made it
+    server/           ca.pem, server.pem, server.key; supernodes/cu-0.pub, ...; revoked.pem, revoked.pub
     cu-0/             ca.pem, cu.pem, cu.key; supernode.key, supernode.pub; ray-token
     devices-0/        ray-token: for the devices of cluster 0
 """
@@ -45,7 +45,25 @@ class _Folder:
                 )
 
 
-class AuthorityFiles(_Folder):
+class _RevokedFiles(_Folder):
+    """What says who is no longer trusted."""
+
+    @property
+    def revoked_certificates(self) -> Path:
+        """Revoked certificates of control units: a CRL (PEM) that the authority signed."""
+        return self.folder / "revoked.pem"
+
+    @property
+    def revoked_keys(self) -> Path:
+        """Public keys of SuperNodes that are revoked, one a line; absent as long as there is none."""
+        return self.folder / "revoked.pub"
+
+    def revoked_key_lines(self) -> list[str]:
+        """The lines of :attr:`revoked_keys`."""
+        return self.revoked_keys.read_text(encoding="utf-8").splitlines() if self.revoked_keys.is_file() else []
+
+
+class AuthorityFiles(_RevokedFiles):
     """Of who signs."""
 
     @property
@@ -58,12 +76,17 @@ class AuthorityFiles(_Folder):
         """Private key."""
         return self.folder / "ca.key"
 
+    @property
+    def issued(self) -> Path:
+        """Serial numbers (hexadecimal) of all certificates of each control unit, by its name (JSON)."""
+        return self.folder / "issued.json"
+
     def files(self) -> Iterator[Path]:
         """All files that have to be there."""
         yield from (self.certificate, self.key)
 
 
-class ServerFiles(_Folder):
+class ServerFiles(_RevokedFiles):
     """Of the edge server: SuperLink and decoder service have the same certificate."""
 
     @property

@@ -12,14 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flower_app.config_sources import find_config, parse_set, read_config
+from flower_app.config_sources import find_config, read_config, read_sets
 from flower_app.console import say
 from flower_app.deployment.credentials import ServerFiles
-from flower_app.deployment.edge_server import CONNECTION, SUPERLINK_PORT, is_healthy, write_connection
+from flower_app.deployment.edge_server import (
+    CONNECTION,
+    SUPERLINK_PORT,
+    control_address,
+    is_healthy,
+    write_connection,
+)
 from flower_app.deployment.ray_node import with_port
 from flower_app.launch import Outcome, last_error
 from flower_app.processes import interruptible
 from flower_app.run_directory import FAILED, FINISHED, INTERRUPTED, read_summary, write_summary
+from flower_app.run_lock import is_served
 from flower_app.superlink import flower_environment, program_path
 
 DECODER_PORT = 9443
@@ -41,10 +48,13 @@ class Deployment:
     """A SuperLink that runs, and the certificates of its machine."""
 
     address: str
+    """``host:port`` that the control units reach."""
+    control: str
+    """``host:port`` on this machine that runs are started at."""
     certs: ServerFiles
 
     @classmethod
-    def of(cls, superlink: str, certs: Path) -> Deployment:
+    def of(cls, superlink: str, certs: Path, control_port: int = 0) -> Deployment:
         """Check that it answers.
 
         Raises
@@ -59,7 +69,13 @@ class Deployment:
                 f"--superlink: no SuperLink with a certificate of {files.ca} answers at {address}; start it with "
                 "collapipe up edge-server, and look for a remedy with collapipe doctor edge-server"
             )
-        return cls(address=address, certs=files)
+        control = control_address(int(address.rpartition(":")[2]), control_port)
+        if not is_healthy(control, files.ca):
+            raise ValueError(
+                f"--superlink: nothing answers at {control}, where the SuperLink of {address} takes runs; give the "
+                "command on the edge server itself, with the --control-port of collapipe up edge-server"
+            )
+        return cls(address=address, control=control, certs=files)
 
     def settings(self, config: str | None, sets: Sequence[str]) -> list[str]:
         """``KEY=VALUE`` of the decoder's service, for keys that neither file nor ``--set`` gives."""
@@ -71,7 +87,9 @@ class Deployment:
             "decoder.tls-ca": str(self.certs.ca.resolve()),
             "decoder.join-timeout": str(JOIN_TIMEOUT_S),
         }
-        given = {parse_set(pair)[0] for pair in sets} | set(read_config(find_config(config)) if config else ())
+        if self.certs.revoked_certificates.is_file():
+            ours["decoder.tls-crl"] = str(self.certs.revoked_certificates.resolve())
+        given = set(read_sets(sets)) | set(read_config(find_config(config)) if config else ())
         return [f"{key}={value}" for key, value in ours.items() if key not in given]
 
     def run(
@@ -96,7 +114,7 @@ class Deployment:
         del num_clusters, kept
         (run_dir / "logs").mkdir(exist_ok=True)
         flower = run_dir / "flower"
-        write_connection(flower / "home", self.address, self.certs.ca)
+        write_connection(flower / "home", self.control, self.certs.ca)
         flwr = _Flwr(flower_environment(flower / "home"), run_dir / "logs" / "run.log")
         run_id = ""
         try:
@@ -114,7 +132,7 @@ class Deployment:
             raise
         if outcome.status == FINISHED:
             shutil.rmtree(flower, ignore_errors=True)
-        elif read_summary(run_dir) is None:
+        elif read_summary(run_dir) is None and not is_served(run_dir):
             write_summary(run_dir, outcome.status, error=outcome.error)
         return outcome
 

@@ -44,7 +44,9 @@ def examine_edge_server(server: EdgeServer) -> Diagnosis:
         if files.ca.is_file() and listens(server.host, server.port):
             yield from _own_superlink(server)
         else:
+            control_host, _, control_port = server.control.rpartition(":")
             yield from check_port("ports", server.host, server.port, "the SuperLink's")
+            yield from check_port("ports", control_host, int(control_port), "the SuperLink's control")
         if listens(server.host, DECODER_PORT):
             yield ok("ports", f"port {DECODER_PORT} of {server.host}, the decoder's, is in use: by a run, it seems")
         else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -13,12 +13,13 @@ from pathlib import Path
 
 from flower_app.deployment.credentials import ServerFiles
 from flower_app.deployment.programs import Program, run_programs
-from flower_app.superlink import flower_environment, program_path
+from flower_app.superlink import flower_environment
 
 SUPERLINK_PORT = 9092
+CONTROL_HOST = "127.0.0.1"
+"""Runs and the register of SuperNodes are controlled from the edge server's own machine."""
 CONNECTION = "edge-server"
 _REGISTER_S = 120.0
-_KNOWN = "already in use"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,21 +32,30 @@ class EdgeServer:
     state: Path
     """Folder of the SuperLink's database."""
     port: int = SUPERLINK_PORT
+    """That the SuperNodes reach."""
+    control_port: int = 0
+    """On the loopback, for runs and the register of SuperNodes; 0: the one after ``port``."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
             raise ValueError(f"--port: expected 1 to 65535, found {self.port}")
+        control_address(self.port, self.control_port)
 
     @property
     def address(self) -> str:
-        """``host:port`` of the SuperLink."""
+        """``host:port`` that the SuperNodes reach."""
         return f"{self.host}:{self.port}"
+
+    @property
+    def control(self) -> str:
+        """``host:port`` on this machine that runs are started at."""
+        return control_address(self.port, self.control_port)
 
     def command(self) -> list[str]:
         """The SuperLink's command line."""
         return [
-            str(program_path("flower-superlink")),
-            *("--host", self.host, "--port", str(self.port)),
+            *(sys.executable, "-P", "-m", "flower_app.deployment.superlink_program", self.address),
+            *("--host", CONTROL_HOST, "--port", self.control.rpartition(":")[2]),
             *("--ssl-certfile", str(self.certs.certificate.resolve())),
             *("--ssl-keyfile", str(self.certs.key.resolve())),
             *("--ssl-ca-certfile", str(self.certs.ca.resolve())),
@@ -57,15 +67,34 @@ class EdgeServer:
         """Run until told to end; returns the exit code."""
         self.certs.check()
         home = self.state.resolve() / "flower"
-        write_connection(home, self.address, self.certs.ca)
+        write_connection(home, self.control, self.certs.ca)
         environment = flower_environment(home)
         superlink = Program(
             name=f"SuperLink at {self.address}",
             command=self.command(),
-            answers=lambda: is_healthy(self.address, self.certs.ca),
-            then=lambda: register_supernodes(self.certs, environment, say),
+            answers=lambda: is_healthy(self.address, self.certs.ca) and is_healthy(self.control, self.certs.ca),
+            then=lambda: register_supernodes(self.control, self.certs, environment, say),
         )
         return run_programs([superlink], environment, self.state.resolve() / "work", say)
+
+
+def control_address(port: int, control_port: int = 0) -> str:
+    """``host:port`` of the SuperLink's control, on its own machine.
+
+    Parameters
+    ----------
+    port : that the SuperNodes reach
+    control_port : 0: the one after ``port``
+
+    Raises
+    ------
+    ValueError
+        If it is no port, or the SuperNodes' own.
+    """
+    chosen = control_port or port + 1
+    if not 1 <= chosen <= 65535 or chosen == port:
+        raise ValueError(f"--control-port: expected 1 to 65535, and another than --port {port}, found {chosen}")
+    return f"{CONTROL_HOST}:{chosen}"
 
 
 def write_connection(home: Path, address: str, ca: Path) -> None:
@@ -93,31 +122,28 @@ def is_healthy(address: str, ca: Path) -> bool:
         return False
 
 
-def register_supernodes(certs: ServerFiles, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Let the SuperLink know the SuperNodes whose public keys are in the folder; those that it knows stay."""
-    keys = sorted(certs.supernodes.glob("*.pub"))
-    if not keys:
+def register_supernodes(
+    control: str, certs: ServerFiles, environment: Mapping[str, str], say: Callable[[str], None]
+) -> None:
+    """Let the SuperNodes connect whose public keys are in the folder and not revoked, and nobody else.
+
+    Raises
+    ------
+    ValueError
+        If the SuperLink does not take a key.
+    """
+    if not list(certs.supernodes.glob("*.pub")):
         say(f"warning: no public key of a SuperNode in {certs.supernodes}: none may connect")
-    for key in keys:
-        command = [str(program_path("flwr")), "supernode", "register", str(key.resolve()), CONNECTION]
-        done = subprocess.run(
-            [*command, "--name", key.stem, "--format", "json"],
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            timeout=_REGISTER_S,
-        )
-        if succeeded(done.stdout):
-            say(f"{key.stem} may connect")
-        elif _KNOWN in (done.stdout + done.stderr).lower():
-            say(f"{key.stem} may connect, as before")
-        else:
-            raise ValueError(f"{key}: the SuperLink did not take it: {(done.stdout + done.stderr).strip()}")
-
-
-def succeeded(output: str) -> bool:
-    """Whether a command of Flower's with ``--format json`` says that it succeeded."""
-    try:
-        return bool(json.loads(output[output.index("{") :]).get("success"))
-    except ValueError:
-        return False
+    program = [sys.executable, "-P", "-m", "flower_app.deployment.supernodes"]
+    done = subprocess.run(
+        [*program, control, str(certs.ca.resolve()), str(certs.folder.resolve())],
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_REGISTER_S,
+    )
+    if done.returncode:
+        raise ValueError(f"{certs.supernodes}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    for line in done.stdout.splitlines():
+        say(line)

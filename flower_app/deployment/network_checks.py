@@ -8,6 +8,7 @@ import json
 import ssl
 import time
 import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def check_superlink(address: str, ca: Path) -> Iterator[Finding]:
         yield _refused(address, ca, error)
         return
     yield ok("superlink", f"{address} answers, and its certificate is of {ca}")
+    yield _control(address, ca)
     yield _clock(address, date)
 
 
@@ -61,6 +63,25 @@ def _refused(address: str, ca: Path, error: Exception) -> Finding:
     else:
         remedy = f"give the server and this machine folders of one collapipe certs: {ca} is of another authority"
     return failed("superlink", f"{address}: its certificate is refused: {said}", remedy)
+
+
+def _control(address: str, ca: Path) -> Finding:
+    """Whether the port for SuperNodes is for them alone."""
+    question = urllib.request.Request(f"https://{address}/v1/control/list-runs", data=b"", method="POST")
+    try:
+        with opener_for(ca).open(question, timeout=_TIMEOUT_S) as answer:
+            status = answer.status
+    except urllib.error.HTTPError as error:
+        status = error.code
+    except OSError as error:
+        return failed("control", f"{address} does not answer: {error}", "look who listens there")
+    if status == http.HTTPStatus.FORBIDDEN:
+        return ok("control", f"{address} answers SuperNodes alone")
+    return failed(
+        "control",
+        f"who reaches {address} can start runs and register keys: it answers orders with HTTP status {status}",
+        "start it by collapipe up edge-server, which keeps its control on the server's own machine",
+    )
 
 
 def _clock(address: str, date: str) -> Finding:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flower_app.deployment.box_guard import start_guard
 from flower_app.processes import MARK, RunProcesses, interruptible
 
 _POLL_S = 0.5
@@ -68,7 +69,11 @@ class _Running:
 
 
 def run_programs(
-    programs: Sequence[Program], environment: Mapping[str, str], work: Path, say: Callable[[str], None]
+    programs: Sequence[Program],
+    environment: Mapping[str, str],
+    work: Path,
+    say: Callable[[str], None],
+    temporary: Sequence[Path] = (),
 ) -> int:
     """Start programs one after the other, and stay until one of them ends or somebody asks for the end of all.
 
@@ -78,13 +83,16 @@ def run_programs(
     environment : of all; has the mark that their processes are found by
     work : made; their working directory
     say : told what has started, and what ended
+    temporary : folders that go with the programs if this process is killed
 
     Returns
     -------
-    Exit code: 0 after SIGTERM, SIGHUP or Ctrl-C, 1 if a program ended or did not answer. None is left behind.
+    Exit code: 0 after SIGTERM, SIGHUP or Ctrl-C, 1 if a program ended or did not answer. None is left behind, not
+    even after SIGKILL.
     """
     work.mkdir(parents=True, exist_ok=True)
     running: list[_Running] = []
+    guard = start_guard(environment, temporary)
     try:
         with interruptible():
             for program in programs:
@@ -108,6 +116,9 @@ def run_programs(
         for one in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 one.child.wait(_LAST_S)
+        # It has the programs' mark, and so has ended with them.
+        guard.kill()
+        guard.wait()
 
 
 def _until_answers(program: Program, running: Sequence[_Running], say: Callable[[str], None]) -> bool:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from client_pipeline.runtime.private_ray import without_secrets
 from client_pipeline.system.devices import device_resource
 from flower_app.deployment.programs import Program, run_programs
-from flower_app.superlink import program_path, short_folder
+from flower_app.ray_folders import short_folder
+from flower_app.superlink import program_path
 
 FIRST_PORT = 6379
 SLOW_S = 300.0
@@ -92,7 +94,7 @@ def run_node(
     """Run programs of which one is a node in ``temp``; its logs stay if something went wrong."""
     code = 1
     try:
-        code = run_programs(programs, environment, work, say)
+        code = run_programs(programs, environment, work, say, [temp])
     finally:
         if code:
             say(f"logs of Ray: {temp}")
@@ -103,7 +105,8 @@ def run_node(
 
 def ray_environment(environment: Mapping[str, str], token: Path) -> dict[str, str]:
     """Add the secret without which no process may speak to the cluster's Ray."""
-    return {**environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve())}
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve())}
+    return {**without_secrets(environment), **secret}
 
 
 def past_proxies(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:

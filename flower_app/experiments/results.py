@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from client_pipeline import durable
 from flower_app.experiments.experiment import Finding, Row, distinct, select
 from flower_app.experiments.planning import settled
 
@@ -27,12 +28,16 @@ def write_rows(rows: Iterable[Row], folder: Path) -> list[Row]:
     The rows, in the order of the curves.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    with (folder / ROWS).open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            written.append(row)
+    written: list[Row] = []
+
+    def write(aside: Path) -> None:
+        with aside.open("w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row) + "\n")
+                written.append(row)
+
+    # All rows or none: a figure of some of them would look like one of all.
+    durable.write_file(folder / ROWS, write)
     written = _in_order(written)
     write_table(written, folder / TABLE)
     return written
@@ -99,7 +104,7 @@ def read_rows(folder: Path) -> list[Row]:
 def write_findings(findings: Sequence[Finding], folder: Path) -> None:
     """Write the paper's figures beside ours."""
     text = json.dumps([vars(finding) for finding in findings], indent=2, ensure_ascii=False)
-    (folder / FINDINGS).write_text(text + "\n", encoding="utf-8")
+    durable.write_text(folder / FINDINGS, text + "\n")
 
 
 def markdown(findings: Sequence[Finding]) -> str:

@@ -6,7 +6,6 @@ parts with ``--only``, and goes on.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +16,11 @@ import numpy as np
 from flower_app.compare_training import seeded
 from flower_app.config import RunConfig
 from flower_app.experiments.experiment import Curve, Row
-from flower_app.run_directory import CONFIG, FINISHED, read_rounds, read_run_config, read_summary
+from flower_app.past_runs import clear_unfinished, has_finished
+from flower_app.run_directory import read_rounds, read_summary
 from flower_app.session import train_each
 from flower_app.simulation_run import check_new_run
-from flower_app.strategy_choice import FREE_TO_CHANGE
 
-_FILLED_IN = ("num-clusters", "decoder-sync", "name")
 SCORES = {"bleu": "BLEU", "f1": "span F1 [%]", "accuracy": "accuracy [%]", "macro_f1": "macro-F1 [%]"}
 """Metrics as figures name them."""
 _SHARES = ("f1", "accuracy", "macro_f1", "precision", "recall")
@@ -83,7 +81,7 @@ def train_all(wanted: Sequence[Training], folder: Path, say: Callable[[str], Non
     RuntimeError
         If a run fails.
     """
-    todo = [training for training in wanted if not _finished(training)]
+    todo = [training for training in wanted if not has_finished(training.config)]
     say(f"{len(wanted)} runs, {len(wanted) - len(todo)} finished before")
     checked: set[str] = set()
     for training in todo:
@@ -95,28 +93,9 @@ def train_all(wanted: Sequence[Training], folder: Path, say: Callable[[str], Non
                 raise type(error)(f"{training.curve.name}: {error}") from error
             checked.add(training.curve.name)
     for training in todo:
-        if training.run_dir.exists():
-            say(f"{training.run_dir.name}: did not finish; starts again")
-            shutil.rmtree(training.run_dir)
+        clear_unfinished(training.config, say)
     if todo:
         train_each([training.config for training in todo], (folder / "session").resolve(), say)
-
-
-def _finished(training: Training) -> bool:
-    run_dir = training.run_dir
-    if not (run_dir / CONFIG).is_file():
-        return False
-    mine, theirs = read_run_config(run_dir).to_flat(), training.config.to_flat()
-    free = (*FREE_TO_CHANGE, *_FILLED_IN)
-    other = sorted(key for key in theirs if mine[key] != theirs[key] and not key.startswith(free))
-    if other:
-        key = other[0]
-        raise ValueError(
-            f"{run_dir}: was trained with {key} = {mine[key]!r}, wanted is {theirs[key]!r}; remove the folder "
-            "or choose another --out"
-        )
-    summary = read_summary(run_dir)
-    return summary is not None and summary.get("status") == FINISHED
 
 
 def score_of(metrics: dict[str, float], name: str) -> float | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from client_pipeline import durable
 from flower_app.run_directory import TIMELINE
 
 TRACE = "trace.json"
@@ -61,11 +61,7 @@ def write_trace(run_dir: Path) -> Path | None:
         timeline = json.loads((run_dir / TIMELINE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    path = run_dir / TRACE
-    aside = path.with_name(f".{TRACE}-{os.getpid()}")
-    aside.write_text(json.dumps(chrome_trace(timeline)), encoding="utf-8")
-    os.replace(aside, path)
-    return path
+    return durable.write_text(run_dir / TRACE, json.dumps(chrome_trace(timeline)), lasting=False)
 
 
 def _process(cluster: Mapping[str, Any], clock: str, pid: int) -> list[dict[str, Any]]:

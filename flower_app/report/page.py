@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from client_pipeline import durable
 from flower_app.config_sources import read_config
 from flower_app.report.contents import FIGURES, FigureSpec
 from flower_app.report.data import NoData, RunData, left_out, number
@@ -90,10 +90,7 @@ def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
         out = run_dirs[0] / REPORT if len(run_dirs) == 1 else Path.cwd() / REPORT
     runs = [_read(path, label) for path, label in zip(run_dirs, _labels(run_dirs), strict=True)]
     out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(f".{out.name}-{os.getpid()}")
-    aside.write_text(_page(runs), encoding="utf-8")
-    os.replace(aside, out)
-    return out
+    return durable.write_text(out, _page(runs), lasting=False)
 
 
 def _labels(run_dirs: Sequence[Path]) -> list[str]:

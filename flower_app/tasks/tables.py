@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.partition.hub_ids import check_source
 from flower_app.tasks.texts import lines
 
 TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -158,6 +159,7 @@ def read_hub(hub_id: str, hub_config: str) -> Mapping[str, Any]:
     ValueError
         If it cannot be had; the message gives the reason.
     """
+    check_source(hub_id, "data.hub-id")
     import datasets
 
     folder = Path(hub_id)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.partition.hub_ids import check_source
 from flower_app.tasks.texts import in_chunks
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -278,6 +279,7 @@ def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = Tr
     """
     from tokenizers import Tokenizer
 
+    check_source(source, key)
     folder = Path(source)
     try:
         if (folder / "tokenizer.json").is_file():

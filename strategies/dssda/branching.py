@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,40 @@ class _Interval:
     """The assignment that attains the bound, under tangents."""
     at_first: bool = field(compare=False)
     """Whether it does so at ``first``."""
+
+
+class IntervalBound(NamedTuple):
+    """Below the cost of every deadline of an interval."""
+
+    bound: float
+    taken: Options
+    """The assignment that attains it, under tangents."""
+    at_first: bool
+    """Whether it does so at the interval's first deadline."""
+
+
+def bound_interval(options: Options, weight: float, first: float, last: float, touch: float) -> IntervalBound | None:
+    """Bound F(T) = V T + the cheapest matching from below, for all T with first <= T < last.
+
+    Parameters
+    ----------
+    options : those that are possible in the interval
+    weight : V [1/s]
+    first, last : ends of the interval [s]
+    touch : deadline of the tangents [s]
+
+    Returns
+    -------
+    None if no assignment is possible in the interval.
+    """
+    at_first, at_last = options.tangents(touch, (first, last))
+    matchings = options.match(at_first), options.match(at_last)
+    if matchings[0] is None or matchings[1] is None:
+        return None
+    bounds = weight * first + matchings[0].cost, weight * last + matchings[1].cost
+    is_first = bounds[0] <= bounds[1]
+    taken = options.taken(*((matchings[0], at_first) if is_first else (matchings[1], at_last)))
+    return IntervalBound(min(bounds), taken, is_first)
 
 
 class DeadlineSearch:
@@ -112,15 +147,11 @@ class DeadlineSearch:
         options = options.useful(first, last)
         # Tangents at the best deadline are exact there, which closes the gap around it.
         touch = self.deadline if first <= self.deadline <= last else first + (last - first) / 2
-        at_first, at_last = options.tangents(touch, (first, last))
-        matchings = options.match(at_first), options.match(at_last)
-        if matchings[0] is None or matchings[1] is None:
+        below = bound_interval(options, self._weight, first, last, touch)
+        if below is None:
             return
-        bounds = self._weight * first + matchings[0].cost, self._weight * last + matchings[1].cost
-        is_first = bounds[0] <= bounds[1]
-        taken = options.taken(*((matchings[0], at_first) if is_first else (matchings[1], at_last)))
-        bound = max(min(bounds), at_least)
-        heapq.heappush(heap, _Interval(bound, self.num_intervals, first, last, options, taken, is_first))
+        bound = max(below.bound, at_least)
+        heapq.heappush(heap, _Interval(bound, self.num_intervals, first, last, options, below.taken, below.at_first))
 
     def _descend(self, options: Options, deadline: float) -> None:
         """Best matching at the deadline, best deadline of the matching, and so on as long as that improves."""

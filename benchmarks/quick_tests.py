@@ -1,0 +1,87 @@
+"""Which files are mutated, and the quick tests of each: none needs Ray or Flower processes."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+
+MODULES = (
+    "strategies/dssda/*.py",
+    "client_pipeline/system/*.py",
+    "client_pipeline/link/*.py",
+    "client_pipeline/runtime/*.py",
+    "strategies/decoder*.py",
+    "strategies/aggregator.py",
+    "strategies/server_optimizer.py",
+    "strategies/privacy_accountant.py",
+)
+
+_TESTS: dict[str, str] = {
+    "strategies/dssda/answer.py": "evaluation segments",
+    "strategies/dssda/bottleneck.py": "segments",
+    "strategies/dssda/branching.py": "certificate planner",
+    "strategies/dssda/convergence.py": "convergence queues",
+    "strategies/dssda/deadline.py": "certificate planner",
+    "strategies/dssda/evaluation.py": "evaluation",
+    "strategies/dssda/flow_shop.py": "segments",
+    "strategies/dssda/instance.py": "evaluation power segments",
+    "strategies/dssda/instance_file.py": "instance_file plan_command",
+    "strategies/dssda/limits.py": "limits segments",
+    "strategies/dssda/matching.py": "matching",
+    "strategies/dssda/paper*.py": "paper",
+    "strategies/dssda/per_round_bound.py": "paper",
+    "strategies/dssda/planner.py": "planner",
+    "strategies/dssda/power.py": "power certificate",
+    "strategies/dssda/power_control.py": "round_planner sca",
+    "strategies/dssda/queues.py": "queues round_planner",
+    "strategies/dssda/round_problem.py": "round_planner policies queues",
+    "strategies/dssda/sca.py": "sca paper",
+    "strategies/dssda/segments.py": "segments",
+    "client_pipeline/system/channels.py": "channels",
+    "client_pipeline/system/costs.py": "costs",
+    "client_pipeline/system/devices.py": "scenario policies",
+    "client_pipeline/system/energy.py": "energy",
+    "client_pipeline/system/latency.py": "latency",
+    "client_pipeline/system/radio.py": "radio power",
+    "client_pipeline/system/scenario*.py": "scenario",
+    "client_pipeline/system/units.py": "scenario radio",
+    "client_pipeline/link/activation_codec.py": "activation_codec",
+    "client_pipeline/link/address.py": "stream_security decoder_tls",
+    "client_pipeline/link/compression.py": "update_codec activation_codec",
+    "client_pipeline/link/connection.py": "decoder_stream stream_security",
+    "client_pipeline/link/frames.py": "frames",
+    "client_pipeline/link/hosts.py": "stream_security",
+    "client_pipeline/link/local.py": "runtime_in_threads tied_stream",
+    "client_pipeline/link/privacy.py": "noise privacy",
+    "client_pipeline/link/private_link.py": "privacy",
+    "client_pipeline/link/stream.py": "decoder_stream hostile_decoder",
+    "client_pipeline/link/tied.py": "tied_stream",
+    "client_pipeline/link/update_codec.py": "update_codec",
+    "client_pipeline/runtime/config.py": "config",
+    "client_pipeline/runtime/data_order.py": "data_order",
+    "client_pipeline/runtime/deadline.py": "deadline",
+    "client_pipeline/runtime/event_simulator.py": "event_simulator",
+    "client_pipeline/runtime/head.py": "decoder_trainer optimizer",
+    "client_pipeline/runtime/memory.py": "stage",
+    "client_pipeline/runtime/micro_batches.py": "micro_batches",
+    "client_pipeline/runtime/optimizer.py": "optimizer",
+    "client_pipeline/runtime/recovery.py": "recovery_decisions",
+    "client_pipeline/runtime/replanning.py": "replanning",
+    "client_pipeline/runtime/schedules.py": "schedules",
+    "client_pipeline/runtime/speed.py": "replanning",
+    "client_pipeline/runtime/stage.py": "stage",
+    "client_pipeline/runtime/*.py": "runtime_in_threads",
+    "strategies/decoder_config.py": "config decoder_tls",
+    "strategies/decoder_service.py": "decoder_stream decoder_barrier stream_security",
+    "strategies/decoder*.py": "decoder_barrier decoder_trainer step_limits decoder_stream",
+    "strategies/aggregator.py": "aggregator",
+    "strategies/server_optimizer.py": "server_optimizer",
+    "strategies/privacy_accountant.py": "privacy",
+}
+
+
+def tests_of(file: str) -> tuple[str, ...]:
+    """Test files of a module, the most likely to notice first."""
+    for pattern, names in _TESTS.items():
+        if fnmatch(file, pattern):
+            return tuple(f"tests/test_{name}.py" for name in names.split())
+    raise SystemExit(f"{file}: benchmarks/quick_tests.py names no tests for it")

@@ -1,0 +1,88 @@
+"""A Ray for one program: it hears this machine alone, and answers nobody without a secret of its own.
+
+Ray takes every caller by default, listens on all addresses of the machine, and runs what it is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+TOKEN_BYTES = 32
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Where Ray would not speak to other machines it takes the loopback address, on every system."""
+_SECRETS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+def private_environment() -> dict[str, str]:
+    """Make the variables of a Ray that is about to start, and of all that speaks to it; the secret is a new one.
+
+    Only this user's processes can read them, as the file that Ray would take the secret from otherwise.
+    """
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(TOKEN_BYTES), _LOOPBACK: "0"}
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Drop the secret of another Ray, which would come before a new one."""
+    return {name: value for name, value in environment.items() if name not in _SECRETS}
+
+
+@contextlib.contextmanager
+def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]]:
+    """Start a Ray for this process, and end it; a Ray that it uses already is kept.
+
+    Whatever cluster ``RAY_ADDRESS`` may name is not joined.
+
+    Parameters
+    ----------
+    num_cpus : processors that it believes in
+    options : more of ``ray.init``
+
+    Yields
+    ------
+    The variables that a program needs to speak to this Ray; none of a Ray that was there before.
+    """
+    import ray
+    from ray._private import ray_constants
+
+    if ray.is_initialized():
+        yield {}
+        return
+    before, cluster = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
+    environment = private_environment()
+    os.environ.update(environment)
+    os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+    # Ray has read its settings when it was imported.
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        _read_settings()
+        try:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                **options,
+            )
+        finally:
+            # Ray's own processes have them by now; those that this one starts are none of Ray's.
+            for name in (*_SECRETS, _LOOPBACK):
+                os.environ.pop(name, None)
+                if name in before:
+                    os.environ[name] = before[name]
+        yield environment
+    finally:
+        ray.shutdown()
+        ray_constants.ENABLE_RAY_CLUSTER = cluster
+        _read_settings()
+
+
+def _read_settings() -> None:
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    AuthenticationTokenLoader.instance().reset_cache()
+    Config.initialize("")

@@ -1,0 +1,150 @@
+"""Flower's SuperLink with two doors: control units reach its Fleet API alone, its own machine all of it.
+
+Flower serves three APIs on one port: Fleet (SuperNodes, by their keys), Control (runs and the register of nodes) and
+Runtime (server apps); the latter two ask nobody who they are. ``python -m flower_app.deployment.superlink_program
+HOST:PORT OPTIONS`` runs ``flower-superlink OPTIONS``, whose ``--host`` and ``--port`` are the control door, and opens
+the fleet door at ``HOST:PORT`` beside it.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from importlib import import_module
+from typing import Any
+
+FLEET_PATHS = "/v1/fleet/"
+HEALTH_PATH = "/health"
+MAX_BODY_BYTES = 64 * 2**20
+"""Longest body of a request at the fleet door; Flower sends arrays in pieces of 5 MiB."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Doors:
+    """An ASGI application that answers all requests at one address, and at every other one those of SuperNodes.
+
+    Parameters
+    ----------
+    application : the SuperLink's
+    control : ``(host, port)`` of the listening socket where everything is answered
+    max_body_bytes : longest body of a request at another address [byte]
+    """
+
+    def __init__(
+        self, application: Application, control: tuple[str, int], max_body_bytes: int = MAX_BODY_BYTES
+    ) -> None:
+        self._application = application
+        self._control = control
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one connection."""
+        # The address of the socket that took the connection: no header can change it.
+        if scope["type"] == "lifespan" or scope.get("server") == self._control:
+            await self._application(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        elif not _is_for_supernodes(scope):
+            await _refuse(send, 403, b"This port is for SuperNodes. Runs are started on the edge server itself.\n")
+        elif _declared_length(scope) > self._max_body_bytes:
+            await _refuse(send, 413, b"The body is too long.\n")
+        else:
+            await self._application(scope, self._bounded(receive), send)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Cut the connection of a sender whose body is longer than allowed."""
+        num_bytes = 0
+
+        async def receive_some() -> MutableMapping[str, Any]:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            return {"type": "http.disconnect"} if num_bytes > self._max_body_bytes else message
+
+        return receive_some
+
+
+def _is_for_supernodes(scope: Scope) -> bool:
+    if scope["path"] == HEALTH_PATH:
+        return bool(scope["method"] == "GET")
+    return bool(scope["method"] == "POST" and scope["path"].startswith(FLEET_PATHS))
+
+
+def _declared_length(scope: Scope) -> int:
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    return max((int(value) for value in lengths if value.isdigit()), default=0)
+
+
+async def _refuse(send: Send, status: int, reason: bytes) -> None:
+    headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(reason)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": reason})
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Listen on a TCP port.
+
+    Raises
+    ------
+    OSError
+        If the port is in use, or the host is not of this machine.
+    """
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)
+
+
+def serve(application: Application, config: Any, fleet: tuple[str, int]) -> None:
+    """Serve until told to end, at the control door of ``config`` and at the ``fleet`` door, under TLS both.
+
+    Parameters
+    ----------
+    application : the SuperLink's
+    config : Flower's own configuration of the SuperLink
+    fleet : host and port
+    """
+    import uvicorn
+    from flwr.supercore.http_logging import get_uvicorn_log_config
+    from flwr.supercore.logger import console_handler
+
+    if config.ssl_certfile is None or not config.enable_supernode_auth:
+        sys.exit("superlink_program: expected certificates and --enable-supernode-auth, found none")
+    control_socket, fleet_socket = listening_socket(config.host, config.port), listening_socket(*fleet)
+    host, port = control_socket.getsockname()[:2]
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app=Doors(application, (host, port)),
+            log_config=get_uvicorn_log_config(console_handler.level),
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
+            ws="none",
+        )
+    )
+    server.run(sockets=[control_socket, fleet_socket])
+    if not server.started:
+        sys.exit("superlink_program: the SuperLink did not start; its own words are above")
+
+
+def main() -> None:
+    """Run ``flower-superlink``; the first argument is ``HOST:PORT`` of the fleet door."""
+    host, _, port = sys.argv.pop(1).rpartition(":")
+    # The package has a function of the module's name.
+    flower: Any = import_module("flwr.superlink.cli.flower_superlink")
+    from flwr.superlink.main import create_app
+
+    def run(lifespan_config: Any) -> None:
+        serve(create_app(lifespan_config, flower.SuperLinkLifespan), lifespan_config, (host, int(port)))
+
+    if not hasattr(flower, "_run_superlink_http_api"):
+        sys.exit("superlink_program: this release of flwr starts its SuperLink in another way; install flwr 1.41")
+    flower._run_superlink_http_api = run
+    flower.flower_superlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Flower's SuperNode with a veto: it runs no app but that of its own release, and those that its owner allows.
+
+``python -m flower_app.deployment.supernode_program ALLOWED OPTIONS`` runs ``flower-supernode OPTIONS``. ``ALLOWED`` are
+digests of further apps (:func:`~flower_app.deployment.app_digest.app_digest`), separated by commas, or empty. The check
+is the SuperNode's own, before any code of the app has been imported: code that the server sends cannot leave it out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
+from typing import Any
+
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+from flwr.supercore import log
+from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.run import Run
+
+from flower_app.deployment.app_digest import app_digest, release_digest
+
+_ERROR = 40
+
+Connection = tuple[Any, ...]
+"""What Flower's SuperNode calls the server by: node id, receive, send, get_run, get_fab, pull_object, push_object,
+confirm_message_received."""
+
+
+class Veto:
+    """Decides once for each run whether its app may run here, and keeps the app that was looked at.
+
+    Parameters
+    ----------
+    release : digest of the app that is installed here
+    allowed : digests of other apps that the owner of this node allows
+    """
+
+    def __init__(self, release: str, allowed: frozenset[str] = frozenset()) -> None:
+        self._release = release
+        self._allowed = allowed | {release}
+        self._apps: dict[int, Fab] = {}
+        self._refusals: dict[int, str] = {}
+
+    def refusal(self, run_id: int, get_run: Callable[[int], Run], get_fab: Callable[[str, int], Fab]) -> str:
+        """Why this node does not run a run's app; empty if it does."""
+        if run_id in self._apps:
+            return ""
+        if run_id not in self._refusals:
+            run = get_run(run_id)
+            app = get_fab(run.fab_hash, run_id)
+            if not (reason := self._reason(run, app)):
+                self._apps = {run_id: app}
+                return ""
+            self._refusals = {run_id: reason}
+        return self._refusals[run_id]
+
+    def app(self, run_id: int) -> Fab:
+        """The app that was looked at, of a run that is not refused."""
+        return self._apps[run_id]
+
+    def _reason(self, run: Run, app: Fab) -> str:
+        if run.primary_task_type == TaskType.AGENT_APP:
+            return "this control unit runs client apps alone, and this run is an agent's"
+        if hashlib.sha256(app.content).hexdigest() != run.fab_hash:
+            return "this control unit was sent another app than the run's"
+        try:
+            digest = app_digest(app.content)
+        except ValueError as error:
+            return f"this control unit does not run this app: {error}"
+        if digest in self._allowed:
+            return ""
+        return (
+            f"this control unit does not run this app, whose digest is {digest}: it runs its own release's, "
+            f"{self._release}; install the same release on the server and all control units, or, if you have read that "
+            f"app's code, start the control unit with collapipe up cu --allow-app {digest}"
+        )
+
+
+@contextmanager
+def vetoed(connection: AbstractContextManager[Connection], veto: Veto) -> Iterator[Connection]:
+    """A connection that hands on the messages of allowed runs alone; others are answered with an error."""
+    with connection as whole:
+        node_id, receive, send, get_run, get_fab, pull_object, push_object, confirm = whole
+
+        def receive_allowed() -> Any:
+            received = receive()
+            if received is None:
+                return None
+            message = received[0]
+            reason = veto.refusal(message.metadata.run_id, get_run, get_fab)
+            if not reason:
+                return received
+            log(_ERROR, "run %s is refused: %s", message.metadata.run_id, reason)
+            confirm(message.metadata.run_id, message.metadata.message_id)
+            _answer(message, reason, send, push_object)
+            return None
+
+        def checked_app(fab_hash: str, run_id: int) -> Fab:
+            # Not asked for again: a server could answer otherwise the second time.
+            del fab_hash
+            return veto.app(run_id)
+
+        yield node_id, receive_allowed, send, get_run, checked_app, pull_object, push_object, confirm
+
+
+def _answer(
+    message: Message, reason: str, send: Callable[..., tuple[set[str], str]], push_object: Callable[..., None]
+) -> None:
+    reply = Message(Error(ErrorCode.INVALID_FAB, reason), reply_to=message)
+    with no_object_id_recompute():
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+        wanted, session = send(reply, get_object_tree(reply), 0.0)
+    for name in wanted:
+        push_object(message.metadata.run_id, session, name, parts[name])
+
+
+def main() -> None:
+    """Run ``flower-supernode``; the first argument are digests of apps that are allowed."""
+    allowed = frozenset(filter(None, sys.argv.pop(1).split(",")))
+    flower: Any = import_module("flwr.supernode.start_client_internal")
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    connect = getattr(flower, "http_request_response", None)
+    if connect is None:
+        sys.exit("supernode_program: this release of flwr connects its SuperNode in another way; install flwr 1.41")
+    release = release_digest()
+    veto = Veto(release, allowed)
+    print(f"apps that may run here: {', '.join([release, *sorted(allowed)])}", flush=True)
+    flower.http_request_response = lambda *arguments, **named: vetoed(connect(*arguments, **named), veto)
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What is said of an error: a mistake of the user's in its own words, anything unexpected with its type and place."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+_PACKAGES = ("client_pipeline", "strategies", "flower_app")
+
+
+def error_text(error: BaseException, log: Path | str = "") -> str:
+    """Describe an error in one line.
+
+    Messages that our own code raises as ``ValueError``, ``FileNotFoundError`` or ``RuntimeError`` are sentences, and
+    stand alone. The text of any other, such as the ``1`` of a missing key, says nothing by itself.
+
+    Parameters
+    ----------
+    error : was caught
+    log : file with its traceback; named if the error is unexpected
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [frame for frame in frames if _package_path(frame.filename)]
+    told = str(error)
+    if told and (
+        isinstance(error, ValueError | FileNotFoundError) or (isinstance(error, RuntimeError) and _meant(frames))
+    ):
+        return told
+    text = f"{type(error).__name__}: {told}" if told else type(error).__name__
+    if places:
+        text += f", in {_package_path(places[-1].filename)}, line {places[-1].lineno}"
+    return f"{text}; see {log}" if log else text
+
+
+def _meant(frames: traceback.StackSummary) -> bool:
+    """Whether the error was raised by a line that says so, and not within a library."""
+    if not frames:
+        return True
+    last = frames[-1]
+    library = "site-packages" in last.filename and not _package_path(last.filename)
+    return not library and (last.line or "").startswith("raise ")
+
+
+def _package_path(file: str) -> str:
+    """A file's path from our package on; empty for other people's files."""
+    parts = Path(file).parts
+    starts = [i for i, part in enumerate(parts[:-1]) if part in _PACKAGES]
+    return "/".join(parts[starts[-1] :]) if starts else ""

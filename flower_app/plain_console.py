@@ -1,0 +1,27 @@
+"""A console for tables and progress that shows text as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from flower_app.console import drop
+
+
+class PlainConsole(Console):
+    """Brackets and colons in names and messages are no commands to it, and a reader that goes away ends nothing.
+
+    Parameters
+    ----------
+    options : of ``rich.console.Console``
+    """
+
+    def __init__(self, **options: Any) -> None:
+        plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+        super().__init__(**(plain | options))
+
+    def on_broken_pipe(self) -> None:
+        """Say no more, in place of ending the program."""
+        self.quiet = True
+        drop(self.file)

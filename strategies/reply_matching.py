@@ -1,0 +1,51 @@
+"""Which reply answers which message: by the message's id, not by the sender that the reply names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from logging import WARNING
+
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+from flwr.supercore import log
+
+
+def match_replies(orders: Sequence[Message], replies: Iterable[Message]) -> list[Message | None]:
+    """Return each order's reply, None for one without, in the orders' order.
+
+    The SuperLink answers for a node that is gone, and then the sender is the SuperLink. What a client says its node is
+    proves nothing. An order's error, and a reply that names another sender, come back as the asked node's own. Replies
+    to no order, and any but the first to one, are left out and logged.
+
+    Parameters
+    ----------
+    orders : messages to nodes, after they were sent; those without an id (sent in another form) are known by node
+    replies : what came back
+    """
+    place_of: dict[str | int, int] = {}
+    for place, order in enumerate(orders):
+        place_of[order.metadata.message_id or order.metadata.dst_node_id] = place
+    answers: list[Message | None] = [None] * len(orders)
+    for reply in replies:
+        key = reply.metadata.reply_to_message_id or reply.metadata.src_node_id
+        match_place = place_of.get(key)
+        if match_place is None or answers[match_place] is not None:
+            excess = "an order that was not given" if match_place is None else "an order that has its answer"
+            log(WARNING, "a reply to %s is left out", excess)
+            continue
+        answers[match_place] = _as_from(orders[match_place], reply)
+    return answers
+
+
+def failed(order: Message, reason: str, code: int = ErrorCode.MOD_FAILED_PRECONDITION) -> Message:
+    """Return the error that stands for an order's answer."""
+    return Message(Error(code, reason), reply_to=order)
+
+
+def _as_from(order: Message, reply: Message) -> Message:
+    """Return a reply as the asked node's own."""
+    if reply.metadata.src_node_id == order.metadata.dst_node_id:
+        return reply
+    if reply.has_error():
+        return failed(order, str(reply.error.reason), reply.error.code)
+    return Message(reply.content, reply_to=order)

@@ -1,0 +1,52 @@
+"""A pipeline without processes: a test says which devices are there, and what is asked is written down."""
+
+from types import SimpleNamespace
+
+from client_pipeline.runtime.faults import KILLED
+
+
+class FakePipeline:
+    """As much of :class:`Pipeline` as :class:`Recovery` sees."""
+
+    def __init__(self, num_devices=3):
+        self.dead = {}
+        """Devices that do not answer, and how; whoever asks finds them lost."""
+        self.returns_after = {}
+        """Looks at a lost device until it is found to be back."""
+        self.asked = []
+        self.fails = []
+        """Faults that the next plans meet when they are applied."""
+        self.restored_by_plan = 0
+        self.moved_by_plan = 0
+        self.pool = SimpleNamespace(lost={}, patience_s=0.05, runtime=SimpleNamespace(timeout=5.0))
+        self.placement = SimpleNamespace(restored_bytes=0, moved_bytes=0)
+        self.deadline = SimpleNamespace(waited_s=0.0, begin=lambda: self.asked.append("deadline"))
+        self._num_devices = num_devices
+
+    def apply_plan(self, plan, decoder_wait_s):
+        self.asked.append((plan, decoder_wait_s))
+        if self.fails:
+            raise self.fails.pop(0)
+        self.placement.restored_bytes += self.restored_by_plan
+        self.placement.moved_bytes += self.moved_by_plan
+
+    def survivors(self, devices):
+        self.asked.append("survivors")
+        for device, kind in self.dead.items():
+            self.pool.lost.setdefault(device, kind)
+        return self.usable(devices)
+
+    def usable(self, devices):
+        for device in [d for d in self.pool.lost if d in self.returns_after]:
+            self.returns_after[device] -= 1
+            if self.returns_after[device] <= 0:
+                del self.pool.lost[device], self.returns_after[device]
+                self.dead.pop(device, None)
+        return [device for device in devices if device not in self.pool.lost]
+
+    def kill(self, *devices, kind=KILLED):
+        self.dead |= dict.fromkeys(devices, kind)
+
+    @property
+    def plans(self):
+        return [entry[0] for entry in self.asked if isinstance(entry, tuple)]

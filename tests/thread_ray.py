@@ -1,0 +1,149 @@
+"""Ray's actors as threads of this process, for tests of the runtime that take milliseconds.
+
+What goes in and out of an actor is pickled, as Ray does it; an actor that is killed answers nothing any more, its
+neighbours in the gloo group lose it, and the next one of its name is another.
+"""
+
+import contextlib
+import pickle
+import queue
+import threading
+import time
+from concurrent.futures import Future, TimeoutError as NotInTime
+from types import SimpleNamespace
+
+from ray import exceptions
+
+AT_ONCE = ("alive", "interrupt")
+"""Methods of the liveness group, which answer while others run."""
+
+
+class ThreadActor:
+    """One actor: a thread for its work, and one for what it answers at once."""
+
+    def __init__(self, cls, args):
+        self._queues = {"work": queue.Queue(), "alive": queue.Queue()}
+        self._instance = None
+        self._ended = threading.Event()
+        self._goes_on = threading.Event()
+        self._goes_on.set()
+        self._open = set()
+        self._lock = threading.Lock()
+        self._make = lambda: cls(*pickle.loads(pickle.dumps(args)))
+        self._made = threading.Event()
+        for name in self._queues:
+            threading.Thread(target=self._run, args=(name,), daemon=True).start()
+
+    def __getattr__(self, method):
+        if method.startswith("_"):
+            raise AttributeError(method)
+
+        def remote(*args, num_returns=1):
+            answers = [Future() for _ in range(num_returns)]
+            with self._lock:
+                if self._ended.is_set():
+                    for answer in answers:
+                        answer.set_exception(exceptions.RayActorError())
+                else:
+                    self._open.update(answers)
+                    self._queues["alive" if method in AT_ONCE else "work"].put((method, args, answers))
+            return answers[0] if num_returns == 1 else answers
+
+        def options(num_returns):
+            return SimpleNamespace(remote=lambda *args: remote(*args, num_returns=num_returns))
+
+        return SimpleNamespace(remote=remote, options=options)
+
+    def _run(self, name):
+        if name == "work":
+            self._instance = self._make()
+            self._made.set()
+        self._made.wait()
+        while not self._ended.is_set():
+            method, args, answers = self._queues[name].get()
+            self._goes_on.wait()
+            try:
+                args = [pickle.loads(pickle.dumps(a.result() if isinstance(a, Future) else a)) for a in args]
+                result = pickle.loads(pickle.dumps(getattr(self._instance, method)(*args)))
+                outcomes = list(result) if len(answers) > 1 else [result]
+            except exceptions.RayError as error:
+                outcomes = [error] * len(answers)
+            except BaseException as error:
+                outcomes = [exceptions.RayTaskError(method, str(error), error, ip="here")] * len(answers)
+            with self._lock:
+                for answer, outcome in zip(answers, outcomes, strict=True):
+                    if answer in self._open:
+                        self._open.remove(answer)
+                        (answer.set_exception if isinstance(outcome, BaseException) else answer.set_result)(outcome)
+
+    def stop_process(self):
+        """As SIGSTOP does."""
+        self._goes_on.clear()
+
+    def continue_process(self):
+        self._goes_on.set()
+
+    def end_process(self):
+        """As SIGKILL does: what it was asked stays without an answer, its connections close."""
+        with self._lock:
+            self._ended.set()
+            unanswered, self._open = self._open, set()
+        self._goes_on.set()
+        for answer in unanswered:
+            answer.set_exception(exceptions.RayActorError())
+        if self._instance is not None:
+            with contextlib.suppress(Exception):
+                self._instance.interrupt(1 << 30)
+
+    @property
+    def has_ended(self):
+        return self._ended.is_set()
+
+
+class ThreadRay:
+    """As much of Ray as the runtime uses; set it in the place of a module's ``ray``."""
+
+    exceptions = exceptions
+    WORKER_MODE = 1
+
+    def __init__(self):
+        self.actors = {}
+        self.number_made = 0
+        self.refuses = set()
+        """Names of which no actor starts."""
+
+    def remote(self, **_):
+        return lambda cls: SimpleNamespace(
+            options=lambda name, **_: SimpleNamespace(remote=lambda *args: self._actor(name, cls, args))
+        )
+
+    def _actor(self, name, cls, args):
+        if name not in self.actors or self.actors[name].has_ended:
+            self.actors[name] = ThreadActor(cls, args)
+            self.number_made += 1
+            if name in self.refuses:
+                self.actors[name].end_process()
+        return self.actors[name]
+
+    def wait(self, answers, num_returns=1, timeout=None, fetch_local=True):
+        end = None if timeout is None else time.monotonic() + timeout
+        while sum(answer.done() for answer in answers) < num_returns:
+            if end is not None and time.monotonic() >= end:
+                break
+            time.sleep(0.001)
+        return [a for a in answers if a.done()], [a for a in answers if not a.done()]
+
+    def get(self, answer, timeout=None):
+        try:
+            return answer.result(timeout)
+        except NotInTime as error:
+            raise exceptions.GetTimeoutError() from error
+
+    def kill(self, actor):
+        actor.end_process()
+
+    def is_initialized(self):
+        return False
+
+    def get_runtime_context(self):
+        return SimpleNamespace(get_node_id=lambda: "here")

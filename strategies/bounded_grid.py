@@ -133,7 +133,8 @@ class _Awaited(threading.Thread):
         self._last_look.set()
 
     def look(self, seconds: float) -> bool:
-        """Whether the answer has come after all; takes so long at most [s]."""
+        """Whether the answer has come after all; takes twice so long at most [s]."""
+        self.join(seconds)
         if self.reply is None and not self.is_alive():
             once = _Awaited(self._grid, self.order, self.activated, 0.0, self._turn)
             once.give_up()

@@ -38,7 +38,9 @@ from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays
 def device_machine(ray, ray_secret, host, device, log):
     """A node of the test run's own Ray that says it is a device."""
     temp = Path(short_folder()) / f"collapipe-absent-{os.getpid()}-{device}"
-    head = ray.get_runtime_context().gcs_address
+    # Ray would put this machine's outer address in the place of 127.0.0.1, where a private Ray does not listen.
+    port = ray.get_runtime_context().gcs_address.rpartition(":")[2]
+    head = f"[::ffff:127.0.0.1]:{port}"
     node = RayNode(host=host, head=head, devices=(device,), first_port=free_block(), object_store_mb=80, temp=temp)
     environment = {**flower_environment(temp / "flower"), "PYTHONPATH": os.environ["PYTHONPATH"], **ray_secret}
     try:

@@ -166,5 +166,5 @@ def test_a_control_unit_of_a_reused_name_neither_reads_nor_loses_to_the_older_ru
     expected, _ = after("straight", (1, 2), None, weights)
     assert all(second[name].equal(value) for name, value in expected.items())
     # A server that goes on with another run: its round 2 is not the one that is here.
-    _, restored = after("other", (), tmp_path, first, resumed=2, identity=RunIdentity("another", ""))
-    assert not restored and not list(tmp_path.glob("round-*"))
+    _, restored = after("other", (3,), tmp_path, first, resumed=2, identity=RunIdentity("another", ""))
+    assert not restored and [path.stem for path in tmp_path.glob("round-*")] == ["round-000003"]

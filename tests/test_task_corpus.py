@@ -218,8 +218,11 @@ def test_a_missing_column_or_split_of_a_dataset_is_named(tmp_path):
 
 def test_a_dataset_that_cannot_be_had_is_named(tmp_path):
     pytest.importorskip("datasets")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"data\.hub-id: expected a dataset id or a dataset folder, found '.*empty'"):
         load_pairs(DataConfig(source="hub", hub_id=str(tmp_path / "empty")), "train", seed=0)
+    with pytest.raises(FileNotFoundError, match=r"data\.hub-id: .*'.*missing' looks like a path, and .* does not exist"):
+        load_pairs(DataConfig(source="hub", hub_id=str(tmp_path / "missing")), "train", seed=0)
 
 
 @pytest.mark.parametrize(

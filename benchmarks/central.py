@@ -29,7 +29,7 @@ from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
 from client_pipeline.runtime.precision import autocast
 from client_pipeline.system.scenario import load_scenario
-from flower_app.config_sources import load_config
+from flower_app.config.sources import load_config
 from flower_app.saved_model import save_model
 from flower_app.tasks.base import ClusterData, task
 

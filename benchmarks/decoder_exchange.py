@@ -36,12 +36,12 @@ from client_pipeline.runtime.private_ray import private_environment
 os.environ.update(private_environment())
 
 from client_pipeline.link.stream import DecoderAddress, DecoderStream
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from strategies.decoder import DecoderTrainer
-from strategies.decoder_config import DecoderConfig
-from strategies.decoder_service import DecoderService
+from strategies.decoder.config import DecoderConfig
+from strategies.decoder.service import DecoderService
+from strategies.decoder.trainer import DecoderTrainer
 
 SHAPE_BTD = (8, 256, 128)
 """1 MiB of float32."""

@@ -47,14 +47,14 @@ from client_pipeline.link.frames import PROTOCOL_VERSION, decode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderStream
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from strategies import stream_limits
-from strategies.decoder import DecoderTrainer
-from strategies.decoder_config import DecoderConfig
-from strategies.decoder_service import DecoderService
-from strategies.step_limits import StepLimits
+from strategies.decoder import limits as stream_limits
+from strategies.decoder.config import DecoderConfig
+from strategies.decoder.service import DecoderService
+from strategies.decoder.step_limits import StepLimits
+from strategies.decoder.trainer import DecoderTrainer
 
 FRAME_LIMIT = 16 * 2**20
 SPEC = transformer.spec(

@@ -33,9 +33,9 @@ from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario
-from strategies.accounting import plan_times
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
+from strategies.planning.costs import plan_times
 
 PLANS = [
     # delta by speed rank (fastest first), m, schedule

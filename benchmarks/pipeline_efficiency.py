@@ -42,11 +42,11 @@ from torch_peer import Case, TorchPipeline, trivial_loss
 from client_pipeline.link.base import Gradient
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.memory import keep_freed_memory
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.private_ray import private_ray
 

@@ -32,8 +32,8 @@ from scipy.optimize import brentq
 from scipy.special import betaincinv, log_ndtr, ndtr, ndtri
 
 from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, private_activations, private_update
-from strategies.central_privacy import with_central_noise
-from strategies.privacy_accountant import PrivacyAccountant, Sent
+from strategies.aggregation.accountant import PrivacyAccountant, Sent
+from strategies.aggregation.central_privacy import with_central_noise
 
 WIDTH, TOKENS, CLUSTERS = 64, 12, 3
 CLIP, CONFIDENCE = 2.0, 0.95

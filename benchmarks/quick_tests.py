@@ -10,9 +10,9 @@ MODULES = (
     "client_pipeline/link/*.py",
     "client_pipeline/runtime/*.py",
     "strategies/decoder*.py",
-    "strategies/aggregator.py",
-    "strategies/server_optimizer.py",
-    "strategies/privacy_accountant.py",
+    "strategies/aggregation/rules.py",
+    "strategies/aggregation/server_optimizers.py",
+    "strategies/aggregation/accountant.py",
 )
 
 _TESTS: dict[str, str] = {
@@ -50,7 +50,7 @@ _TESTS: dict[str, str] = {
     "client_pipeline/link/connection.py": "decoder_stream stream_security",
     "client_pipeline/link/frames.py": "frames",
     "client_pipeline/link/hosts.py": "stream_security",
-    "client_pipeline/link/local.py": "runtime_in_threads tied_stream",
+    "client_pipeline/runtime/local_decoder.py": "runtime_in_threads tied_stream",
     "client_pipeline/link/privacy.py": "noise privacy",
     "client_pipeline/link/private_link.py": "privacy",
     "client_pipeline/link/stream.py": "decoder_stream hostile_decoder",
@@ -62,7 +62,7 @@ _TESTS: dict[str, str] = {
     "client_pipeline/runtime/event_simulator.py": "event_simulator",
     "client_pipeline/runtime/head.py": "decoder_trainer optimizer",
     "client_pipeline/runtime/memory.py": "stage",
-    "client_pipeline/runtime/micro_batches.py": "micro_batches",
+    "client_pipeline/partition/micro_batches.py": "micro_batches",
     "client_pipeline/runtime/optimizer.py": "optimizer",
     "client_pipeline/runtime/recovery.py": "recovery_decisions",
     "client_pipeline/runtime/replanning.py": "replanning",
@@ -70,12 +70,12 @@ _TESTS: dict[str, str] = {
     "client_pipeline/runtime/speed.py": "replanning",
     "client_pipeline/runtime/stage.py": "stage",
     "client_pipeline/runtime/*.py": "runtime_in_threads",
-    "strategies/decoder_config.py": "config decoder_tls",
-    "strategies/decoder_service.py": "decoder_stream decoder_barrier stream_security",
+    "strategies/decoder/config.py": "config decoder_tls",
+    "strategies/decoder/service.py": "decoder_stream decoder_barrier stream_security",
     "strategies/decoder*.py": "decoder_barrier decoder_trainer step_limits decoder_stream",
-    "strategies/aggregator.py": "aggregator",
-    "strategies/server_optimizer.py": "server_optimizer",
-    "strategies/privacy_accountant.py": "privacy",
+    "strategies/aggregation/rules.py": "aggregator",
+    "strategies/aggregation/server_optimizers.py": "server_optimizer",
+    "strategies/aggregation/accountant.py": "privacy",
 }
 
 

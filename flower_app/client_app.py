@@ -39,18 +39,18 @@ from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.replanning import ProportionalReplan, Replan
 from client_pipeline.system.scenario import Scenario
-from flower_app import kept_setup
-from flower_app.client_mods import chosen_mods
-from flower_app.config import RunConfig
+from flower_app.config.run_config import RunConfig
 from flower_app.error_text import error_text
-from flower_app.node import NodeConfig
-from flower_app.run_directory import CLUSTERS
-from flower_app.run_inputs import data_digest
+from flower_app.node import kept_setup
+from flower_app.node.config import NodeConfig
+from flower_app.node.mods import chosen_mods
+from flower_app.runs.run_directory import CLUSTERS
+from flower_app.runs.run_inputs import data_digest
 from flower_app.tasks.base import task
-from flower_app.training_network import training_scenario
+from flower_app.training.network import training_scenario
 from strategies.clusters import ClusterState
+from strategies.planning.replan import ScheduledReplan
 from strategies.records import ARRAYS, CONFIG, TrainOrder, failure_reason, read_train_config, reply_content, to_tensors
-from strategies.scheduled_replan import ScheduledReplan
 
 STATE = "collapipe"
 """Record of this app in a node's state."""

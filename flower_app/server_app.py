@@ -7,10 +7,10 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_app import run_directory
-from flower_app.config import RunConfig
-from flower_app.run_lock import serving
-from flower_app.training_run import TrainingRun
+from flower_app.config.run_config import RunConfig
+from flower_app.runs import run_directory
+from flower_app.runs.run_lock import serving
+from flower_app.training.training_run import TrainingRun
 
 app = ServerApp()
 

@@ -50,9 +50,9 @@ class Checkpoint(NamedTuple):
     weights: dict[str, Tensor]
     """The global model, by global name."""
     decoder: dict[str, Tensor]
-    """See :meth:`strategies.decoder.DecoderTrainer.state`."""
+    """See :meth:`strategies.decoder.trainer.DecoderTrainer.state`."""
     server: dict[str, Tensor]
-    """See :func:`strategies.server_optimizer.memory_of`."""
+    """See :func:`strategies.aggregation.server_optimizers.memory_of`."""
     state: dict[str, Any]
     """JSON values."""
     identity: RunIdentity = RunIdentity()

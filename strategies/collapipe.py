@@ -14,14 +14,14 @@ from flwr.supercore import log
 
 from client_pipeline.link.stream import DecoderAddress
 from client_pipeline.partition.parts import load_parameters, own_parameters, part_weights
-from strategies.central_privacy import adaptive_clip, restore_clip, tell_clip
+from strategies.aggregation.central_privacy import adaptive_clip, restore_clip, tell_clip
 from strategies.clusters import ClusterState
-from strategies.decoder_member import ClusterSummary
-from strategies.decoder_service import DecoderService
+from strategies.decoder.member import ClusterSummary
+from strategies.decoder.service import DecoderService
+from strategies.grid.reply_matching import failed
 from strategies.planned_strategy import OnPlan, PlannedStrategy, start_from
+from strategies.planning.planner import RoundPlanner
 from strategies.records import STEPS_KEY, WEIGHT_KEY, read_metric, to_arrays, to_tensors
-from strategies.reply_matching import failed
-from strategies.round_planner import RoundPlanner
 
 HEAD = "head."
 
@@ -37,7 +37,7 @@ class CollaPipe(PlannedStrategy):
     decoder : the decoder's service, started
     clusters : the clusters that take part
     aggregator : a stock strategy whose ``aggregate_train`` averages the encoders; FedAvg by default. See
-        :func:`strategies.server_optimizer.make_aggregator`
+        :func:`strategies.aggregation.server_optimizers.make_aggregator`
     on_plan : called with each round's number and plans
     time_scale : paced devices: wall seconds of a virtual second; None lets them run as fast as they can
 

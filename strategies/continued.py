@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 STATELESS = ("FedAvg", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "FedProx")
 """Flower's strategies that remember nothing from one round to the next."""
 REMEMBERED = ("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi")
-"""Those whose memory checkpoints hold: see :func:`strategies.server_optimizer.memory_of`."""
+"""Those whose memory checkpoints hold: see :func:`strategies.aggregation.server_optimizers.memory_of`."""
 
 
 class Continued(Strategy):

@@ -15,10 +15,10 @@ from flwr.supercore import log
 
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.pacing import Pace
-from strategies.accounting import Times, Work, costs_record, pipeline_work, plan_times, round_costs
 from strategies.clusters import ClusterState, check_clusters
+from strategies.planning.costs import Times, Work, costs_record, pipeline_work, plan_times, round_costs
+from strategies.planning.planner import Decision, InfeasibleRound, RoundPlanner
 from strategies.records import ARRAYS, CONFIG, LOSS_KEY, WEIGHT_KEY, read_metric, read_report, train_config
-from strategies.round_planner import Decision, InfeasibleRound, RoundPlanner
 
 OnPlan = Callable[[int, Sequence[ClusterPlan]], None]
 

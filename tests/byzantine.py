@@ -19,24 +19,24 @@ from client_pipeline.link.base import LinkError
 from client_pipeline.link.connection import give_up
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.system.scenario import load_scenario
-from strategies.aggregator import AggregatorConfig, build_aggregator
+from strategies.aggregation.rules import AggregatorConfig, build_aggregator
+from strategies.aggregation.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizerConfig
 from strategies.clusters import ClusterState
 from strategies.collapipe import CollaPipe
-from strategies.decoder import DecoderTrainer
-from strategies.decoder_config import DecoderConfig
-from strategies.decoder_service import DecoderService
+from strategies.decoder.config import DecoderConfig
+from strategies.decoder.service import DecoderService
+from strategies.decoder.step_limits import StepLimits
+from strategies.decoder.trainer import DecoderTrainer
+from strategies.grid.intake import RoundBounds
+from strategies.grid.recording import RecordingGrid
 from strategies.planned_strategy import start_from
-from strategies.policies import make_policy
-from strategies.recording_grid import RecordingGrid
+from strategies.planning.planner import RoundPlanner
+from strategies.planning.policies import make_policy
 from strategies.records import ARRAYS, CONFIG, read_train_config, to_arrays, to_tensors
-from strategies.reply_intake import RoundBounds
-from strategies.round_planner import RoundPlanner
-from strategies.server_optimizer import SERVER_OPTIMIZERS, ServerOptimizerConfig
-from strategies.step_limits import StepLimits
 
 STEPS, EXAMPLES, BATCH = 2, 2, 8
 SGD = OptimizerConfig(name="sgd", lr=0.1)

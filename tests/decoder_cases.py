@@ -9,15 +9,15 @@ import torch
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import IGNORED_LABEL, target_weight
 from client_pipeline.partition.plan import micro_batch_sizes
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from strategies.decoder import DecoderTrainer
-from strategies.decoder_config import DecoderConfig
-from strategies.decoder_service import DecoderService
-from strategies.step_limits import StepLimits
+from strategies.decoder.config import DecoderConfig
+from strategies.decoder.service import DecoderService
+from strategies.decoder.step_limits import StepLimits
+from strategies.decoder.trainer import DecoderTrainer
 
 VOCABULARY, WIDTH = 13, 8
 SPEC = transformer.spec(

@@ -51,8 +51,8 @@ def loss_of(weights, clusters):
 def trained(message, cluster):
     """Train a round over the real stream, as a control unit does; returns order, weights before and after, and sums."""
     from client_pipeline.link.stream import DecoderStream
+    from client_pipeline.partition.micro_batches import StepId
     from client_pipeline.partition.parts import target_weight, targets
-    from client_pipeline.runtime.micro_batches import StepId
     from strategies.records import ARRAYS, CONFIG, read_train_config, to_tensors
 
     order = read_train_config(message.content.config_records[CONFIG])
@@ -89,7 +89,7 @@ def honest(message, cluster):
 
 def clusters_of(grid, num_clusters):
     """A scenario of so many clusters, each with a channel, and who they are."""
-    from flower_app.training_run import wait_for_nodes
+    from flower_app.training.training_run import wait_for_nodes
     from strategies.clusters import ClusterState
 
     text = (Path(__file__).parents[1] / "configs" / "scenarios" / "table2.toml").read_text()
@@ -110,13 +110,13 @@ def clusters_of(grid, num_clusters):
 
 def rounds_of(grid, num_clusters, make, initial, rounds=1):
     """Train from initial weights the strategy that ``make`` builds; returns the final weights, and the strategy."""
-    from strategies.decoder import DecoderTrainer
-    from strategies.decoder_config import DecoderConfig
-    from strategies.decoder_service import DecoderService
-    from strategies.policies import make_policy
-    from strategies.recording_grid import RecordingGrid
+    from strategies.decoder.config import DecoderConfig
+    from strategies.decoder.service import DecoderService
+    from strategies.decoder.trainer import DecoderTrainer
+    from strategies.grid.recording import RecordingGrid
+    from strategies.planning.planner import RoundPlanner
+    from strategies.planning.policies import make_policy
     from strategies.records import to_arrays, to_tensors
-    from strategies.round_planner import RoundPlanner
 
     scenario, states = clusters_of(grid, num_clusters)
     parts = build_parts(SPEC, seed=1)

@@ -25,8 +25,8 @@ from malformed import KINDS, array_of, header_of, npy
 from replies import answer_to
 
 from client_pipeline.partition.plan import ClusterPlan
+from strategies.grid.intake import ReplyIntake, RoundBounds
 from strategies.records import to_arrays, train_config
-from strategies.reply_intake import ReplyIntake, RoundBounds
 
 ROOM_BYTES = 300_000_000
 GROWTH_BYTES = 20_000_000

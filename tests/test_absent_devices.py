@@ -27,9 +27,10 @@ from client_pipeline.runtime.actors import (
 from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.placement import Placement, joined_devices
 from client_pipeline.system.scenario import load_scenario
-from flower_app import client_app, kept_setup
+from flower_app import client_app
 from flower_app.deployment.ray_node import RayNode
-from flower_app.superlink import flower_environment, short_folder
+from flower_app.launch.superlink import flower_environment, short_folder
+from flower_app.node import kept_setup
 from strategies.clusters import ClusterState
 from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays
 

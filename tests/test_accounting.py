@@ -11,13 +11,13 @@ from client_pipeline.runtime.pacing import Pace
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.latency import gpipe_latency
 from client_pipeline.system.scenario import load_scenario
-from strategies.accounting import pipeline_work, plan_times, round_costs
 from strategies.baselines.stock_accounting import queued_uploads, stock_record
 from strategies.dssda.convergence import gamma
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import bound_parameters, round_instance
-from strategies.policies import make_policy
-from strategies.round_planner import RoundPlanner
+from strategies.planning.costs import pipeline_work, plan_times, round_costs
+from strategies.planning.planner import RoundPlanner
+from strategies.planning.policies import make_policy
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,15 @@ from federation import answer, learned, loss_of, rounds_of, trained
 from flwr.app import Message, MessageType, RecordDict
 from simulation import simulate
 
-from flower_app.config import RunConfig
-from flower_app.strategy_choice import make_planner
-from flower_app.training_network import training_scenario
-from strategies.aggregator import AGGREGATORS, AggregatorConfig, build_aggregator
+from flower_app.config.run_config import RunConfig
+from flower_app.config.strategy_choice import make_planner
+from flower_app.training.network import training_scenario
+from strategies.aggregation.rules import AGGREGATORS, AggregatorConfig, build_aggregator
+from strategies.aggregation.server_optimizers import ServerOptimizerConfig
 from strategies.collapipe import unearned
-from strategies.decoder_member import ClusterSummary
+from strategies.decoder.member import ClusterSummary
 from strategies.planned_strategy import start_from
 from strategies.records import reply_content, to_arrays, to_tensors
-from strategies.server_optimizer import ServerOptimizerConfig
 
 NO_OPTIMIZER = ServerOptimizerConfig()
 POISONED, NUM_CLUSTERS = 2, 7

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_app.app_folder import PACKAGES, assemble_app, project_file
+from flower_app.launch.app_folder import PACKAGES, assemble_app, project_file
 
 ROOT = Path(__file__).resolve().parents[1]
 

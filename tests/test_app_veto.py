@@ -18,10 +18,10 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 
-from flower_app.app_folder import assemble_app
 from flower_app.deployment.app_digest import app_digest, release_digest
 from flower_app.deployment.control_unit_box import ControlUnitBox
 from flower_app.deployment.supernode_program import Veto, vetoed
+from flower_app.launch.app_folder import assemble_app
 
 
 def bundle(files, compression=zipfile.ZIP_DEFLATED, level=None):

@@ -38,7 +38,7 @@ def test_no_package_imports_one_above_it(package):
         ("ray", ("client_pipeline/runtime/",)),
         ("cvxpy", ("strategies/dssda/",)),
         ("flwr", ("strategies/", "flower_app/")),
-        ("grpc", ("client_pipeline/link/", "strategies/decoder_service.py")),
+        ("grpc", ("client_pipeline/link/", "strategies/decoder/service.py")),
     ],
 )
 def test_heavy_libraries_are_imported_behind_one_door(library, allowed):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flower_app.config import RunConfig
-from flower_app.global_models import GlobalModels
-from flower_app.run_directory import append_round, claim_run_directory
-from flower_app.training_run import TrainingRun
+from flower_app.config.run_config import RunConfig
+from flower_app.runs.run_directory import append_round, claim_run_directory
+from flower_app.training.global_models import GlobalModels
+from flower_app.training.training_run import TrainingRun
 from strategies.records import to_arrays
 
 FLAT = {
@@ -72,12 +72,14 @@ class ScriptedRun(TrainingRun):
 
 def scripted(run_dir, monkeypatch, killed_after=0, **more):
     # A node serves one run at a time, in all processes of the machine.
-    monkeypatch.setattr("flower_app.training_run.wait_for_nodes", lambda *_: [2 * os.getpid(), 2 * os.getpid() + 1])
-    monkeypatch.setattr("flower_app.training_run.write_pictures", lambda _: None)
-    monkeypatch.setattr("flower_app.training_run.Continued", lambda strategy, _: strategy)
+    monkeypatch.setattr(
+        "flower_app.training.training_run.wait_for_nodes", lambda *_: [2 * os.getpid(), 2 * os.getpid() + 1]
+    )
+    monkeypatch.setattr("flower_app.training.training_run.write_pictures", lambda _: None)
+    monkeypatch.setattr("flower_app.training.training_run.Continued", lambda strategy, _: strategy)
     scored_rounds = []
     models = type("Models", (ScriptedModels,), {"scored_rounds": scored_rounds})
-    monkeypatch.setattr("flower_app.training_run.GlobalModels", models)
+    monkeypatch.setattr("flower_app.training.training_run.GlobalModels", models)
     threads = torch.get_num_threads()
     run = ScriptedRun(RunConfig.from_flat({**FLAT, "run-dir": str(run_dir), **more}), run_dir, grid=None)
     run.scored_rounds, run.killed_after = scored_rounds, killed_after
@@ -176,7 +178,7 @@ def test_a_new_run_does_not_go_into_the_directory_of_one_that_was_killed(tmp_pat
 def test_a_model_of_a_lost_round_goes_with_it(tmp_path, monkeypatch):
     """Saved, but not committed: a continued run that trains the round otherwise must not keep it."""
     run_dir = claim_run_directory(tmp_path / "run")
-    monkeypatch.setattr("flower_app.run_directory.append_round", _killed_in_round_4)
+    monkeypatch.setattr("flower_app.runs.run_directory.append_round", _killed_in_round_4)
     with pytest.raises(KeyboardInterrupt):
         scripted(run_dir, monkeypatch, **SELECT)
     monkeypatch.undo()

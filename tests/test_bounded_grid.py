@@ -16,8 +16,8 @@ from flwr.supercore.run import Run
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from strategies import bounded_grid
-from strategies.bounded_grid import BoundedGrid, Missing, NobodyConnected
+from strategies.grid import bounded as bounded_grid
+from strategies.grid.bounded import BoundedGrid, Missing, NobodyConnected
 
 FOR_EVER = 1e9
 

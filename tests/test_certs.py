@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.cli.supernode.register import try_load_public_key
 from typer.testing import CliRunner
 
-from flower_app.cli import app
+from flower_app.cli.main import app
 from flower_app.deployment import revocation
 from flower_app.deployment.authority import read_certificate
 from flower_app.deployment.certs import CertsRequest, certificate_hosts, make_certificates

@@ -15,7 +15,7 @@ from client_pipeline.runtime.stage import MovedBlock
 from strategies.baselines.stock import stock_strategies
 from strategies.checkpoint import Checkpoint, commit, last_committed
 from strategies.continued import check_resumable
-from strategies.decoder import DecoderTrainer
+from strategies.decoder.trainer import DecoderTrainer
 
 TRAINED = {"embedding": MovedBlock({"a": torch.ones(3)})}
 
@@ -190,9 +190,9 @@ def test_strategies_whose_memory_no_checkpoint_has_cannot_go_on():
 
 def committed_run(run_dir, **flat):
     """A run that was stopped after its first round."""
-    from flower_app import run_checkpoints
-    from flower_app.config import RunConfig
-    from flower_app.run_directory import append_round, write_config
+    from flower_app.config.run_config import RunConfig
+    from flower_app.runs import run_checkpoints
+    from flower_app.runs.run_directory import append_round, write_config
 
     run_dir.mkdir()
     config = RunConfig.from_flat({"num-clusters": 3, "decoder-sync": "step", **flat})
@@ -205,9 +205,9 @@ def committed_run(run_dir, **flat):
 
 def test_a_run_does_not_go_on_under_another_configuration(tmp_path):
     """A changed config.toml, or flwr run with other values, used to go on without a word."""
-    from flower_app.config import RunConfig
-    from flower_app.run_directory import write_config
-    from flower_app.simulation_run import continued_run
+    from flower_app.config.run_config import RunConfig
+    from flower_app.launch.simulation import continued_run
+    from flower_app.runs.run_directory import write_config
 
     run_dir = tmp_path / "run"
     began = committed_run(run_dir, **{"run-dir": "/elsewhere"})
@@ -223,9 +223,9 @@ def test_a_run_does_not_go_on_under_another_configuration(tmp_path):
 
 
 def test_a_run_of_a_stateful_strategy_is_not_resumed(tmp_path):
-    from flower_app.config import RunConfig
-    from flower_app.run_directory import write_config
-    from flower_app.simulation_run import continued_run
+    from flower_app.config.run_config import RunConfig
+    from flower_app.launch.simulation import continued_run
+    from flower_app.runs.run_directory import write_config
 
     run_dir = tmp_path / "run"
     run_dir.mkdir()

@@ -10,13 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from client_pipeline.partition.families import build_parts
-from flower_app import simulation_run, verify
-from flower_app.cli import app
-from flower_app.config import RunConfig
-from flower_app.config_sources import load_config
-from flower_app.launch import Outcome
-from flower_app.preflight import check_run
-from flower_app.run_directory import append_round, create_run_directory, read_run_config, write_config
+from flower_app import verify
+from flower_app.cli.main import app
+from flower_app.config.run_config import RunConfig
+from flower_app.config.sources import load_config
+from flower_app.launch import simulation as simulation_run
+from flower_app.launch.flower_run import Outcome
+from flower_app.launch.preflight import check_run
+from flower_app.runs.run_directory import append_round, create_run_directory, read_run_config, write_config
 from flower_app.saved_model import save_model
 from flower_app.tasks.base import task
 
@@ -345,7 +346,7 @@ def test_segments_of_a_verification_are_whole_numbers():
 
 def test_help_does_not_wait_for_heavy_libraries():
     code = (
-        "import sys; from flower_app.cli import app\n"
+        "import sys; from flower_app.cli.main import app\n"
         "try: app(['--help'])\n"
         "except SystemExit: pass\n"
         "print([m for m in ('torch', 'ray', 'flwr', 'transformers', 'datasets') if m in sys.modules])"

@@ -10,9 +10,10 @@ from flwr.clientapp.mod import centraldp_mods
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from client_pipeline.link.privacy import PrivacyConfig
-from flower_app import client_app, session_app
-from flower_app.config import RunConfig
-from flower_app.run_directory import write_config
+from flower_app import client_app
+from flower_app.config.run_config import RunConfig
+from flower_app.launch import session_app
+from flower_app.runs.run_directory import write_config
 from strategies.records import ARRAYS, CONFIG, reply_content, to_arrays, to_tensors
 
 pytestmark = pytest.mark.usefixtures("flower_process")

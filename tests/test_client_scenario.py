@@ -11,7 +11,8 @@ from test_split_equals_whole import CLASSIC
 from client_pipeline.partition.families import num_blocks_of
 from client_pipeline.runtime.round_order import RoundResult
 from client_pipeline.system.scenario import load_scenario
-from flower_app import client_app, training_network
+from flower_app import client_app
+from flower_app.training import network as training_network
 from strategies.clusters import ClusterState
 from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays
 

@@ -32,7 +32,7 @@ def server(grid):
     """Set up two clusters: as if both had trained, as if only the first had, and with frozen weights."""
     import logging
 
-    from flower_app.cluster_setup import set_up_clusters, wait_for_nodes
+    from flower_app.training.cluster_setup import set_up_clusters, wait_for_nodes
 
     said = []
     handler = logging.Handler(logging.WARNING)

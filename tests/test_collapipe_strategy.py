@@ -16,15 +16,15 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.system.scenario import load_scenario
-from flower_app.cluster_setup import wait_for_nodes
-from flower_app.training_network import of_clusters
-from strategies.decoder import DecoderTrainer
-from strategies.decoder_config import DecoderConfig
-from strategies.decoder_service import DecoderService
-from strategies.policies import make_policy
-from strategies.recording_grid import RecordingGrid, RoundFailed
+from flower_app.training.cluster_setup import wait_for_nodes
+from flower_app.training.network import of_clusters
+from strategies.decoder.config import DecoderConfig
+from strategies.decoder.service import DecoderService
+from strategies.decoder.trainer import DecoderTrainer
+from strategies.grid.recording import RecordingGrid, RoundFailed
+from strategies.planning.planner import RoundPlanner
+from strategies.planning.policies import make_policy
 from strategies.records import to_arrays, to_tensors
-from strategies.round_planner import RoundPlanner
 
 SGD = OptimizerConfig(name="sgd", lr=0.1)
 
@@ -34,7 +34,7 @@ def one_step(message, cluster):
     from replies import answer_to
 
     from client_pipeline.link.stream import DecoderStream
-    from client_pipeline.runtime.micro_batches import StepId
+    from client_pipeline.partition.micro_batches import StepId
     from strategies.records import ARRAYS, CONFIG, read_train_config, to_tensors
 
     order = read_train_config(message.content.config_records[CONFIG])

@@ -5,12 +5,13 @@ import json
 import pytest
 import torch
 
-from flower_app import compare_training, run_checkpoints
-from flower_app.compare_training import contenders
-from flower_app.config import RunConfig
-from flower_app.launch import Outcome
-from flower_app.run_directory import FAILED, FINISHED, append_round, write_config, write_summary
-from flower_app.run_inputs import input_digests
+from flower_app.compare import trained as compare_training
+from flower_app.compare.trained import contenders
+from flower_app.config.run_config import RunConfig
+from flower_app.launch.flower_run import Outcome
+from flower_app.runs import run_checkpoints
+from flower_app.runs.run_directory import FAILED, FINISHED, append_round, write_config, write_summary
+from flower_app.runs.run_inputs import input_digests
 from strategies.checkpoint import Checkpoint
 
 COUNTED = ("latency_s", "pipeline_s", "energy_j", "bytes", "memory_bytes")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flower_app.config import ModelConfig, RunConfig, key_types, nested
-from flower_app.config_sources import find_config, load_config, parse_set, read_config
+from flower_app.config.run_config import ModelConfig, RunConfig, key_types, nested
+from flower_app.config.sources import find_config, load_config, parse_set, read_config
 
 ROOT = Path(__file__).resolve().parents[1]
 

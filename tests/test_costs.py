@@ -16,8 +16,8 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.system.costs import model_costs, teb_costs
 from client_pipeline.system.scenario import load_scenario
-from strategies.policies import make_policy
-from strategies.round_planner import RoundPlanner
+from strategies.planning.planner import RoundPlanner
+from strategies.planning.policies import make_policy
 
 BERT_BASE = ModelSpec(
     family="bert",
@@ -156,7 +156,7 @@ def test_c8_of_table2_lets_adapters_up_and_not_the_encoder():
 
 def test_the_planner_imports_neither_torch_nor_flower_nor_ray_and_cvxpy_only_to_solve():
     script = (
-        "import sys, flower_app.plan, flower_app.compare, client_pipeline.system.costs\n"
+        "import sys, flower_app.planning.plan, flower_app.compare.planned, client_pipeline.system.costs\n"
         "print([m for m in ('torch', 'flwr', 'ray', 'cvxpy', 'transformers') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

@@ -17,12 +17,13 @@ from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime import cluster_checkpoint
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint
 from client_pipeline.runtime.stage import MovedBlock
-from flower_app import kept_setup, run_checkpoints, run_directory
-from flower_app.config import RunConfig
-from flower_app.releases import Releases, state_after
+from flower_app.config.run_config import RunConfig
+from flower_app.node import kept_setup
+from flower_app.runs import run_checkpoints, run_directory
 from flower_app.saved_model import load_model, save_model
+from flower_app.training.releases import Releases, state_after
+from strategies.aggregation.accountant import PrivacyAccountant, Sent
 from strategies.checkpoint import Checkpoint
-from strategies.privacy_accountant import PrivacyAccountant, Sent
 
 CONFIG = RunConfig(num_rounds=5)
 NOISY = PrivacyConfig(update_clip=1.0, update_noise=1.0, activation_clip=1.0, activation_noise=1.0)

@@ -17,8 +17,8 @@ from client_pipeline.link.frames import decode, encode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderStream
 from client_pipeline.runtime.head import Contribution
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from strategies.decoder_member import MOST_BEGINNINGS, Refusal
-from strategies.stream_reception import STREAMS_OF_A_CLUSTER
+from strategies.decoder.member import MOST_BEGINNINGS, Refusal
+from strategies.decoder.reception import STREAMS_OF_A_CLUSTER
 
 ADAM = OptimizerConfig(name="adamw", lr=0.01)
 
@@ -28,7 +28,7 @@ def test_an_absence_counts_until_the_cluster_is_back_and_no_longer(monkeypatch, 
     """Cut, come back, stay silent for longer than an absence may take: still in. Only cut: out."""
     clock, offset_s = time.monotonic, [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock() + offset_s[0])
-    monkeypatch.setattr("strategies.decoder_round._LOOK_S", 0.02)
+    monkeypatch.setattr("strategies.decoder.round._LOOK_S", 0.02)
     trainer = trainer_of(step_s=200_000.0)
     trainer.open_round(1, [0, 1], 1)
     for cluster in (0, 1):

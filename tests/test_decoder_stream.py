@@ -22,9 +22,9 @@ from decoder_cases import (
 
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.frames import PROTOCOL_VERSION, encode
-from client_pipeline.link.local import LocalDecoder
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, DecoderStream
 from client_pipeline.partition.parts import target_weight
+from client_pipeline.runtime.local_decoder import LocalDecoder
 from client_pipeline.runtime.optimizer import OptimizerConfig
 
 

@@ -14,9 +14,9 @@ from decoder_cases import batch_of, head_trainer, service_of, step_id, train_rou
 
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.stream import DecoderStream, LinkCertificates
-from strategies.decoder import DecoderTrainer
-from strategies.decoder_config import DecoderConfig
-from strategies.decoder_service import DecoderService
+from strategies.decoder.config import DecoderConfig
+from strategies.decoder.service import DecoderService
+from strategies.decoder.trainer import DecoderTrainer
 
 
 def certificate(folder, name, issuer=None, hours=(-1, 1)):

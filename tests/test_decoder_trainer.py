@@ -23,8 +23,8 @@ from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.parts import target_weight
 from client_pipeline.runtime.head import Contribution
 from client_pipeline.runtime.optimizer import OptimizerConfig
-from strategies.decoder import DecoderTrainer
-from strategies.decoder_member import MicroBatch, Refusal
+from strategies.decoder.member import MicroBatch, Refusal
+from strategies.decoder.trainer import DecoderTrainer
 
 PATIENT_S = 20.0
 SHORT_S = 0.2

@@ -13,7 +13,7 @@ import pytest
 from flower_app.deployment import deployed_run
 from flower_app.deployment.credentials import ServerFiles
 from flower_app.deployment.deployed_run import Deployment
-from flower_app.run_directory import read_summary, write_summary
+from flower_app.runs.run_directory import read_summary, write_summary
 
 ANSWERS = {
     "run": {"success": True, "run-id": "7"},

@@ -10,10 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from flower_app.cli import app
-from flower_app.config_sources import load_config
-from flower_app.deployment import commands, control_unit_box, device_box, edge_server, ray_node
-from flower_app.node import KEYS
+from flower_app.cli import deployment_commands as commands
+from flower_app.cli.main import app
+from flower_app.config.sources import load_config
+from flower_app.deployment import control_unit_box, device_box, edge_server, ray_node
+from flower_app.node.config import KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")

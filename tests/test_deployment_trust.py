@@ -31,8 +31,8 @@ from flower_app.deployment.control_unit_box import ControlUnitBox
 from flower_app.deployment.credentials import CuFiles, ServerFiles
 from flower_app.deployment.deployed_run import Deployment
 from flower_app.deployment.programs import listens
-from flower_app.processes import MARK, RunProcesses
-from flower_app.superlink import flower_environment
+from flower_app.launch.processes import MARK, RunProcesses
+from flower_app.launch.superlink import flower_environment
 
 HOST = "127.0.0.1"
 PATIENCE_S = 240

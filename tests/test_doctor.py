@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flower_app.cli import app
+from flower_app.cli.main import app
 from flower_app.deployment import authority, machine_checks, network_checks
 from flower_app.deployment.authority import Authority, write_public, write_secret
 from flower_app.deployment.certs import CertsRequest, make_certificates
@@ -26,8 +26,8 @@ from flower_app.deployment.credentials import AuthorityFiles, DeviceFiles, Serve
 from flower_app.deployment.edge_server import EdgeServer, is_healthy
 from flower_app.deployment.programs import listens
 from flower_app.deployment.ray_node import RayNode, ray_environment
-from flower_app.processes import MARK, RunProcesses
-from flower_app.superlink import flower_environment, program_path, short_folder
+from flower_app.launch.processes import MARK, RunProcesses
+from flower_app.launch.superlink import flower_environment, program_path, short_folder
 
 HOST = "127.0.0.1"
 START_S = 180

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts, load_pretrained
 from client_pipeline.partition.hugging_face import auto_model
-from flower_app.cli import app
+from flower_app.cli.main import app
 from flower_app.export import export_run
-from flower_app.run_directory import CONFIG
+from flower_app.runs.run_directory import CONFIG
 from flower_app.saved_model import save_model
 
 WORDS = ["the", "cat", "sat", "##s", "on", "mat"]

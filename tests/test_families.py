@@ -31,6 +31,7 @@ from client_pipeline.partition.families import (
     tied as tied_matrices,
 )
 from client_pipeline.partition.hugging_face import auto_model, spec_from_config
+from client_pipeline.partition.micro_batches import StepId, split_batch
 from client_pipeline.partition.parts import (
     block_weights,
     frozen_parameters,
@@ -42,7 +43,6 @@ from client_pipeline.partition.parts import (
     targets,
 )
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.micro_batches import StepId, split_batch
 from client_pipeline.runtime.optimizer import OptimizerConfig, gradients
 from client_pipeline.runtime.stage import MovedBlock, Stage
 from client_pipeline.runtime.verification import random_batch

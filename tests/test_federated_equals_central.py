@@ -6,18 +6,18 @@ from test_split_equals_whole import CLASSIC, NUM_BLOCKS
 from tiny_models import tiny_batch
 
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
 from client_pipeline.runtime.whole import whole_step
-from strategies.decoder import DecoderTrainer
-from strategies.decoder_config import DecoderConfig
-from strategies.decoder_service import DecoderService
+from strategies.decoder.config import DecoderConfig
+from strategies.decoder.service import DecoderService
+from strategies.decoder.trainer import DecoderTrainer
 
 LR = 0.5
 PLANS = [

@@ -35,12 +35,12 @@ from flwr.superlink.main import create_app
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from flower_app.app_folder import assemble_app
 from flower_app.deployment import revocation
 from flower_app.deployment.certs import CertsRequest, make_certificates
 from flower_app.deployment.credentials import CuFiles, ServerFiles
 from flower_app.deployment.superlink_program import Doors, listening_socket
 from flower_app.deployment.supernodes import align_register, trusted_keys
+from flower_app.launch.app_folder import assemble_app
 
 HOST = "127.0.0.1"
 

@@ -9,11 +9,11 @@ from flwr.clientapp import ClientApp
 from simulation import simulate
 
 from client_pipeline.link.privacy import UPDATE_MECHANISMS, PrivacyConfig
-from flower_app.config import RunConfig
-from flower_app.strategy_choice import make_planner
-from flower_app.training_network import of_clusters, training_scenario
-from strategies.aggregator import AggregatorConfig, build_aggregator
-from strategies.server_optimizer import ServerOptimizerConfig
+from flower_app.config.run_config import RunConfig
+from flower_app.config.strategy_choice import make_planner
+from flower_app.training.network import of_clusters, training_scenario
+from strategies.aggregation.rules import AggregatorConfig, build_aggregator
+from strategies.aggregation.server_optimizers import ServerOptimizerConfig
 
 NUM_CLUSTERS, CLIP, NOISE = 3, 0.5, 0.2
 
@@ -23,7 +23,7 @@ def client_app():
     app = ClientApp()
 
     def chosen(message, context, call_next):
-        from flower_app.client_mods import mod_of
+        from flower_app.node.mods import mod_of
         from strategies.records import CONFIG
 
         records = message.content.config_records
@@ -56,7 +56,7 @@ def encoder_change(final, initial):
 def secure_rounds(grid, initial):
     """A round in the clear, and by SecAgg+ with all, with two and with one of three clusters; and what came over."""
     import strategies
-    from strategies.secure_aggregation import SecureGrid
+    from strategies.aggregation.secagg import SecureGrid
 
     class Wire:
         def __init__(self):

@@ -23,7 +23,7 @@ from test_decoder_stream import first_frame
 
 from client_pipeline.link.frames import MAX_HEADER_BYTES, PROTOCOL_VERSION, Frame, FrameError, decode, encode
 from client_pipeline.link.stream import METHOD, SERVICE
-from strategies.stream_limits import HelloGuard
+from strategies.decoder.limits import HelloGuard
 
 ROOT = Path(__file__).resolve().parents[1]
 DECODED, HELLOS, STREAMED = 1_500, 500, 300
@@ -212,7 +212,7 @@ class Running:
 def running(monkeypatch):
     with service_of(num_clusters=2, sync="round", max_frame_bytes=2**20) as service:
         # Thousands of wrong hellos from one peer are what is tried here; the limit has tests of its own.
-        monkeypatch.setattr("strategies.stream_limits.WRONG_HELLOS", 10**9)
+        monkeypatch.setattr("strategies.decoder.limits.WRONG_HELLOS", 10**9)
         service.reception.hellos = HelloGuard(4)
         before = {name: p.detach().clone() for name, p in service.trainer._trainer.parameters.items()}
         with grpc.insecure_channel(service.advertised) as channel:

@@ -7,8 +7,8 @@ import torch
 from test_run_directory import SPEC
 
 from client_pipeline.partition.families import build_parts
-from flower_app import kept_setup
-from flower_app.run_directory import append_round, read_rounds
+from flower_app.node import kept_setup
+from flower_app.runs.run_directory import append_round, read_rounds
 from flower_app.saved_model import load_model, save_model
 
 CALLS = ("replace", "fsync", "unlink", "symlink", "rmdir")

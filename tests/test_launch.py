@@ -17,10 +17,10 @@ import pytest
 import tomli_w
 from tiny_app import launch_tiny_app, left_over, write_tiny_app
 
-from flower_app import superlink
-from flower_app.launch import Outcome, _death, last_error
-from flower_app.processes import MARK, RunProcesses, _family, is_alive
-from flower_app.run_directory import read_rounds, read_summary
+from flower_app.launch import superlink
+from flower_app.launch.flower_run import Outcome, _death, last_error
+from flower_app.launch.processes import MARK, RunProcesses, _family, is_alive
+from flower_app.runs.run_directory import read_rounds, read_summary
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_launcher_that_is_killed_leaves_no_process(tiny_app, run_dir):
     config = run_dir / "config.toml"
     config.write_text(tomli_w.dumps({"behave": "hang", "run-dir": str(run_dir)}))
     code = (
-        "import sys; from pathlib import Path; from flower_app.launch import launch; "
+        "import sys; from pathlib import Path; from flower_app.launch.flower_run import launch; "
         "launch(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), 2)"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code, run_dir, tiny_app, config])

@@ -6,11 +6,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from flower_app import inversion
-from flower_app.cli import app
-from flower_app.config import RunConfig
-from flower_app.inversion import Recovered, Tokens
-from flower_app.run_directory import create_run_directory, write_config
+from flower_app.cli.main import app
+from flower_app.config.run_config import RunConfig
+from flower_app.leakage import inversion
+from flower_app.leakage.inversion import Recovered, Tokens
+from flower_app.runs.run_directory import create_run_directory, write_config
 from flower_app.saved_model import save_model
 from flower_app.tasks.base import task
 

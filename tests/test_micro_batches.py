@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
+from client_pipeline.partition.micro_batches import EMBEDDING_UNIT, StepId, split_batch
 from client_pipeline.partition.plan import micro_batch_sizes
-from client_pipeline.runtime.micro_batches import EMBEDDING_UNIT, StepId, split_batch
 
 
 @pytest.mark.parametrize("batch_size", range(1, 14))

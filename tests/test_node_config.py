@@ -5,8 +5,8 @@ from flwr.common.config import parse_config_args
 
 from client_pipeline.system.scenario import load_scenario
 from flower_app.client_app import node_folder
-from flower_app.config import RunConfig
-from flower_app.node import NodeConfig
+from flower_app.config.run_config import RunConfig
+from flower_app.node.config import NodeConfig
 
 FULL = NodeConfig(
     cluster=3,

@@ -14,11 +14,11 @@ from local_head import LocalHead
 from client_pipeline.link.base import LinkError
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 
 NUM_BLOCKS = 4

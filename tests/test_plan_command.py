@@ -8,7 +8,7 @@ from instances import random_instance
 from typer.testing import CliRunner
 
 from client_pipeline.partition.plan import read_plans
-from flower_app.cli import app
+from flower_app.cli.main import app
 from strategies.dssda.instance_file import instance_to_dict, parse_instance
 from strategies.dssda.planner import plan_round
 
@@ -180,8 +180,8 @@ def test_rounds_are_planned_with_queues_that_evolve_and_the_last_is_written(tmp_
 
 
 def test_a_plan_for_the_default_network_fits_the_default_run(tmp_path):
-    from flower_app.config_sources import load_config
-    from flower_app.preflight import check_run
+    from flower_app.config.sources import load_config
+    from flower_app.launch.preflight import check_run
 
     path = tmp_path / "plan.json"
     assert call("plan", "--scenario", "default", "--write-plan", str(path)).exit_code == 0

@@ -8,10 +8,10 @@ import pytest
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.system.latency import flow_shop_latency
 from client_pipeline.system.scenario import load_scenario
-from strategies.accounting import pipeline_work
 from strategies.dssda.evaluation import teb_and_link_seconds
-from strategies.planned_rounds import plan_rounds
-from strategies.policies import make_policy
+from strategies.planning.costs import pipeline_work
+from strategies.planning.dry_run import plan_rounds
+from strategies.planning.policies import make_policy
 
 
 def with_planner(scenario, **changes):

@@ -15,9 +15,9 @@ from strategies.dssda.instance_file import parse_instance
 from strategies.dssda.planner import plan_round
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
-from strategies.policies import POLICIES, make_policy
-from strategies.round_policy import Round
-from strategies.segment_choices import cluster_plans
+from strategies.planning.policies import POLICIES, make_policy
+from strategies.planning.policy import Round
+from strategies.planning.segment_rules import cluster_plans
 
 SCENARIOS = ("table2", "table2-contended", "physical")
 

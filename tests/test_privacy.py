@@ -12,17 +12,17 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from tiny_models import tiny_spec
 
-from client_pipeline.link.local import LocalDecoder
 from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, clip_tokens, private_activations, private_update
 from client_pipeline.link.private_link import PrivateLink
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import target_weight
-from flower_app.config import RunConfig
-from flower_app.privacy_checks import check_shared_matrices
-from flower_app.releases import Releases, state_after
-from strategies.privacy_accountant import PrivacyAccountant, Sent, epsilon
-from strategies.recording_grid import RecordingGrid
+from client_pipeline.runtime.local_decoder import LocalDecoder
+from flower_app.config.privacy_checks import check_shared_matrices
+from flower_app.config.run_config import RunConfig
+from flower_app.training.releases import Releases, state_after
+from strategies.aggregation.accountant import PrivacyAccountant, Sent, epsilon
+from strategies.grid.recording import RecordingGrid
 from strategies.records import CONFIG, ROUND_KEY
 
 NOISY = PrivacyConfig(update_clip=2.0, update_noise=0.5, activation_clip=3.0, activation_noise=0.25, seed=7)

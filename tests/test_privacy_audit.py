@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies.privacy_accountant import epsilon
+from strategies.aggregation.accountant import epsilon
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -24,7 +24,7 @@ from client_pipeline.system.costs import model_costs
 from client_pipeline.system.latency import link_time, micro_batch_work, teb_time
 from client_pipeline.system.radio import shannon_rate
 from client_pipeline.system.scenario import load_scenario
-from flower_app.cli import app
+from flower_app.cli.main import app
 from flower_app.profile import scenario_text
 from flower_app.verify import model_builder
 

@@ -11,13 +11,13 @@ import pytest
 from signals import default_signals
 
 from flower_app.deployment.programs import wait_until_listens
-from flower_app.processes import is_alive
+from flower_app.launch.processes import is_alive
 
 BOX = """
 import os, sys
 from pathlib import Path
 from flower_app.deployment import programs
-from flower_app.processes import MARK
+from flower_app.launch.processes import MARK
 
 folder = Path(sys.argv[1])
 programs._AGAIN_S = 0.1

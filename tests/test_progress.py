@@ -8,8 +8,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from flower_app.progress import RunProgress
-from flower_app.run_directory import append_round
+from flower_app.launch.progress import RunProgress
+from flower_app.runs.run_directory import append_round
 
 
 def round_line(number, **entries):
@@ -95,11 +95,11 @@ def test_brackets_and_colons_in_a_message_are_shown_and_change_nothing(tmp_path,
 RUN = """
 import sys
 from pathlib import Path
-from flower_app.config import RunConfig
+from flower_app.config.run_config import RunConfig
 from flower_app.console import print_json, say
-from flower_app.launch import Outcome
-from flower_app.run_directory import append_round, write_summary
-from flower_app.simulation_run import simulate
+from flower_app.launch.flower_run import Outcome
+from flower_app.runs.run_directory import append_round, write_summary
+from flower_app.launch.simulation import simulate
 
 def start(run_dir, app, run_config, num_clusters, watch, kept):
     sys.stdin.readline()

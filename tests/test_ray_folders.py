@@ -5,11 +5,11 @@ import signal
 import subprocess
 import sys
 
-from flower_app.ray_folders import RayFolder, remove_abandoned
+from flower_app.launch.ray_folders import RayFolder, remove_abandoned
 
 RUN = """
 import sys, time
-from flower_app.ray_folders import RayFolder
+from flower_app.launch.ray_folders import RayFolder
 folder = RayFolder(sys.argv[1])
 print(folder.path, flush=True)
 time.sleep(600)

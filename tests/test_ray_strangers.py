@@ -11,7 +11,7 @@ import grpc
 import psutil
 from tiny_app import launch_tiny_app, left_over, write_tiny_app
 
-from flower_app.run_directory import read_rounds
+from flower_app.runs.run_directory import read_rounds
 
 ROOT = Path(__file__).resolve().parents[1]
 STRANGER = """
@@ -123,7 +123,17 @@ def test_no_program_of_the_project_starts_a_ray_that_anybody_may_join():
 
 def test_what_verify_starts_refuses_a_stranger_and_passes(tmp_path):
     """The commands that compare and measure on this machine have a Ray of their own, as runs have."""
-    command = [sys.executable, "-m", "flower_app.cli", "verify", "--micro-batches", "2", "--batch-size", "2", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "flower_app.cli",
+        "verify",
+        "--micro-batches",
+        "2",
+        "--batch-size",
+        "2",
+        "--json",
+    ]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as verify:
         statuses, addresses = set(), set()
         while verify.poll() is None and not statuses:

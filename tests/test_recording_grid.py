@@ -9,9 +9,9 @@ from test_collapipe_strategy import index_of
 
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.update_codec import ErrorFeedback, UpdateCodec
-from flower_app.cluster_setup import wait_for_nodes
+from flower_app.training.cluster_setup import wait_for_nodes
 from strategies.baselines.stock import make_stock
-from strategies.recording_grid import RecordingGrid, RoundFailed
+from strategies.grid.recording import RecordingGrid, RoundFailed
 from strategies.records import read_train_config
 
 

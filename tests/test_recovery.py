@@ -30,9 +30,9 @@ from client_pipeline.runtime.control_unit import RoundOrder, RoundResult
 from client_pipeline.runtime.faults import KILLED, DeviceFault, FailedRound, LostRound
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.recovery import Recovery
-from strategies.decoder import DecoderTrainer
-from strategies.decoder_config import DecoderConfig
-from strategies.decoder_service import DecoderService
+from strategies.decoder.config import DecoderConfig
+from strategies.decoder.service import DecoderService
+from strategies.decoder.trainer import DecoderTrainer
 
 HANG_S = 240.0
 

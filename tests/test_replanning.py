@@ -10,7 +10,7 @@ from client_pipeline.runtime.replanning import NoPlan, ProportionalReplan, equal
 from client_pipeline.runtime.speed import SpeedWatch
 from client_pipeline.runtime.stage import DoneAction
 from client_pipeline.system.scenario import load_scenario
-from strategies.scheduled_replan import ScheduledReplan
+from strategies.planning.replan import ScheduledReplan
 
 PLAN = ClusterPlan(delta=(2, 0, 1, 3), order=(3, 0, 2), m=5, schedule="1f1b", channel=1, power_w=0.25)
 

@@ -16,7 +16,7 @@ from replies import answer_to
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.update_codec import ErrorFeedback, UpdateCodec
 from strategies.baselines.stock import make_stock
-from strategies.recording_grid import RecordingGrid, RoundFailed
+from strategies.grid.recording import RecordingGrid, RoundFailed
 from strategies.records import to_arrays, to_tensors
 
 pytestmark = pytest.mark.usefixtures("flower_process")
@@ -227,7 +227,7 @@ def test_text_of_a_client_is_printable_and_short_wherever_it_goes(caplog):
 
 def bounded(answer, **bounds):
     try:
-        from strategies.reply_intake import RoundBounds
+        from strategies.grid.intake import RoundBounds
     except ImportError:
         return round_of(answer)
     return round_of(answer, bounds=RoundBounds(**bounds))

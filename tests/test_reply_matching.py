@@ -9,9 +9,9 @@ from fake_grid import FIRST_NODE, FakeGrid, superlink_error
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from replies import answer_to
 
-from flower_app.cluster_setup import set_up_clusters
+from flower_app.training.cluster_setup import set_up_clusters
 from strategies.baselines.stock import make_stock
-from strategies.recording_grid import RecordingGrid, RoundFailed
+from strategies.grid.recording import RecordingGrid, RoundFailed
 
 pytestmark = pytest.mark.usefixtures("flower_process")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from flower_app.cli import app
+from flower_app.cli.main import app
 from flower_app.report.contents import FIGURES
 from flower_app.report.data import RunData
 from flower_app.report.page import to_svg, write_report

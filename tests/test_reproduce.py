@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flower_app.cli import app
+from flower_app.cli.main import app
 from flower_app.experiments import fig11
 from flower_app.experiments.curves import load_curves
 from flower_app.experiments.experiment import Finding

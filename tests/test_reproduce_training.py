@@ -11,15 +11,15 @@ import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from flower_app import session_app
 from flower_app.experiments import fig6, grid, table3, theorem1, training
 from flower_app.experiments.curves import load_curves
 from flower_app.experiments.reproduce import Options, reproduce
 from flower_app.experiments.results import mean_rows, read_rows, write_table
 from flower_app.experiments.theorem1_problems import SmallTransformer, SoftmaxRegression, curvature
-from flower_app.run_directory import FAILED, FINISHED, append_round, read_summary, write_config, write_summary
+from flower_app.launch import session_app
+from flower_app.runs.run_directory import FAILED, FINISHED, append_round, read_summary, write_config, write_summary
+from strategies.aggregation.server_optimizers import ServerOptimizerConfig, make_aggregator
 from strategies.records import reply_content, to_tensors
-from strategies.server_optimizer import ServerOptimizerConfig, make_aggregator
 
 
 def quiet(_):

@@ -11,7 +11,8 @@ from test_split_equals_whole import CLASSIC, NUM_BLOCKS
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.actors import ControlUnitError
 from client_pipeline.system.scenario import load_scenario
-from flower_app import client_app, kept_setup
+from flower_app import client_app
+from flower_app.node import kept_setup
 from strategies.clusters import ClusterState
 from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays
 

@@ -9,13 +9,13 @@ import pytest
 
 from client_pipeline.runtime.event_simulator import simulate
 from client_pipeline.system.scenario import load_scenario
-from strategies.accounting import plan_times
 from strategies.baselines.titanic import titanic_policy
 from strategies.baselines.vanilla_fl import vanilla_fl_policy, whole_model_times, whole_model_work
 from strategies.dssda.evaluation import power_cost
-from strategies.policies import POLICIES, make_policy
-from strategies.round_planner import InfeasibleRound, RoundPlanner
-from strategies.segment_choices import even_choice, proportional_choice
+from strategies.planning.costs import plan_times
+from strategies.planning.planner import InfeasibleRound, RoundPlanner
+from strategies.planning.policies import POLICIES, make_policy
+from strategies.planning.segment_rules import even_choice, proportional_choice
 
 FRESH = [math.inf] * 8
 

@@ -8,8 +8,9 @@ import torch
 
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.spec import ModelSpec
-from flower_app.config import RunConfig
-from flower_app.run_directory import (
+from flower_app.config.run_config import RunConfig
+from flower_app.launch.simulation import continued_run
+from flower_app.runs.run_directory import (
     append_round,
     claim_run_directory,
     create_run_directory,
@@ -22,9 +23,8 @@ from flower_app.run_directory import (
     write_plan,
     write_summary,
 )
-from flower_app.run_lock import locked
+from flower_app.runs.run_lock import locked
 from flower_app.saved_model import keep_versions, load_model, save_model
-from flower_app.simulation_run import continued_run
 from strategies.clusters import ClusterState
 
 SPEC = ModelSpec(

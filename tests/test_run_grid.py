@@ -9,14 +9,14 @@ from replies import answer_to
 from test_bounded_grid import Link
 
 from client_pipeline.system.scenario import load_scenario
-from flower_app.cluster_setup import round_bounds
-from flower_app.config import RunConfig
-from flower_app.run_directory import read_waiting
-from flower_app.run_grid import run_grid
+from flower_app.config.run_config import RunConfig
+from flower_app.runs.run_directory import read_waiting
+from flower_app.training.cluster_setup import round_bounds
+from flower_app.training.run_grid import run_grid
 from strategies.baselines.stock import make_stock
 from strategies.clusters import ClusterState
+from strategies.grid.single_pulls import SinglePulls
 from strategies.records import CONFIG, RUN_KEY, read_train_config, to_arrays
-from strategies.single_pulls import SinglePulls
 
 pytestmark = pytest.mark.usefixtures("flower_process")
 

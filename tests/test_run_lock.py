@@ -10,10 +10,10 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from flower_app import server_app
-from flower_app.config import RunConfig
-from flower_app.run_directory import read_summary, write_config
-from flower_app.simulation_run import continued_run
-from flower_app.training_run import TrainingRun
+from flower_app.config.run_config import RunConfig
+from flower_app.launch.simulation import continued_run
+from flower_app.runs.run_directory import read_summary, write_config
+from flower_app.training.training_run import TrainingRun
 
 SERVER = """
 import sys
@@ -115,8 +115,8 @@ HOLDER = """
 import json, sys, time
 from pathlib import Path
 from flwr.supercore.task_identity import TaskIdentity
-from flower_app.config import RunConfig
-from flower_app.training_run import TrainingRun
+from flower_app.config.run_config import RunConfig
+from flower_app.training.training_run import TrainingRun
 
 # Messages can only be made in a process that Flower runs.
 TaskIdentity._run_id = TaskIdentity._node_id = TaskIdentity._task_id = 1

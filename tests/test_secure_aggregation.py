@@ -15,8 +15,8 @@ from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
+from strategies.aggregation.secagg import SecureGrid, secure_mod
 from strategies.records import ARRAYS, CONFIG, ROUND_KEY, reply_content, to_arrays, to_tensors
-from strategies.secure_aggregation import SecureGrid, secure_mod
 
 pytestmark = pytest.mark.usefixtures("flower_process")
 
@@ -268,7 +268,7 @@ def shares_of(content):
 
 
 def test_a_flower_that_expands_masks_elsewhere_is_refused(monkeypatch):
-    from strategies import secure_masks
+    from strategies.aggregation import secagg_masks as secure_masks
 
     monkeypatch.delattr(import_module(SERVER_END), secure_masks.REPLACED)
     with pytest.raises(RuntimeError, match=f"expected pseudo_rand_gen in {SERVER_END}"):
@@ -276,7 +276,7 @@ def test_a_flower_that_expands_masks_elsewhere_is_refused(monkeypatch):
 
 
 def test_masks_are_uniform_over_their_range_and_short_seeds_are_refused():
-    from strategies.secure_masks import expand_mask
+    from strategies.aggregation.secagg_masks import expand_mask
 
     (mask,) = expand_mask(bytes(32), 2**32, [(1_000_000,)])
     assert mask.dtype == np.int64 and 0 <= mask.min() < 10_000 and 2**32 - 10_000 < mask.max() < 2**32

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from flower_app.config import RunConfig
-from flower_app.selection import Selection, SelectionConfig
+from flower_app.config.run_config import RunConfig
 from flower_app.tasks.base import TASKS, TaskConfig, task
+from flower_app.training.model_selection import Selection, SelectionConfig
 
 
 def follow(values, **config):

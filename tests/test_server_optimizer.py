@@ -6,15 +6,15 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies.planned_strategy import start_from
-from strategies.records import reply_content, to_arrays, to_tensors
-from strategies.server_optimizer import (
+from strategies.aggregation.server_optimizers import (
     SERVER_OPTIMIZERS,
     ServerOptimizerConfig,
     make_aggregator,
     memory_of,
     remember,
 )
+from strategies.planned_strategy import start_from
+from strategies.records import reply_content, to_arrays, to_tensors
 
 START = {"b": torch.tensor([1.0, -2.0]), "a.w": torch.tensor([[0.5]]), "scale": torch.tensor(3.0)}
 
@@ -119,8 +119,8 @@ def test_values_that_cannot_train_are_refused(given, message):
 
 def test_a_baseline_takes_no_server_optimizer():
     from client_pipeline.system.scenario import load_scenario
-    from flower_app.config import RunConfig
-    from flower_app.strategy_choice import make_planner
+    from flower_app.config.run_config import RunConfig
+    from flower_app.config.strategy_choice import make_planner
 
     config = RunConfig.from_flat({"strategy": "titanic", "server-optimizer.name": "fedadam"})
     with pytest.raises(ValueError, match="server-optimizer.name: fedadam goes with strategy = collapipe"):

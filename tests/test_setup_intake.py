@@ -7,7 +7,7 @@ from fake_grid import FIRST_NODE, FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from test_strategies import states
 
-from flower_app.cluster_setup import set_up_clusters
+from flower_app.training.cluster_setup import set_up_clusters
 
 pytestmark = pytest.mark.usefixtures("flower_process")
 

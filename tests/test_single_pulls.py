@@ -13,7 +13,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from replies import answer_to
 
 from strategies.baselines.stock import make_stock
-from strategies.recording_grid import RecordingGrid
+from strategies.grid.recording import RecordingGrid
 from strategies.records import to_arrays, to_tensors
 
 pytestmark = pytest.mark.usefixtures("flower_process")
@@ -57,7 +57,7 @@ def round_of(tamper):
     """A round of FedAvg over the wire; the weights, and the round's record."""
     grid = WireGrid(tamper)
     try:
-        from strategies.single_pulls import SinglePulls
+        from strategies.grid.single_pulls import SinglePulls
 
         outer = SinglePulls(grid)
     except ImportError:

@@ -9,11 +9,11 @@ from tiny_models import NUM_BLOCKS, tiny_batch, tiny_spec
 
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights, join_weights, own_parameters
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, gradients
 from client_pipeline.runtime.whole import whole_step
 

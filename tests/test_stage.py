@@ -9,10 +9,10 @@ import torch
 
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
 from client_pipeline.runtime.device import StepReport
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pipeline import StepOutcome
 from client_pipeline.runtime.schedules import SCHEDULES

@@ -10,8 +10,8 @@ from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import adapter, build_parts
 from client_pipeline.partition.parts import IGNORED_LABEL
-from strategies.decoder_member import Refusal
-from strategies.step_limits import StepLimits
+from strategies.decoder.member import Refusal
+from strategies.decoder.step_limits import StepLimits
 
 CLASSIC = transformer.spec(vocab_size=13, width=8, num_heads=2, feed_forward=16, max_length=20)
 LIMITS = StepLimits.of(CLASSIC, examples=4, longest=6)

@@ -13,13 +13,13 @@ from test_end_to_end import TINY, rounds
 
 from client_pipeline.partition.plan import read_plans
 from client_pipeline.system.scenario import load_scenario
-from flower_app.config import RunConfig
-from flower_app.config_sources import load_config
+from flower_app.config.run_config import RunConfig
+from flower_app.config.sources import load_config
+from flower_app.config.strategy_choice import BASELINES, check_first_round, check_pace, make_planner
+from flower_app.launch.session import train_each
 from flower_app.report.pictures import write_pictures
 from flower_app.saved_model import load_model
-from flower_app.session import train_each
-from flower_app.strategy_choice import BASELINES, check_first_round, check_pace, make_planner
-from flower_app.training_network import training_scenario
+from flower_app.training.network import training_scenario
 
 SCENARIO = """
 format = "collapipe-scenario/1"

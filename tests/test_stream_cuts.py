@@ -175,7 +175,7 @@ def test_dropping_a_step_frees_whoever_waits_for_its_answers():
 
 
 def test_a_cluster_that_does_not_come_back_is_left_behind(monkeypatch):
-    monkeypatch.setattr("strategies.decoder_round.AWAY_S", 0.5)
+    monkeypatch.setattr("strategies.decoder.round.AWAY_S", 0.5)
     monkeypatch.setattr("client_pipeline.link.connection._PAUSES_S", (60.0,))
     with service_of(num_clusters=2) as service:
         addresses = service.open_round(1, [0, 1], 1)
@@ -238,8 +238,8 @@ def test_a_control_unit_that_is_stopped_holds_nobody_for_long(monkeypatch):
     for name in ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"):
         assert options[name] == 30_000
         options[name] = 500
-    monkeypatch.setattr("strategies.decoder_service.channel_options", lambda most: list(options.items()))
-    monkeypatch.setattr("strategies.decoder_round.AWAY_S", 0.5)
+    monkeypatch.setattr("strategies.decoder.service.channel_options", lambda most: list(options.items()))
+    monkeypatch.setattr("strategies.decoder.round.AWAY_S", 0.5)
     with service_of(num_clusters=2, step_s=60.0) as service:
         addresses = service.open_round(1, [0, 1], 1)
         command = [sys.executable, "-c", STOPPED, addresses[1].target, addresses[1].token]
@@ -313,7 +313,7 @@ def test_a_welcome_that_comes_too_late_costs_only_the_attempt(monkeypatch):
 
 
 def test_an_attempt_that_was_given_up_does_not_look_as_if_it_were_there(monkeypatch):
-    monkeypatch.setattr("strategies.decoder_round.AWAY_S", 0.5)
+    monkeypatch.setattr("strategies.decoder.round.AWAY_S", 0.5)
     monkeypatch.setattr("client_pipeline.link.connection._WELCOME_S", 0.2)
     monkeypatch.setattr("client_pipeline.link.connection._PAUSES_S", (0.0, 60.0))
     with service_of(num_clusters=2) as service:

@@ -16,7 +16,7 @@ from test_decoder_tls import certificate, files, own
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.frames import PROTOCOL_VERSION, encode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderStream
-from strategies.stream_limits import WRONG_HELLOS, Allowance, HelloGuard, TooManyHellos, peer_name, printable
+from strategies.decoder.limits import WRONG_HELLOS, Allowance, HelloGuard, TooManyHellos, peer_name, printable
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def until(condition):
 
 
 def test_streams_that_say_nothing_are_few_and_shut_nobody_out(monkeypatch):
-    monkeypatch.setattr("strategies.stream_reception.HELLO_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("strategies.decoder.reception.HELLO_TIMEOUT_S", 2.0)
     with service_of(num_clusters=2) as service:
         addresses = service.open_round(1, [0, 1], 1)
         with silent_streams(addresses[0], 4) as silent:
@@ -208,7 +208,7 @@ def test_the_peer_with_most_streams_in_waiting_gives_way_first():
 
 
 def test_a_connection_that_never_shakes_hands_is_closed(pki, monkeypatch):
-    monkeypatch.setattr("strategies.decoder_service._HANDSHAKE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("strategies.decoder.service._HANDSHAKE_TIMEOUT_S", 1.0)
     with service_of(num_clusters=1, tls_ca=str(pki / "ca.pem"), **files(pki, "service")) as service:
         host, _, port = service.advertised.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=20) as silent:

@@ -15,7 +15,7 @@ from task_cases import options, train
 
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import target_weight, targets
-from flower_app.config_sources import load_config
+from flower_app.config.sources import load_config
 from flower_app.tasks.base import TASKS, TaskConfig, task
 from flower_app.tasks.classification import macro_f1
 from flower_app.tasks.corpus import DataConfig

@@ -221,7 +221,7 @@ def test_a_dataset_that_cannot_be_had_is_named(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"data\.hub-id: expected a dataset id or a dataset folder, found '.*empty'"):
         load_pairs(DataConfig(source="hub", hub_id=str(tmp_path / "empty")), "train", seed=0)
-    with pytest.raises(FileNotFoundError, match=r"data\.hub-id: .*'.*missing' looks like a path, and .* does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"data\.hub-id: .*'.*missing' looks like a path, and "):
         load_pairs(DataConfig(source="hub", hub_id=str(tmp_path / "missing")), "train", seed=0)
 
 

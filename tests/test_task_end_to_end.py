@@ -8,7 +8,7 @@ import torch
 from test_end_to_end import collapipe, rounds, sets
 from typer.testing import CliRunner
 
-from flower_app.cli import app
+from flower_app.cli.main import app
 
 MORE = {"model.family": "bert", "scenario": "two-clusters"}
 
@@ -74,7 +74,7 @@ def test_the_tied_matrix_goes_over_the_stream_and_is_saved_once(runs):
 
 
 def test_the_classifier_began_where_the_language_model_ended(runs):
-    from flower_app.run_directory import read_run_config
+    from flower_app.runs.run_directory import read_run_config
     from flower_app.saved_model import load_model
     from flower_app.tasks.base import task
 

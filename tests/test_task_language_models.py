@@ -10,8 +10,8 @@ import torch
 from task_cases import options, prepare, save, train
 
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import IGNORED_LABEL, target_weight, targets
-from client_pipeline.runtime.micro_batches import StepId
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.corpus import DataConfig
 from flower_app.tasks.encoded import EncodedText

@@ -6,7 +6,7 @@ from task_cases import options, prepare, train
 
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import IGNORED_LABEL, target_weight, targets
-from flower_app.config_sources import load_config
+from flower_app.config.sources import load_config
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.corpus import DataConfig
 from flower_app.tasks.generated_labels import KINDS, tagged

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flower_app.config import RunConfig
-from strategies.aggregator import AggregatorConfig
+from flower_app.config.run_config import RunConfig
+from strategies.aggregation.rules import AggregatorConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from test_federated_equals_central import (
 from tiny_models import tiny_batch, tiny_spec
 
 from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.control_unit import RoundOrder
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.whole import whole_step
 

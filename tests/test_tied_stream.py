@@ -5,14 +5,14 @@ import torch
 from decoder_cases import SGD, all_at_once, cut, step_id
 
 from client_pipeline.link.base import LinkError
-from client_pipeline.link.local import LocalDecoder
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.link.tied import TiedRows, pieces
 from client_pipeline.partition.parts import IGNORED_LABEL, own_parameters, target_weight
 from client_pipeline.runtime.head import HeadTrainer
-from strategies.decoder import DecoderTrainer
-from strategies.decoder_config import DecoderConfig
-from strategies.decoder_service import DecoderService
+from client_pipeline.runtime.local_decoder import LocalDecoder
+from strategies.decoder.config import DecoderConfig
+from strategies.decoder.service import DecoderService
+from strategies.decoder.trainer import DecoderTrainer
 
 VOCABULARY, WIDTH = 4001, 8
 NAME = "output.weight"

@@ -10,7 +10,7 @@ from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.update_codec import ErrorFeedback, UpdateCodec
 from strategies.baselines.stock import make_stock
 from strategies.collapipe import CollaPipe
-from strategies.recording_grid import RecordingGrid
+from strategies.grid.recording import RecordingGrid
 from strategies.records import ARRAYS, CONFIG, METRICS, WEIGHT_KEY, read_train_config, to_arrays, to_tensors
 
 pytestmark = pytest.mark.usefixtures("flower_process")
@@ -81,7 +81,7 @@ def test_an_update_that_the_strategy_leaves_out_has_not_counted(monkeypatch):
 
 
 def test_a_receipt_is_taken_back_and_survives_a_restart():
-    from strategies.update_receipts import UpdateReceipts
+    from strategies.grid.update_receipts import UpdateReceipts
 
     receipts = UpdateReceipts([0, 1, 2])
     receipts.note(1, [0, 1])

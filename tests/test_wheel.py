@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from flower_app.app_folder import PACKAGES
+from flower_app.launch.app_folder import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 USE = """
 import sys
 from pathlib import Path
 import flower_app
-from flower_app.app_folder import assemble_app
-from flower_app.config_sources import load_config
-from flower_app.preflight import check_run
+from flower_app.launch.app_folder import assemble_app
+from flower_app.config.sources import load_config
+from flower_app.launch.preflight import check_run
 
 assert Path(flower_app.__file__).is_relative_to(sys.argv[1]), flower_app.__file__
 assert load_config("multi30k-tiny").name == "multi30k-tiny"

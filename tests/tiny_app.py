@@ -3,7 +3,7 @@
 import psutil
 import tomli_w
 
-from flower_app.launch import launch
+from flower_app.launch.flower_run import launch
 
 PROJECT = """
 [project]
@@ -48,7 +48,7 @@ import time
 from pathlib import Path
 from flwr.app import Message, RecordDict
 from flwr.serverapp import ServerApp
-from flower_app.run_directory import append_round, write_summary
+from flower_app.runs.run_directory import append_round, write_summary
 
 app = ServerApp()
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from client_pipeline.runtime.micro_batches import StepId
+from client_pipeline.partition.micro_batches import StepId
 
 
 class LinkError(RuntimeError):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from client_pipeline.link.base import DecoderLink, Gradient, LinkError
 from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, clip_gradient, clip_tokens, private_activations
-from client_pipeline.runtime.micro_batches import StepId
+from client_pipeline.partition.micro_batches import StepId
 
 
 class PrivateLink:

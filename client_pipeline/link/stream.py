@@ -23,8 +23,8 @@ from client_pipeline.link.base import Gradient, LinkError
 from client_pipeline.link.connection import Connection
 from client_pipeline.link.frames import PROTOCOL_VERSION, TARGET_PREFIX, Frame, FrameError, decode, encode
 from client_pipeline.link.tied import TiedRows, pieces
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import target_weight
-from client_pipeline.runtime.micro_batches import StepId
 
 __all__ = [
     "METHOD",

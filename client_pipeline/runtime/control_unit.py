@@ -20,12 +20,12 @@ from torch import Tensor
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import DecoderLink, LinkError
-from client_pipeline.link.local import LocalDecoder
 from client_pipeline.link.privacy import NoiseSource, private_update
 from client_pipeline.link.private_link import PrivateLink
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.link.update_codec import ErrorFeedback, update_codec
 from client_pipeline.partition.families import adapter, build_embedding, build_head
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import (
     Batch,
     block_weights,
@@ -42,7 +42,7 @@ from client_pipeline.runtime.device import LIVENESS, Watch
 from client_pipeline.runtime.fault_injection import FaultInjector
 from client_pipeline.runtime.faults import NotFinite, PipelineError
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.micro_batches import StepId
+from client_pipeline.runtime.local_decoder import LocalDecoder
 from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
 from client_pipeline.runtime.recovery import Recovery

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import own_parameters, tied_names
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
 from client_pipeline.runtime.precision import autocast
 

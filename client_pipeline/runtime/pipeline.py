@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import DecoderLink
 from client_pipeline.partition.families import adapter, carried_examples, tied
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import Batch, target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan, Segment, micro_batch_sizes
 from client_pipeline.partition.spec import ModelSpec
@@ -24,7 +25,6 @@ from client_pipeline.runtime.device import StepReport
 from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.faults import PipelineError
 from client_pipeline.runtime.group import Group
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.placement import Placement

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_pipeline.partition.families import Adapter, adapter, build_block
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import frozen_parameters, load_parameters, own_parameters
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, gradients
 from client_pipeline.runtime.pacing import Pace, PacedClock
 from client_pipeline.runtime.precision import autocast

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from client_pipeline.link.local import LocalDecoder
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import (
     IGNORED_LABEL,
     Batch,
@@ -22,7 +22,7 @@ from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import CAUSAL_LM, MASKED_LM, SEQ2SEQ, TOKEN_CLASSIFICATION, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.micro_batches import StepId
+from client_pipeline.runtime.local_decoder import LocalDecoder
 from client_pipeline.runtime.optimizer import OptimizerConfig, gradients
 from client_pipeline.runtime.pipeline import Pipeline
 from client_pipeline.runtime.private_ray import private_ray

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from client_pipeline.partition.micro_batches import EMBEDDING_UNIT, StepId, split_batch
 from client_pipeline.partition.parts import Batch, ModelParts, target_weight, targets
-from client_pipeline.runtime.micro_batches import EMBEDDING_UNIT, StepId, split_batch
 from client_pipeline.runtime.precision import autocast
 
 

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from flower_app.app_folder import assemble_app
+from flower_app.launch.app_folder import assemble_app
 
 MAX_UNPACKED_BYTES = 64 * 2**20
 

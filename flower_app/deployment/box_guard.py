@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flower_app.processes import MARK, RunProcesses
+from flower_app.launch.processes import MARK, RunProcesses
 
 
 def start_guard(environment: Mapping[str, str], temporary: Sequence[Path] = ()) -> subprocess.Popen[bytes]:

@@ -22,10 +22,10 @@ from flower_app.deployment.ray_node import (
     run_node,
     with_port,
 )
-from flower_app.superlink import flower_environment
+from flower_app.launch.superlink import flower_environment
 
 if TYPE_CHECKING:
-    from flower_app.node import NodeConfig
+    from flower_app.node.config import NodeConfig
 
 UNKNOWN_S = 180.0
 """How long a SuperNode may be refused until its control unit gives up [s]."""
@@ -74,7 +74,7 @@ class ControlUnitBox:
     def node_config(self) -> NodeConfig:
         """What the SuperNode is told about itself."""
         # Not above: what stays in memory as long as the machine runs should not hold torch.
-        from flower_app.node import NodeConfig
+        from flower_app.node.config import NodeConfig
 
         return NodeConfig(
             cluster=self.cluster,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flower_app.config_sources import find_config, read_config, read_sets
+from flower_app.config.sources import find_config, read_config, read_sets
 from flower_app.console import say
 from flower_app.deployment.credentials import ServerFiles
 from flower_app.deployment.edge_server import (
@@ -23,11 +23,11 @@ from flower_app.deployment.edge_server import (
     write_connection,
 )
 from flower_app.deployment.ray_node import with_port
-from flower_app.launch import Outcome, last_error
-from flower_app.processes import interruptible
-from flower_app.run_directory import FAILED, FINISHED, INTERRUPTED, read_summary, write_summary
-from flower_app.run_lock import is_served
-from flower_app.superlink import flower_environment, program_path
+from flower_app.launch.flower_run import Outcome, last_error
+from flower_app.launch.processes import interruptible
+from flower_app.launch.superlink import flower_environment, program_path
+from flower_app.runs.run_directory import FAILED, FINISHED, INTERRUPTED, read_summary, write_summary
+from flower_app.runs.run_lock import is_served
 
 DECODER_PORT = 9443
 JOIN_TIMEOUT_S = 300.0
@@ -102,7 +102,7 @@ class Deployment:
         poll_s: float = 0.5,
         kept: Sequence[int] = (),
     ) -> Outcome:
-        """Hand the app to the SuperLink and follow it to its end, as :func:`flower_app.launch.launch` does.
+        """Hand the app to the SuperLink and follow it to its end, as :func:`flower_app.launch.flower_run.launch` does.
 
         The processes are the SuperLink's, so ``kept`` is of no use here; ``num_clusters`` is in the configuration.
 

@@ -19,7 +19,7 @@ from flower_app.deployment.ray_node import (
     run_node,
     with_port,
 )
-from flower_app.superlink import flower_environment
+from flower_app.launch.superlink import flower_environment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flower_app.deployment.credentials import ServerFiles
 from flower_app.deployment.programs import Program, run_programs
-from flower_app.superlink import flower_environment
+from flower_app.launch.superlink import flower_environment
 
 SUPERLINK_PORT = 9092
 CONTROL_HOST = "127.0.0.1"

@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from client_pipeline.runtime.machine import available_memory
-from flower_app.app_folder import project_file
 from flower_app.deployment.findings import Finding, failed, ok, warning
+from flower_app.launch.app_folder import project_file
 
 _MEGA = 1_000_000
 _SHARED = Path("/dev/shm")

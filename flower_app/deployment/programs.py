@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flower_app.deployment.box_guard import start_guard
-from flower_app.processes import MARK, RunProcesses, interruptible
+from flower_app.launch.processes import MARK, RunProcesses, interruptible
 
 _POLL_S = 0.5
 _AGAIN_S = 3.0

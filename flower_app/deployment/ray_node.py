@@ -12,8 +12,8 @@ from pathlib import Path
 from client_pipeline.runtime.private_ray import without_secrets
 from client_pipeline.system.devices import device_resource
 from flower_app.deployment.programs import Program, run_programs
-from flower_app.ray_folders import short_folder
-from flower_app.superlink import program_path
+from flower_app.launch.ray_folders import short_folder
+from flower_app.launch.superlink import program_path
 
 FIRST_PORT = 6379
 SLOW_S = 300.0

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from flower_app.config_sources import config_of
+from flower_app.config.sources import config_of
 from flower_app.experiments.experiment import Curve
 
 _KEYS = {"base": str, "label": str, "seeds": int, "run": dict, "figure": dict, "smoke": dict}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flower_app.config import RunConfig
+from flower_app.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ import numpy as np
 from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread, planned, settled
 from flower_app.experiments.results import mean_rows
-from flower_app.training_network import training_scenario
+from flower_app.training.network import training_scenario
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,11 +12,11 @@ from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario
 from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread, networks
-from strategies.accounting import pipeline_work
 from strategies.dssda.instance import Instance
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
-from strategies.segment_choices import even_parts, plan_on_fastest
+from strategies.planning.costs import pipeline_work
+from strategies.planning.segment_rules import even_parts, plan_on_fastest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,8 +12,8 @@ import numpy as np
 from client_pipeline.partition.plan import ClusterPlan
 from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
 from flower_app.experiments.planning import per_cent, planned
-from strategies.accounting import plan_times
-from strategies.planned_rounds import PlannedRound
+from strategies.planning.costs import plan_times
+from strategies.planning.dry_run import PlannedRound
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

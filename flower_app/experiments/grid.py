@@ -15,10 +15,10 @@ from client_pipeline.system.channels import NetworkTrace
 from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread
 from flower_app.experiments.training import SCORES, Training, history, placed, train_all
-from flower_app.training_network import training_scenario
+from flower_app.training.network import training_scenario
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
-from strategies.segment_choices import even_parts, plan_on_fastest
+from strategies.planning.segment_rules import even_parts, plan_on_fastest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from client_pipeline.system.scenario import Scenario
-from flower_app.compare_training import seeded
+from flower_app.compare.trained import seeded
+from flower_app.config.strategy_choice import make_planner, work_of
 from flower_app.experiments.experiment import Curve, Row
-from flower_app.strategy_choice import make_planner, work_of
-from flower_app.training_network import training_scenario
-from strategies.planned_rounds import PlannedRound, plan_rounds
+from flower_app.training.network import training_scenario
+from strategies.planning.dry_run import PlannedRound, plan_rounds
 
 
 def networks(curve: Curve) -> Iterator[tuple[int, Scenario]]:

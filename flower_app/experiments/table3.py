@@ -12,7 +12,7 @@ from client_pipeline.system.costs import model_costs
 from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread
 from flower_app.experiments.training import Training, train_all, trainings
-from flower_app.run_directory import read_rounds
+from flower_app.runs.run_directory import read_rounds
 from flower_app.saved_model import load_model
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import Batch, ModelParts
-from client_pipeline.runtime.micro_batches import StepId
 from client_pipeline.runtime.whole import whole_step
-from flower_app.config import RunConfig
+from flower_app.config.run_config import RunConfig
 from flower_app.experiments.experiment import Curve
 from flower_app.tasks.base import task
 from flower_app.tasks.generated_labels import KINDS, classified

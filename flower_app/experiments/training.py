@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from flower_app.compare_training import seeded
-from flower_app.config import RunConfig
+from flower_app.compare.past_runs import clear_unfinished, has_finished
+from flower_app.compare.trained import seeded
+from flower_app.config.run_config import RunConfig
 from flower_app.experiments.experiment import Curve, Row
-from flower_app.past_runs import clear_unfinished, has_finished
-from flower_app.run_directory import read_rounds, read_summary
-from flower_app.session import train_each
-from flower_app.simulation_run import check_new_run
+from flower_app.launch.session import train_each
+from flower_app.launch.simulation import check_new_run
+from flower_app.runs.run_directory import read_rounds, read_summary
 
 SCORES = {"bleu": "BLEU", "f1": "span F1 [%]", "accuracy": "accuracy [%]", "macro_f1": "macro-F1 [%]"}
 """Metrics as figures name them."""

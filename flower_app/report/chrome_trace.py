@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline import durable
-from flower_app.run_directory import TIMELINE
+from flower_app.runs.run_directory import TIMELINE
 
 TRACE = "trace.json"
 

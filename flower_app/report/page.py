@@ -17,10 +17,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from client_pipeline import durable
-from flower_app.config_sources import read_config
+from flower_app.config.sources import read_config
 from flower_app.report.contents import FIGURES, FigureSpec
 from flower_app.report.data import NoData, RunData, left_out, number
-from flower_app.run_directory import CONFIG, FINISHED, TIMELINE, read_rounds, read_summary
+from flower_app.runs.run_directory import CONFIG, FINISHED, TIMELINE, read_rounds, read_summary
 
 REPORT = "report.html"
 

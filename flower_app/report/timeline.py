@@ -9,9 +9,9 @@ from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.event_simulator import simulate
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario
-from strategies.accounting import plan_times
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
+from strategies.planning.costs import plan_times
 
 
 def timeline_of(

@@ -7,9 +7,9 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from strategies.clusters import ClusterState
 from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility
 from strategies.planned_strategy import PlannedStrategy
+from strategies.planning.policy import Round, RoundPolicy
+from strategies.planning.segment_rules import even_choice
 from strategies.records import sole_arrays
-from strategies.round_policy import Round, RoundPolicy
-from strategies.segment_choices import even_choice
 
 
 def cluster_prefix(cluster: int) -> str:

@@ -12,15 +12,15 @@ import numpy as np
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario
-from strategies.accounting import ClusterCosts, RoundCosts, costs_record, pipeline_work
 from strategies.dssda.answer import Answer, ClusterAnswer
 from strategies.dssda.instance import Instance
 from strategies.dssda.matching import match_channels
 from strategies.dssda.power import Uplinks
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_bound, round_instance
-from strategies.round_planner import Decision
-from strategies.segment_choices import choice_of, cluster_plans
+from strategies.planning.costs import ClusterCosts, RoundCosts, costs_record, pipeline_work
+from strategies.planning.planner import Decision
+from strategies.planning.segment_rules import choice_of, cluster_plans
 
 
 def stock_record(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from strategies.dssda.answer import SegmentChoice
 from strategies.dssda.instance import Instance
 from strategies.planned_strategy import PlannedStrategy
-from strategies.segment_choices import proportional_choice
-from strategies.selection import Selection, random_rank
+from strategies.planning.ranked import Selection, random_rank
+from strategies.planning.segment_rules import proportional_choice
 
 
 class Titanic(PlannedStrategy):

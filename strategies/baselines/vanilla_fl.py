@@ -11,11 +11,11 @@ from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.system.energy import block_energy
 from client_pipeline.system.latency import micro_batch_work, teb_time
 from client_pipeline.system.radio import Array
-from strategies.accounting import StepWork, plan_times
 from strategies.dssda.answer import SegmentChoice
 from strategies.dssda.instance import Instance
 from strategies.planned_strategy import PlannedStrategy
-from strategies.selection import Selection, random_rank
+from strategies.planning.costs import StepWork, plan_times
+from strategies.planning.ranked import Selection, random_rank
 
 
 def whole_model_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWork:

@@ -1,0 +1,234 @@
+"""``collapipe certs``, ``collapipe revoke``, ``collapipe up`` and ``collapipe doctor``."""
+
+# Heavy imports stay inside the commands: a device has little memory, and --help answers at once.
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flower_app.cli.options import Json
+from flower_app.console import print_json, say
+
+if TYPE_CHECKING:
+    from flower_app.deployment.control_unit_box import ControlUnitBox
+    from flower_app.deployment.device_box import DeviceBox
+    from flower_app.deployment.edge_server import EdgeServer
+    from flower_app.deployment.findings import Diagnosis
+
+Certs = Annotated[Path, typer.Option(help="This machine's folder, as collapipe certs made it.")]
+State = Annotated[Path, typer.Option(help="Folder for what must outlive a restart.")]
+Host = Annotated[str, typer.Option(help="Address of this machine that the others reach.")]
+Server = Annotated[str, typer.Option(help="HOST or HOST:PORT of the edge server's SuperLink.")]
+Cluster = Annotated[int, typer.Option(help="Which cluster this is, from 0.")]
+Devices = Annotated[list[int] | None, typer.Option("--device", help="Device that this machine is; repeatable.")]
+AllowedApps = Annotated[
+    list[str] | None,
+    typer.Option("--allow-app", help="Digest of an app that may run beside this release's; repeatable."),
+]
+Data = Annotated[str, typer.Option(help="Folder of this cluster's text, in place of data.path.")]
+DeviceProfile = Annotated[str, typer.Option(help="Scenario file that says what this cluster's devices are.")]
+RayPort = Annotated[int, typer.Option(help="First of 120 ports of this machine's Ray.")]
+RuntimePort = Annotated[int, typer.Option(help="The SuperNode's own, within the machine.")]
+ControlUnit = Annotated[str, typer.Option("--cu", help="HOST or HOST:PORT of the control unit's Ray.")]
+Wait = Annotated[float, typer.Option(help="How long the control unit may take to come up [s].")]
+SuperLinkPort = Annotated[int, typer.Option("--port", help="The SuperLink's, for control units.")]
+ControlPort = Annotated[int, typer.Option(help="The SuperLink's, for runs, on 127.0.0.1; 0: the one after --port.")]
+ObjectStore = Annotated[int, typer.Option(help="Shared memory for TEBs on their way [MB].")]
+
+# Equal to those of the modules beside, which are not loaded for --help.
+_SUPERLINK_PORT, _RAY_PORT, _RUNTIME_PORT, _OBJECT_STORE_MB, _WAIT_S = 9092, 6379, 9094, 512, 60.0
+_STATE = Path("collapipe-state")
+
+up = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Start what belongs on this machine, and stay until told to end."
+)
+doctor = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look for what is wrong on this machine; takes the options of up."
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of a deployment."""
+    app.command()(certs)
+    app.command()(revoke)
+    app.add_typer(up, name="up")
+    app.add_typer(doctor, name="doctor")
+
+
+def certs(
+    server: Annotated[list[str], typer.Option(help="Name or address of the edge server; repeatable.")],
+    clusters: Annotated[int, typer.Option(help="How many control units get a folder.")],
+    out: Annotated[Path, typer.Option(help="Gets a folder for each machine.")] = Path("certs"),
+    days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 365,
+    renew: Annotated[bool, typer.Option("--renew", help="New certificates in place of those there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make certificates and keys for all machines; what is there already stays."""
+    from flower_app.deployment.certs import CertsRequest, make_certificates
+
+    request = CertsRequest(servers=server, clusters=clusters, out=out, days=days, renew=renew)
+    found = make_certificates(request, say)
+    if as_json:
+        print_json(found)
+
+
+def revoke(
+    cluster: Annotated[int, typer.Option(help="Whose control unit is no longer trusted.")],
+    out: Annotated[Path, typer.Option(help="The folder that collapipe certs made.")] = Path("certs"),
+    as_json: Json = False,
+) -> None:
+    """Revoke a control unit's certificates and its SuperNode's key; the server's folder goes to the edge server."""
+    from flower_app.deployment import revocation
+
+    revoked = revocation.revoke(out, cluster, say)
+    if as_json:
+        print_json(revoked)
+
+
+@up.command("edge-server")
+def up_edge_server(
+    host: Host,
+    certs: Certs,
+    state: State = _STATE,
+    port: SuperLinkPort = _SUPERLINK_PORT,
+    control_port: ControlPort = 0,
+) -> None:
+    """The SuperLink, under TLS, for SuperNodes whose keys are in the certificates' folder."""
+    _up(_edge_server(**locals()))
+
+
+@doctor.command("edge-server")
+def doctor_edge_server(
+    host: Host,
+    certs: Certs,
+    state: State = _STATE,
+    port: SuperLinkPort = _SUPERLINK_PORT,
+    control_port: ControlPort = 0,
+    as_json: Json = False,
+) -> None:
+    """Check the edge server."""
+    options = locals()
+    del options["as_json"]
+    from flower_app.deployment.doctor import examine_edge_server
+
+    _tell(examine_edge_server(_edge_server(**options)), as_json)
+
+
+def _edge_server(*, certs: Path, **options: Any) -> EdgeServer:
+    from flower_app.deployment.credentials import ServerFiles
+    from flower_app.deployment.edge_server import EdgeServer
+
+    return EdgeServer(certs=ServerFiles(certs), **options)
+
+
+@up.command("cu")
+def up_cu(
+    cluster: Cluster,
+    host: Host,
+    server: Server,
+    certs: Certs,
+    data: Data = "",
+    device_profile: DeviceProfile = "",
+    state: State = _STATE,
+    device: Devices = None,
+    allow_app: AllowedApps = None,
+    ray_port: RayPort = _RAY_PORT,
+    runtime_port: RuntimePort = _RUNTIME_PORT,
+    object_store_mb: ObjectStore = _OBJECT_STORE_MB,
+) -> None:
+    """A control unit: the Ray that its devices join, and the SuperNode."""
+    _up(_control_unit(**locals()))
+
+
+@doctor.command("cu")
+def doctor_cu(
+    cluster: Cluster,
+    host: Host,
+    server: Server,
+    certs: Certs,
+    data: Data = "",
+    device_profile: DeviceProfile = "",
+    state: State = _STATE,
+    device: Devices = None,
+    allow_app: AllowedApps = None,
+    ray_port: RayPort = _RAY_PORT,
+    runtime_port: RuntimePort = _RUNTIME_PORT,
+    object_store_mb: ObjectStore = _OBJECT_STORE_MB,
+    as_json: Json = False,
+) -> None:
+    """Check a control unit."""
+    options = locals()
+    del options["as_json"]
+    from flower_app.deployment.doctor import examine_control_unit
+
+    _tell(examine_control_unit(_control_unit(**options)), as_json)
+
+
+def _control_unit(
+    *, certs: Path, device: list[int] | None, allow_app: list[str] | None, **options: Any
+) -> ControlUnitBox:
+    from flower_app.deployment.control_unit_box import ControlUnitBox
+    from flower_app.deployment.credentials import CuFiles
+
+    return ControlUnitBox(certs=CuFiles(certs), devices=device or (), allowed_apps=allow_app or (), **options)
+
+
+@up.command("device")
+def up_device(
+    device: Devices,
+    host: Host,
+    cu: ControlUnit,
+    certs: Certs,
+    wait: Wait = _WAIT_S,
+    ray_port: RayPort = _RAY_PORT,
+    object_store_mb: ObjectStore = _OBJECT_STORE_MB,
+) -> None:
+    """A device: its node of the control unit's Ray."""
+    _up(_device(**locals()))
+
+
+@doctor.command("device")
+def doctor_device(
+    device: Devices,
+    host: Host,
+    cu: ControlUnit,
+    certs: Certs,
+    wait: Wait = _WAIT_S,
+    ray_port: RayPort = _RAY_PORT,
+    object_store_mb: ObjectStore = _OBJECT_STORE_MB,
+    as_json: Json = False,
+) -> None:
+    """Check a device."""
+    options = locals()
+    del options["as_json"]
+    from flower_app.deployment.doctor import examine_device
+
+    _tell(examine_device(_device(**options)), as_json)
+
+
+def _device(*, certs: Path, device: list[int] | None, **options: Any) -> DeviceBox:
+    from flower_app.deployment.credentials import DeviceFiles
+    from flower_app.deployment.device_box import DeviceBox
+
+    return DeviceBox(certs=DeviceFiles(certs), devices=device or (), **options)
+
+
+def _up(machine: EdgeServer | ControlUnitBox | DeviceBox) -> None:
+    """Run a machine's programs to their end."""
+    # Tokens, updates and checkpoints are in what they write: it is for this user alone.
+    os.umask(0o077)
+    raise typer.Exit(machine.up(say))
+
+
+def _tell(diagnosis: Diagnosis, as_json: bool) -> None:
+    """Print the findings; exit code 1 if a check failed."""
+    if as_json:
+        print_json(diagnosis.to_dict())
+    else:
+        for finding in diagnosis.findings:
+            typer.echo(str(finding))
+    raise typer.Exit(0 if diagnosis.passed else 1)

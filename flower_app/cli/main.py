@@ -1,0 +1,296 @@
+"""The command line: ``collapipe run | evaluate | predict | export | plan | compare | report | verify | ...``.
+
+Exit codes: 0 done, 1 failed or a check not met, 2 bad input, 3 infeasible, 130 interrupted. With ``--json`` standard
+output holds one object and nothing else; all words for people go to standard error. A mistake in the input is told
+in a line; with ``COLLAPIPE_TRACEBACK=1`` in the environment its traceback comes first.
+"""
+
+# Heavy imports stay inside the commands: --help answers at once.
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from flower_app.cli import deployment_commands, planning_commands
+from flower_app.cli.options import BAD_INPUT, INFEASIBLE, INTERRUPTED, Config, Json, Sets
+from flower_app.console import print_json, say
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: click.Context) -> Any:
+        """Tell users of their mistakes in a line, without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except (ValueError, FileNotFoundError) as error:
+            if os.environ.get("COLLAPIPE_TRACEBACK") == "1":
+                say(traceback.format_exc())
+            say(f"error: {error}")
+            raise typer.Exit(BAD_INPUT) from error
+        except RuntimeError as error:
+            # Looked at by name: the planner's modules would slow down every command.
+            if type(error).__name__ != "InfeasibleRound":
+                raise
+            say(f"infeasible: {error}")
+            raise typer.Exit(INFEASIBLE) from error
+        except KeyboardInterrupt:
+            say("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+
+Run = Annotated[str, typer.Argument(help="A run directory, a name in runs, or latest.")]
+
+
+@app.callback()
+def _main() -> None:
+    """Train a Transformer cut into segments over clusters of weak devices, joined by federated averaging."""
+
+
+@app.command()
+def run(
+    config: Config = None,
+    sets: Sets = None,
+    resume: Annotated[str, typer.Option(metavar="RUN", help="Go on with a run from its last checkpoint.")] = "",
+    superlink: Annotated[str, typer.Option(help="HOST or HOST:PORT: run on real machines, not in simulation.")] = "",
+    certs: Annotated[Path, typer.Option(help="With --superlink: the edge server's folder of certificates.")] = Path(
+        "certs/server"
+    ),
+    control_port: Annotated[int, typer.Option(help="With --superlink: that of collapipe up edge-server.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Train: the Flower app in simulation, with all clusters at once. Without options: the default run."""
+    from flower_app.launch.simulation import continued_run, new_run, simulate
+
+    if resume and (config or sets):
+        raise ValueError("--resume: a run goes on as it began; leave out --config and --set")
+    start, own = None, list(sets or ())
+    if superlink:
+        from flower_app.deployment.deployed_run import Deployment
+
+        deployment = Deployment.of(superlink, certs, control_port)
+        start, own = deployment.run, [*own, *deployment.settings(config, own)]
+    run_dir, resolved = continued_run(resume) if resume else new_run(config, own)
+    say(f"run: {run_dir}")
+    outcome = simulate(run_dir, resolved, say, start=start)
+    if as_json:
+        print_json({"run_dir": str(run_dir), "status": outcome.status, "error": outcome.error} | outcome.summary)
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command()
+def evaluate(
+    run: Run = "latest",
+    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Score the model of a run on its held-out data."""
+    from flower_app.tasks.base import task
+
+    if split not in ("test", "validation"):
+        raise ValueError(f"--split: expected test or validation, found {split!r}")
+    run_dir, config, model = _saved(run, sets)
+    score = task(config.task).evaluator(config.data, model.tokenizer_json).evaluate(model.parts, split)
+    for name, value in score.metrics.items():
+        say(f"{name} {value:.4g}")
+    say(f"{score.examples} examples of {split}  {score.signature}")
+    if score.truncated:
+        say(f"warning: {score.truncated} sequences of {split} were cut at data.max-length = {config.data.max_length}")
+    if as_json:
+        found = {"split": split, "examples": score.examples, "metrics": score.metrics, "signature": score.signature}
+        print_json({"run_dir": str(run_dir), **found, "truncated": score.truncated})
+
+
+@app.command()
+def predict(
+    run: Run,
+    texts: Annotated[list[str], typer.Argument(help="What to translate, classify, tag, fill or continue.")],
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Use the model of a run: a line of output for each text."""
+    predictions = _predict(run, texts, sets)
+    if as_json:
+        print_json({"inputs": texts, "predictions": predictions})
+    else:
+        typer.echo("\n".join(predictions))
+
+
+@app.command()
+def translate(
+    run: Run,
+    sentences: Annotated[list[str], typer.Argument(help="What to translate.")],
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Translate sentences with the model of a run: predict, for translation alone."""
+    translations = _predict(run, sentences, sets, only="translation")
+    if as_json:
+        print_json({"sources": sentences, "translations": translations})
+    else:
+        typer.echo("\n".join(translations))
+
+
+@app.command()
+def export(
+    run: Run,
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write the model of a run for the transformers library: AutoModelFor... and AutoTokenizer load the folder."""
+    from flower_app.export import export_run
+    from flower_app.runs.run_directory import find_run
+
+    found = export_run(find_run(run), folder)
+    say(f"{found.model_class}: {', '.join(found.files)}")
+    if as_json:
+        print_json({"folder": str(found.folder), "model_class": found.model_class, "files": found.files})
+    else:
+        typer.echo(found.folder)
+
+
+@app.command()
+def verify(
+    model: Annotated[str, typer.Option(help="Folder or hub id; empty: the default run's Transformer.")] = "",
+    plan: Annotated[Path | None, typer.Option(help="A plan file; its first cluster counts.")] = None,
+    segments: Annotated[str, typer.Option(help="TEBs of each segment, such as 2,1,3; empty: even.")] = "",
+    micro_batches: Annotated[int, typer.Option(help="m.")] = 8,
+    schedule: Annotated[str, typer.Option(help="gpipe or 1f1b.")] = "gpipe",
+    batch_size: Annotated[int, typer.Option(help="b.")] = 32,
+    length: Annotated[int, typer.Option(help="Tokens of the random sequences.")] = 32,
+    seed: Annotated[int, typer.Option(help="Of weights, batch and dropout.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Compare the segmented model on real actors with the whole model in one process; exit 1 if they differ."""
+    from client_pipeline.runtime.verification import TOLERANCE
+    from flower_app.verify import verify as compare
+
+    found = compare(
+        model=model,
+        plan_file=plan,
+        segments=_sizes(segments),
+        micro_batches=micro_batches,
+        schedule=schedule,
+        batch_size=batch_size,
+        length=length,
+        seed=seed,
+    )
+    differences = {"output": found.output, "loss": found.loss}
+    if found.reference is not None:
+        differences["library model"] = found.reference
+    if as_json:
+        gradients = {"gradients": found.gradients, "worst": found.worst, "passed": found.passed}
+        print_json(differences | gradients)
+    else:
+        rows = {**differences, **{f"gradient {name}": value for name, value in found.gradients.items()}}
+        width = max(map(len, rows))
+        typer.echo("\n".join(f"{name:<{width}}  {value:.1e}" for name, value in rows.items()))
+        typer.echo(f"{'passed' if found.passed else 'FAILED'}: largest {found.worst:.1e}, allowed {TOLERANCE:.0e}")
+    raise typer.Exit(0 if found.passed else 1)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, names in runs, or latest.")],
+    out: Annotated[Path | None, typer.Option(help="The file; otherwise report.html in the run, or here.")] = None,
+) -> None:
+    """Draw a run, or several beside each other, into one HTML file."""
+    from flower_app.report.page import write_report
+    from flower_app.runs.run_directory import find_run
+
+    typer.echo(write_report([find_run(run) for run in runs], out))
+
+
+@app.command()
+def leakage(
+    run: Run = "latest",
+    noise: Annotated[str, typer.Option(help="Noise multipliers, with commas.")] = "0,0.1,0.3,1",
+    clip: Annotated[float, typer.Option(help="Largest norm of an activation; 0: the run's, or the median.")] = 0.0,
+    tokens: Annotated[int, typer.Option(help="Most tokens to learn the attack from, and to read.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Of noise and attacks.")] = 0,
+    cut_only: Annotated[
+        bool, typer.Option("--cut-only", help="Attack what the server is sent, no other depth.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Attack your own run: how many tokens are read from its activations by depth and noise, and what noise costs."""
+    from flower_app.leakage.measurement import LeakageRequest, leakage_table, measure_leakage
+    from flower_app.plain_console import PlainConsole
+
+    try:
+        levels = tuple(float(part) for part in noise.split(","))
+    except ValueError:
+        raise ValueError(f"--noise: expected numbers with commas, such as 0,0.1; found {noise!r}") from None
+    request = LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed, cut_only=cut_only)
+    found = measure_leakage(run, request, say)
+    if as_json:
+        print_json(found)
+    else:
+        PlainConsole(width=160).print(leakage_table(found))
+
+
+@app.command()
+def profile(
+    model: Annotated[str, typer.Option(help="Folder or hub id; empty: the default run's Transformer.")] = "",
+    length: Annotated[int, typer.Option(help="Tokens of a sample.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="b.")] = 16,
+    devices: Annotated[int, typer.Option(help="How many devices each Ray node stands for.")] = 2,
+    address: Annotated[str, typer.Option(help="HOST:PORT or auto of a Ray cluster; empty: this machine alone.")] = "",
+    out: Annotated[Path, typer.Option(help="The scenario to write.")] = Path("measured.toml"),
+    as_json: Json = False,
+) -> None:
+    """Measure devices and the links between them, and write a scenario to plan with."""
+    from flower_app.profile import ProfileRequest, profile as measure
+
+    request = ProfileRequest(
+        model=model, length=length, batch_size=batch_size, devices=devices, address=address, out=out
+    )
+    found = measure(request, say)
+    say(f"scenario: {found.scenario}; collapipe plan --scenario {found.scenario} plans with it")
+    if as_json:
+        print_json(found.to_dict())
+
+
+planning_commands.register(app)
+deployment_commands.register(app)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def _saved(run: str, sets: list[str] | None) -> tuple[Path, Any, Any]:
+    """Directory, configuration (with overrides) and model of a run."""
+    from flower_app.config.sources import load_config
+    from flower_app.runs.run_directory import CONFIG, find_run
+    from flower_app.saved_model import load_model
+
+    run_dir = find_run(run)
+    return run_dir, load_config(str(run_dir / CONFIG), sets or ()), load_model(run_dir)
+
+
+def _predict(run: str, texts: list[str], sets: list[str] | None, only: str = "") -> list[str]:
+    from flower_app.tasks.base import task
+
+    run_dir, config, model = _saved(run, sets)
+    if only and config.task.name != only:
+        raise ValueError(f"{run_dir.name} has learned {config.task.name}, not {only}; use collapipe predict")
+    return task(config.task).predict(model.parts, model.tokenizer_json, texts)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ValueError(f"--segments: expected whole numbers with commas, such as 2,1,3; found {text!r}") from None

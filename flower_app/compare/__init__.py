@@ -1,0 +1,1 @@
+"""Strategies and policies beside each other, by planning alone or trained."""

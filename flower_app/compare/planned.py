@@ -1,0 +1,175 @@
+"""Policies beside each other, on planning alone: the same networks, rounds and seeds for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from client_pipeline.system.scenario import Scenario
+from strategies.dssda.planner import plan_round
+from strategies.planning.dry_run import PlannedRound, plan_rounds
+from strategies.planning.policies import make_policy
+from strategies.planning.policy import RoundPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyFigures:
+    """Means over seeds and rounds; the first quarter of the rounds, while the queues fill, does not count."""
+
+    name: str
+    latency_s: float
+    """Round latency, pipelines by Eq. (15) [s]."""
+    latency_p90_s: float
+    """90th percentile of it [s]."""
+    latency_event_s: float
+    """Round latency, pipelines event-simulated [s]."""
+    pipeline_s: float
+    """One step of a selected cluster's pipeline, Eq. (15) [s]."""
+    pipeline_event_s: float
+    """The same, event-simulated [s]."""
+    gamma: float
+    """Convergence bound, mean over the clusters."""
+    largest_gamma: float
+    """Of the cluster that has most, mean over the networks: C10 holds each cluster to the threshold."""
+    gamma_max: float
+    """The threshold."""
+    energy_j: float
+    """Devices and uploads of a round [J]."""
+    selected_share: list[float]
+    """Share of the rounds in which each cluster was selected."""
+    gap: float
+    """Cost above the certified optimum of the same round's problem, relative to it."""
+    violated_share: float
+    """Share of the rounds with a broken constraint."""
+    infeasible_share: float
+    """Share of the rounds in which nobody had a plan."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; NaN becomes null."""
+        return {k: None if isinstance(v, float) and np.isnan(v) else v for k, v in vars(self).items()}
+
+
+def named_policies(names: str, plan_file: str = "") -> list[Callable[[int], RoundPolicy]]:
+    """Makers of the policies of a list with commas; ``random+optimal`` is ``random`` with optimal segments.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        For an unknown name, or ``fixed`` without a plan file; before anything is planned.
+    """
+    makers: list[Callable[[int], RoundPolicy]] = []
+    for entry in names.split(","):
+        make = partial(_make, entry.strip(), plan_file)
+        make(0)
+        makers.append(make)
+    return makers
+
+
+def _make(name: str, plan_file: str, seed: int) -> RoundPolicy:
+    return make_policy(name, plan_file=plan_file, seed=seed)
+
+
+def compare_policies(
+    scenarios: Sequence[Scenario],
+    policies: Sequence[Callable[[int], RoundPolicy]],
+    num_rounds: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[PolicyFigures]:
+    """Run every policy over the same rounds.
+
+    Parameters
+    ----------
+    scenarios : one network with different seeds
+    policies : each makes a policy from a seed
+    num_rounds : T of each network
+    progress : told what is being planned
+    """
+    figures = []
+    for make in policies:
+        networks: list[list[PlannedRound]] = []
+        for scenario in scenarios:
+            policy = make(scenario.seed)
+            progress(f"{policy.name}, seed {scenario.seed}")
+            networks.append(list(plan_rounds(scenario, policy, num_rounds))[num_rounds // 4 :])
+        figures.append(_figures(policy.name, networks, scenarios[0].planner.gamma_max))
+    return figures
+
+
+def _figures(name: str, networks: list[list[PlannedRound]], gamma_max: float) -> PolicyFigures:
+    rounds = [r for network in networks for r in network]
+    planned = [r for r in rounds if any(r.selected)]
+
+    def mean(values: list[float]) -> float:
+        return float(np.mean(values)) if values else float("nan")
+
+    latency = [r.latency_s for r in planned]
+    return PolicyFigures(
+        name=name,
+        latency_s=mean(latency),
+        latency_p90_s=float(np.percentile(latency, 90)) if latency else float("nan"),
+        latency_event_s=mean([r.latency_event_s for r in planned]),
+        pipeline_s=mean([float(np.nanmean(r.pipeline_s)) for r in planned]),
+        pipeline_event_s=mean([float(np.nanmean(r.pipeline_event_s)) for r in planned]),
+        gamma=mean([float(np.mean(r.gamma)) for r in rounds]),
+        largest_gamma=mean([float(np.mean([r.gamma for r in network], axis=0).max()) for network in networks]),
+        gamma_max=gamma_max,
+        energy_j=mean([r.energy_j for r in planned]),
+        selected_share=[float(v) for v in np.mean([r.selected for r in rounds], axis=0)],
+        gap=mean([_gap(r) for r in planned]),
+        violated_share=mean([float(bool(r.violations)) for r in planned]),
+        infeasible_share=1 - len(planned) / len(rounds),
+    )
+
+
+def _gap(done: PlannedRound) -> float:
+    """Of a decision to the certified optimum of its own round, queues included; NaN where there is none."""
+    cost = done.answer.objective
+    if cost is None:
+        return float("nan")
+    best = done.answer if done.answer.status == "optimal" else plan_round(done.instance)
+    if best.lower_bound is None:
+        return float("nan")
+    return (cost - best.lower_bound) / max(abs(best.lower_bound), 1e-12)
+
+
+def figures_table(figures: Sequence[PolicyFigures]) -> Table:
+    """One row a policy."""
+    table = Table(box=None)
+    table.add_column("policy")
+    names = (
+        "latency s",
+        "90 %",
+        "event s",
+        "step s",
+        "Γ",
+        "largest Γ",
+        "energy J",
+        "gap",
+        "broken",
+        "no plan",
+        "selected %",
+    )
+    for name in names:
+        table.add_column(name, justify="right")
+    for f in figures:
+        over = "" if f.largest_gamma <= f.gamma_max else " !"
+        table.add_row(
+            f.name,
+            f"{f.latency_s:.1f}",
+            f"{f.latency_p90_s:.1f}",
+            f"{f.latency_event_s:.1f}",
+            f"{f.pipeline_s:.1f}",
+            f"{f.gamma:.3f}",
+            f"{f.largest_gamma:.3f}{over}",
+            f"{f.energy_j:.0f}",
+            f"{f.gap:.1%}",
+            f"{f.violated_share:.0%}",
+            f"{f.infeasible_share:.0%}",
+            " ".join(f"{100 * s:.0f}" for s in f.selected_share),
+        )
+    return table

@@ -1,0 +1,239 @@
+"""Strategies and policies beside each other, trained for real: the same data, seeds, networks and accounting."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from client_pipeline import durable
+from flower_app.compare.past_runs import go_on, has_finished
+from flower_app.config.run_config import RunConfig
+from flower_app.config.strategy_choice import COLLAPIPE
+from flower_app.launch.simulation import check_new_run, simulate
+from flower_app.runs.run_directory import FINISHED, read_rounds, read_summary
+
+CURVES = ("round", "virtual_s", "bytes", "energy_j", "train_loss", "metric")
+"""Columns of ``curves.csv`` after name and seed; bytes, seconds and joules are sums up to the round."""
+
+
+def contenders(base: RunConfig, policies: str, strategies: str, plan_file: str = "") -> dict[str, RunConfig]:
+    """The configurations to compare, by name.
+
+    Parameters
+    ----------
+    base : what they share
+    policies : of ``collapipe``, with commas
+    strategies : others, with commas
+    plan_file : of the policy ``fixed``
+
+    Raises
+    ------
+    ValueError
+        If there is none, or a name comes twice.
+    """
+    found: dict[str, RunConfig] = {}
+    listed = [(name, True) for name in policies.split(",")] + [(name, False) for name in strategies.split(",")]
+    for name, is_policy in ((name.strip(), is_policy) for name, is_policy in listed):
+        if not name:
+            continue
+        if name in found:
+            raise ValueError(f"compare: {name} is named twice; expected each policy and strategy once")
+        if is_policy:
+            plan = plan_file if name == "fixed" else ""
+            found[name] = replace(base, strategy=COLLAPIPE, policy=name, plan=plan)
+        else:
+            found[name] = replace(base, strategy=name, policy=RunConfig().policy, plan="")
+    if not found:
+        raise ValueError("compare: nothing to compare; name --policies, --strategies or both")
+    return found
+
+
+def compare_training(
+    configs: Mapping[str, RunConfig], num_seeds: int, out: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Train every contender with every seed, and write ``compare.json``, ``curves.csv`` and ``curves.png``.
+
+    A run that has finished in ``out`` with the same configuration is taken as it is, and one that stopped goes on.
+
+    Parameters
+    ----------
+    configs : by name
+    num_seeds : seeds of model and data order, and of the network, from the configurations' own on
+    out : folder of runs and results
+    say : told what runs, and what went wrong
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, InfeasibleRound
+        Before anything is trained.
+    RuntimeError
+        If a run fails; the message names it and its logs.
+    """
+    if num_seeds < 1:
+        raise ValueError(f"--seeds: expected at least 1, found {num_seeds}")
+    out = out.resolve()
+    todo = [
+        (name, replace(seeded(config, i), run_dir=str(out / f"{_file_name(name)}-seed{i}")))
+        for i in range(num_seeds)
+        for name, config in configs.items()
+    ]
+    # All before the first one: hours later is late for a misspelt name.
+    for _, config in todo:
+        if not has_finished(config):
+            check_new_run(config)
+    runs: dict[str, list[Path]] = {name: [] for name in configs}
+    for name, config in todo:
+        runs[name].append(_run(name, config, say))
+    figures = [_figures(name, folders) for name, folders in runs.items()]
+    rows = [
+        row for name, folders in runs.items() for i, folder in enumerate(folders) for row in _curve(name, i, folder)
+    ]
+    found = {"metric": _metric_name(next(iter(runs.values()))[0]), "seeds": num_seeds, "runs": figures}
+    durable.write_text(out / "compare.json", json.dumps(found, indent=2))
+    with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["name", "seed", *CURVES])
+        writer.writerows(rows)
+    from flower_app.compare.figures import draw_curves
+
+    draw_curves(rows, str(found["metric"]), out / "curves.png")
+    say(f"comparison: {out}")
+    return found
+
+
+def seeded(config: RunConfig, i: int) -> RunConfig:
+    """The configuration with the i-th seed, from its own on, of model, data order and network."""
+    from client_pipeline.system.scenario import load_scenario
+
+    network = config.scenario_seed if config.scenario_seed >= 0 else load_scenario(config.scenario).seed
+    return replace(config, seed=config.seed + i, scenario_seed=network + i)
+
+
+def _run(name: str, config: RunConfig, say: Callable[[str], None]) -> Path:
+    run_dir = Path(config.run_dir)
+    if has_finished(config):
+        say(f"{name}: finished before, {run_dir}")
+        return run_dir
+    _, complete = go_on(config, say)
+    say(f"{name}: {run_dir}")
+    outcome = simulate(run_dir, complete, say, quiet=True)
+    if outcome.status != FINISHED:
+        raise RuntimeError(f"{name}: {outcome.error}; logs: {run_dir / 'logs'}")
+    return run_dir
+
+
+def _figures(name: str, folders: Sequence[Path]) -> dict[str, Any]:
+    """Means over seeds and rounds; the first quarter of the rounds, while the queues fill, does not count."""
+    rounds = [record for folder in folders for record in _settled(read_rounds(folder)[0])]
+    virtual = [record["virtual"] for record in rounds]
+    trained = [c for v in virtual for c in v["clusters"] if c["selected"]]
+    metrics = [_final_metric(folder) for folder in folders]
+    devices = [d for r in rounds for c in r["clusters"] for d in c["devices"].values()]
+    return {
+        "name": name,
+        "metric": _mean(metrics),
+        "metrics": metrics,
+        "latency_s": _mean([v["latency_s"] for v in virtual]),
+        "pipeline_s": _mean([c["pipeline_s"] for c in trained]),
+        "pipeline_fused_s": _mean([c["pipeline_fused_s"] for c in trained]),
+        "pipeline_eq15_s": _mean([c["pipeline_eq15_s"] for c in trained]),
+        "latency_eq15_s": _mean([v["latency_eq15_s"] for v in virtual]),
+        "energy_j": _mean([v["energy_j"] for v in virtual]),
+        "bytes": _mean([r["bytes_up"] + r["bytes_down"] for r in rounds]),
+        "link_bytes": _mean([sum(sum(c["link_bytes"]) for c in v["clusters"] if c["selected"]) for v in virtual]),
+        "memory_bytes": max(max(c["device_memory_bytes"]) for c in trained),
+        "process_bytes": max(d["peak_bytes"] - d["idle_bytes"] for d in devices),
+        "gamma": _mean([c["gamma"] for v in virtual for c in v["clusters"]]),
+        "gamma_max": virtual[0]["gamma_max"],
+        "selected_share": np.mean([[c["selected"] for c in v["clusters"]] for v in virtual], axis=0).tolist(),
+        "wall_s": _mean([(read_summary(folder) or {}).get("wall_s") for folder in folders]),
+    }
+
+
+def _settled(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return rounds[len(rounds) // 4 :]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _metric_name(folder: Path) -> str:
+    """The task's first metric beside its loss."""
+    names = list((read_summary(folder) or {}).get("metrics", {}))
+    return next((name for name in names if name != "loss"), "loss")
+
+
+def _final_metric(folder: Path) -> float | None:
+    return (read_summary(folder) or {}).get("metrics", {}).get(_metric_name(folder))
+
+
+def _curve(name: str, seed: int, folder: Path) -> list[list[Any]]:
+    rows, seconds, sent, joules = [], 0.0, 0.0, 0.0
+    metric = _metric_name(folder)
+    for record in read_rounds(folder)[0]:
+        seconds += record["virtual"]["latency_s"] or 0.0
+        joules += record["virtual"]["energy_j"] or 0.0
+        sent += record["bytes_up"] + record["bytes_down"] + record.get("setup_bytes", 0)
+        value = record["metrics"].get(metric)
+        rows.append([name, seed, record["round"], seconds, sent, joules, record["train_loss"], value])
+    return rows
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+
+
+def training_table(found: Mapping[str, Any]) -> Table:
+    """One row a contender; differences are those of the first one from it, in per cent."""
+    table = Table(box=None)
+    table.add_column("name")
+    first = found["runs"][0]
+    columns = (
+        str(found["metric"]),
+        "latency s",
+        "Δ",
+        "step s",
+        "Δ",
+        "Eq. (15) s",
+        "energy J",
+        "Γ",
+        "messages MB",
+        "links MB",
+    )
+    for column in (*columns, "memory GB", "process MB", "selected %"):
+        table.add_column(column, justify="right")
+    for run in found["runs"]:
+        table.add_row(
+            run["name"],
+            _number(run["metric"], ".1f"),
+            _number(run["latency_s"], ".1f"),
+            _change(first["latency_s"], run["latency_s"]),
+            _number(run["pipeline_s"], ".1f"),
+            _change(first["pipeline_s"], run["pipeline_s"]),
+            _number(run["pipeline_eq15_s"], ".1f"),
+            _number(run["energy_j"], ".0f"),
+            _number(run["gamma"], ".2f") + ("" if (run["gamma"] or 0) <= run["gamma_max"] else " !"),
+            _number(run["bytes"] / 1e6, ".2f"),
+            _number(run["link_bytes"] / 1e6, ".0f"),
+            _number(run["memory_bytes"] / 1e9, ".2f"),
+            _number(run["process_bytes"] / 1e6, ".0f"),
+            " ".join(f"{100 * share:.0f}" for share in run["selected_share"]),
+        )
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _change(own: float | None, other: float | None) -> str:
+    return "" if own is None or not other or own == other else f"{100 * (own - other) / other:+.1f} %"

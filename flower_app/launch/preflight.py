@@ -1,0 +1,63 @@
+"""What can be checked of a run before anything is started. The server checks again: it also runs without us."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from client_pipeline.runtime.head import HeadTrainer
+from flower_app.config.run_config import RunConfig
+from flower_app.config.strategy_choice import COLLAPIPE, check_first_round, check_pace, make_planner
+from flower_app.tasks.base import TASKS, task
+from flower_app.training.network import of_clusters, training_scenario
+from strategies.decoder.service import DecoderService
+from strategies.decoder.trainer import DecoderTrainer
+
+
+def check_run(config: RunConfig) -> int:
+    """Check scenario, strategy, data, model, plan and the decoder's address and certificates.
+
+    Returns
+    -------
+    Number of clusters of the run.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        Naming the key or file, what was found, what was expected.
+    InfeasibleRound
+        If no cluster has a plan.
+    """
+    scenario = training_scenario(config)
+    num_clusters = config.num_clusters or scenario.num_clusters
+    planner = make_planner(config, of_clusters(scenario, num_clusters))
+    data = config.data
+    if data.source == "generated" and config.task.name in TASKS:
+        # Text without end can only be too little for its clusters; so a little of it tells. What a task of the user's
+        # own generates is not known: it may have its labels from all of its examples.
+        few = min(data.num_examples, num_clusters)
+        data = replace(data, num_examples=few, evaluation_examples=1, partition="iid")
+    chosen = task(config.task)
+    config.selection.check_metric(chosen.scores)
+    chosen.check(data, config.model, config.seed, num_clusters)
+    if planner is not None and config.costs == "scenario" and not (config.model.pretrained or config.model.from_):
+        # Otherwise the model decides, and the server tells.
+        check_pace(config, check_first_round(planner))
+    if config.tensorboard:
+        from flower_app.report.tensorboard_log import check_available
+
+        check_available()
+    if config.strategy == COLLAPIPE:
+        _try_decoder(config)
+    return num_clusters
+
+
+def _try_decoder(config: RunConfig) -> None:
+    """Read the certificates and listen for a moment, with next to nothing for a decoder."""
+    trainer = DecoderTrainer(HeadTrainer(nn.Linear(1, 1), config.optimizer, unit=0), config.decoder_sync)
+    service = DecoderService(config.decoder, trainer, num_clusters=1)
+    try:
+        service.start()
+    finally:
+        service.stop()

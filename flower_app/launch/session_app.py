@@ -1,0 +1,83 @@
+"""The Flower app of a session: the app of one run, again and again; see :mod:`flower_app.launch.session`.
+
+Which run it is stands in a file of the session's folder: all its processes run on one machine, and one run after the
+other.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from client_pipeline import durable
+from flower_app import client_app
+from flower_app.error_text import error_text
+from flower_app.runs.run_directory import FINISHED, read_run_config, write_failure, write_summary
+from flower_app.runs.run_lock import serving
+from flower_app.training.training_run import TrainingRun
+
+RUNS = "runs.json"
+"""The session's run directories, in their order."""
+_CURRENT = "current.json"
+
+server = ServerApp()
+client = ClientApp()
+
+
+class _Run(TrainingRun):
+    """One of many: nobody looks at its report."""
+
+    def draw(self) -> None:
+        """Leave the pictures to ``collapipe report``."""
+
+
+@server.main()
+def train_each(grid: Grid, context: Context) -> None:
+    """Train the session's runs, up to the first that fails."""
+    session = Path(str(context.run_config["run-dir"]))
+    try:
+        for number, name in enumerate(json.loads((session / RUNS).read_text(encoding="utf-8"))):
+            run_dir = Path(name)
+            current = json.dumps({"number": number, "run-dir": str(run_dir)})
+            durable.write_text(session / _CURRENT, current, lasting=False)
+            with serving(run_dir):
+                try:
+                    _Run(read_run_config(run_dir), run_dir, grid).run()
+                except BaseException as error:
+                    write_failure(run_dir, error)
+                    log = run_dir / "logs" / "error.log"
+                    raise RuntimeError(f"{run_dir.name}: {error_text(error, log)}") from error
+    except BaseException as error:
+        write_failure(session, error)
+        raise
+    write_summary(session, FINISHED)
+
+
+@client.query("setup")
+def setup(message: Message, context: Context) -> Message:
+    """Start the current run's control unit."""
+    return client_app.setup(message, _of_current_run(context))
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    """Train a round of the current run, within the mods that this one asks for."""
+    return client_app.train(message, _of_current_run(context))
+
+
+def _of_current_run(context: Context) -> Context:
+    """The context as the current run's own app would have it, its run id included; the state is the same object."""
+    session = Path(str(context.run_config["run-dir"]))
+    current = json.loads((session / _CURRENT).read_text(encoding="utf-8"))
+    return Context(
+        run_id=context.run_id + int(current["number"]),
+        node_id=context.node_id,
+        node_config=context.node_config,
+        state=context.state,
+        run_config=read_run_config(Path(current["run-dir"])).to_flat(),
+        series_id=context.series_id,
+    )

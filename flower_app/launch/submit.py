@@ -1,0 +1,68 @@
+"""``flwr run`` for the launcher, and the guard of its processes.
+
+It waits until the SuperLink answers, because its imports take as long as the SuperLink's start. And it ends the run if
+the launcher dies: SuperLink and SuperExec would go on without it, and a simulation survives even their deaths, for
+its main thread sleeps in a lock that no signal interrupts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+from flower_app.launch.processes import MARK, RunProcesses
+
+
+def wait_for_superlink(address: str, timeout_s: float) -> bool:
+    """Wait until the SuperLink at ``address`` (host:port) is healthy.
+
+    Returns
+    -------
+    False if it was not within ``timeout_s`` seconds.
+    """
+    # A proxy, where the environment names one, cannot reach this machine's loopback.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            with opener.open(f"http://{address}/health", timeout=1.0):
+                return True
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.05)
+    return False
+
+
+def guard(launcher: int, processes: RunProcesses, poll_s: float = 1.0) -> None:
+    """End the run's processes, and this one, when the launcher is gone; returns only then."""
+    while os.getppid() == launcher:
+        time.sleep(poll_s)
+    processes.end(polite_s=1.0)
+    shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
+    os._exit(1)
+
+
+def main() -> None:
+    """Run ``flwr run`` with the arguments after address, time limit [s], launcher's and SuperLink's process ids."""
+    address, timeout_s, launcher, superlink, *arguments = sys.argv[1:]
+    processes = RunProcesses(os.environ[MARK], int(superlink))
+    guarding = threading.Thread(target=guard, args=(int(launcher), processes), daemon=True)
+    guarding.start()
+    from flwr.cli.app import app
+
+    if not wait_for_superlink(address, float(timeout_s)):
+        sys.exit(f"the SuperLink at {address} did not answer within {timeout_s} s")
+    try:
+        app(["run", *arguments])
+    finally:
+        if os.getppid() != int(launcher):
+            # The guard has cut the line to the SuperLink, and is still clearing up.
+            guarding.join()
+
+
+if __name__ == "__main__":
+    main()

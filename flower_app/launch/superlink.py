@@ -1,0 +1,203 @@
+"""A SuperLink of our own, for one run.
+
+``flwr run`` alone would use whatever SuperLink is up on this machine: its environment, its working directory and the
+packages in there; and would leave it up afterwards. It would also install the app's dependencies anew for every run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import sysconfig
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from client_pipeline.runtime.private_ray import private_environment, without_secrets
+from flower_app.launch.processes import MARK, RunProcesses
+from flower_app.launch.ray_folders import RayFolder, short_folder
+
+CONNECTION = "own"
+SIMULATION = "flwr-simulation"
+"""Program in which the server app and, through Ray, the client apps run."""
+
+_START_S = 240.0
+_TASK_POLL_S = 0.1
+_TAKEN = re.compile(rb"address already in use", re.IGNORECASE)
+
+
+class PrivateSuperLink:
+    """Runs one Flower app in simulation, apart from all other SuperLinks of the machine.
+
+    Parameters
+    ----------
+    folder : made; holds the SuperLink's home and its working directory
+    logs : folder for what the programs say
+    """
+
+    def __init__(self, folder: Path, logs: Path) -> None:
+        self.folder = folder
+        self.logs = logs
+        self.home, self.work = folder / "home", folder / "work"
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(exist_ok=True)
+        self.address = f"127.0.0.1:{_free_port()}"
+        self.ray_folder = RayFolder(short_folder())
+        self.environment = launch_environment(self.home, self.ray_folder.path)
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+            f'[superlink.{CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n',
+            encoding="utf-8",
+        )
+        self._log_size = self.superlink_log.stat().st_size if self.superlink_log.exists() else 0
+        self.server: subprocess.Popen[bytes] | None = None
+        self.submission: subprocess.Popen[bytes] | None = None
+        self.processes: RunProcesses | None = None
+
+    @property
+    def simulation_log(self) -> Path:
+        """What server app and client apps printed, as far as the SuperLink passed it on."""
+        return self.logs / "simulation.log"
+
+    @property
+    def superlink_log(self) -> Path:
+        """What the SuperLink printed."""
+        return self.logs / "superlink.log"
+
+    @property
+    def lost_its_port(self) -> bool:
+        """Whether the SuperLink ended because somebody took its port after it was chosen."""
+        if self.server is None or not self.server.poll():
+            return False
+        return _TAKEN.search(self.superlink_log.read_bytes()[self._log_size :]) is not None
+
+    def start(self, app: Path, run_config: Path, num_supernodes: int, kept: Sequence[int] = ()) -> None:
+        """Start the SuperLink and hand it the app.
+
+        Parameters
+        ----------
+        app : folder of the Flower app
+        run_config : TOML file
+        num_supernodes : all of them run at once, whatever the machine's number of cores
+        kept : descriptors that the guard of the processes inherits
+        """
+        program = program_path("flower-superlink")
+        host, _, port = self.address.partition(":")
+        options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", port]
+        held = self.ray_folder.lock
+        self.server = self._popen([str(program), *options], self.superlink_log, kept=[held])
+        self.processes = RunProcesses(self.environment[MARK], self.server.pid)
+        # A client asks for one CPU and Ray believes in as many as there are clients: so they run at once.
+        federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1 init-args-num-cpus={num_supernodes}"
+        arguments = [str(app), CONNECTION, "--run-config", str(run_config), "--federation-config", federation]
+        ids = [str(os.getpid()), str(self.server.pid)]
+        submit = [sys.executable, "-m", "flower_app.launch.submit", self.address, str(_START_S), *ids]
+        # In the app's folder, for the module must be found without an installation too.
+        self.submission = self._popen(
+            [*submit, *arguments, "--stream"], self.simulation_log, import_root(), [*kept, held]
+        )
+
+    def close(self) -> None:
+        """End the SuperLink and all that came out of it."""
+        if self.processes is not None:
+            left = self.processes.end()
+            for child in (self.server, self.submission):
+                if child is not None and child.pid not in left:
+                    child.wait()
+        self.ray_folder.close()
+
+    def pass_log_on(self, seconds: float) -> None:
+        """Wait until the simulation has ended by itself and its log is complete, or for ``seconds``.
+
+        Who is asked to end meanwhile has finished: only the log is shorter.
+        """
+        assert self.submission is not None
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            self.submission.wait(seconds)
+
+    def _popen(
+        self, command: list[str], log: Path, cwd: Path | None = None, kept: Sequence[int] = ()
+    ) -> subprocess.Popen[bytes]:
+        with log.open("ab") as file:
+            return subprocess.Popen(
+                command,
+                cwd=cwd or self.work,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C at the terminal is ours to handle.
+                start_new_session=True,
+                pass_fds=kept,
+            )
+
+
+def launch_environment(home: Path, ray_folder: Path, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment of the SuperLink, and so of all that it starts.
+
+    Parameters
+    ----------
+    home : ``FLWR_HOME``
+    ray_folder : where Ray keeps sockets and logs; private, lest it joins a cluster that somebody started
+    inherited : what to start from; ``os.environ`` if None
+    """
+    environment = without_secrets(flower_environment(home, inherited))
+    return environment | private_environment() | {"RAY_TMPDIR": str(ray_folder)}
+
+
+def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment of Flower's and Ray's programs: ours alone are installed, and none of them calls home.
+
+    Parameters
+    ----------
+    home : ``FLWR_HOME``
+    inherited : what to start from; ``os.environ`` if None
+    """
+    environment = dict(os.environ if inherited is None else inherited)
+    environment.pop("RAY_ADDRESS", None)
+    scripts = sysconfig.get_path("scripts")
+    environment["PATH"] = os.pathsep.join(filter(None, (scripts, environment.get("PATH", ""))))
+    for name in ("no_proxy", "NO_PROXY"):
+        environment[name] = ",".join(filter(None, (environment.get(name, ""), "127.0.0.1,localhost")))
+    environment |= {
+        MARK: uuid.uuid4().hex,
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(_TASK_POLL_S),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Workers started ahead would lack the run's environment, and so only take the processor from those needed.
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    return environment
+
+
+def program_path(name: str) -> Path:
+    """Find a program of this environment.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is not installed.
+    """
+    program = Path(sysconfig.get_path("scripts")) / name
+    if not program.is_file():
+        raise FileNotFoundError(f"{program}: no such program; install flwr[simulation] into this environment")
+    return program
+
+
+def import_root() -> Path:
+    """The folder that our packages are imported from."""
+    return Path(__file__).resolve().parents[2]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

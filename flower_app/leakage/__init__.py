@@ -1,0 +1,1 @@
+"""``collapipe leakage``: reading tokens back from activations."""

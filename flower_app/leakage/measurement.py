@@ -1,0 +1,239 @@
+"""``collapipe leakage``: how much of the text of a run can be read from its activations, and what noise does to that.
+
+The attacker is the server: it knows the model, and is sent activations. Its own text is the validation set, what it
+reads is the test set: sentences of the same kind as the clusters', that neither model nor attack were trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, private_activations
+from client_pipeline.partition.parts import Batch, ModelParts
+from flower_app.config.run_config import RunConfig
+from flower_app.leakage import inversion
+from flower_app.leakage.inversion import Tokens
+from flower_app.runs.run_directory import find_run
+from flower_app.saved_model import SavedModel, load_model
+from flower_app.tasks.base import Evaluator, task
+from flower_app.tasks.tokenizer import TextTokenizer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakageRequest:
+    """What is to be measured."""
+
+    noise: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0)
+    """Noise multipliers, as ``privacy.activation-noise``; the run's own is measured too."""
+    clip: float = 0.0
+    """As ``privacy.activation-clip``; 0: the run's own, or what half of the tokens stay under."""
+    most_tokens: int = 20_000
+    """Tokens that are looked at, of auxiliary text and of victims each."""
+    seed: int = 0
+    cut_only: bool = False
+    """Attack behind the last TEB alone, where the server does; else after each."""
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if not self.noise or not all(math.isfinite(z) and z >= 0 for z in self.noise):
+            raise ValueError(f"--noise: expected multipliers of at least 0, found {self.noise}")
+        if not (math.isfinite(self.clip) and self.clip >= 0):
+            raise ValueError(f"--clip: expected a number of at least 0, found {self.clip}")
+        if self.most_tokens < 1:
+            raise ValueError(f"--tokens: expected at least 1, found {self.most_tokens}")
+
+
+class _Enough(Exception):  # noqa: N818
+    """As many tokens as wanted have been seen: an evaluation has no other way to stop."""
+
+
+@dataclass(frozen=True)
+class ObservedParts(ModelParts):
+    """A model whose activations somebody looks at, or that are changed on their way to the head."""
+
+    look: Callable[[Batch, list[Tensor]], None] = lambda batch, depths: None
+    """Gets each batch, and the activations after 0, 1, ... L TEBs."""
+    change: Callable[[Tensor, Tensor], Tensor] = lambda hidden, mask: hidden
+    """Makes what the head gets of the last activations and the mask."""
+
+    def encode(self, batch: Batch) -> Tensor:
+        """As the model does, seen and changed."""
+        x_BTD = self.embedding(batch)
+        mask, depths = self.mask_form(batch["attention_mask"], x_BTD.dtype), [x_BTD]
+        for block in self.blocks:
+            x_BTD = block(x_BTD, mask)
+            depths.append(x_BTD)
+        self.look(batch, depths)
+        return self.change(x_BTD, batch["attention_mask"])
+
+    @classmethod
+    def of(cls, parts: ModelParts, **more: Any) -> ObservedParts:
+        """Observe a model."""
+        return cls(**vars(parts), **more)
+
+
+@dataclass
+class _Seen:
+    """Activations of a split by depth, of tokens that are no mere marks of beginning and end."""
+
+    marks: frozenset[int]
+    most: int
+    depths: list[list[Tensor]] = field(default_factory=list)
+    ids: list[Tensor] = field(default_factory=list)
+    places: list[Tensor] = field(default_factory=list)
+    lengths: list[Tensor] = field(default_factory=list)
+
+    def look(self, batch: Batch, depths: list[Tensor]) -> None:
+        ids, mask = batch["input_ids"], batch["attention_mask"].bool()
+        wanted = mask & ~torch.isin(ids, torch.tensor(sorted(self.marks), dtype=ids.dtype))
+        places = torch.arange(ids.shape[1]).expand_as(ids)
+        self.ids.append(ids[wanted])
+        self.places.append(places[wanted])
+        self.lengths.append(mask.sum(dim=1))
+        self.depths = self.depths or [[] for _ in depths]
+        for seen, hidden in zip(self.depths, depths, strict=True):
+            seen.append(hidden[wanted].float())
+        if sum(map(len, self.ids)) >= self.most:
+            raise _Enough
+
+    def tokens(self, depth: int) -> Tokens:
+        parts = (torch.cat(pieces)[: self.most] for pieces in (self.depths[depth], self.ids, self.places))
+        return Tokens(*parts)
+
+
+def measure_leakage(run: str | Path, request: LeakageRequest, say: Say = lambda text: None) -> dict[str, Any]:
+    """Attack the activations of a run's model, and score the model under each noise.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If there is no such run, it has no model, or its data are not there any more.
+    """
+    from flower_app.config.sources import load_config
+    from flower_app.runs.run_directory import CONFIG
+
+    run_dir = find_run(str(run))
+    config, model = load_config(str(run_dir / CONFIG), ()), load_model(run_dir)
+    evaluator = task(config.task).evaluator(config.data, model.tokenizer_json)
+    auxiliary, victims = (_observe(model, evaluator, split, request.most_tokens) for split in ("validation", "test"))
+    num_depths = len(auxiliary.depths)
+    found: dict[str, Any] = {
+        "run_dir": str(run_dir),
+        "auxiliary": {"split": "validation", "tokens": len(auxiliary.tokens(0))},
+        "victims": {"split": "test", "tokens": len(victims.tokens(0))},
+        "longest": int(torch.cat(victims.lengths).max()),
+        "depth_of_the_cut": num_depths - 1,
+        "without_looking": asdict(inversion.blind(auxiliary.tokens(0), victims.tokens(0))),
+        "levels": [],
+    }
+    for noise in _levels(config, request):
+        attacked = range(num_depths)[-1:] if request.cut_only else range(num_depths)
+        say(f"noise {noise:g}: {len(attacked)} depths")
+        depths = [_attack(model, auxiliary, victims, depth, noise, config, request) for depth in attacked]
+        metrics = _scored(model, evaluator, noise, depths[-1]["clip"], request.seed)
+        own = config.privacy.on_activations and noise == config.privacy.activation_noise
+        found["levels"].append({"noise": noise, "trained_with": own, "metrics": metrics, "depths": depths})
+    return found
+
+
+def _levels(config: RunConfig, request: LeakageRequest) -> list[float]:
+    own = [config.privacy.activation_noise] if config.privacy.on_activations else []
+    return sorted({*request.noise, *own})
+
+
+def _observe(model: SavedModel, evaluator: Evaluator, split: str, most: int) -> _Seen:
+    tokenizer = TextTokenizer.from_json(model.tokenizer_json)
+    seen = _Seen(frozenset({tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id}), most)
+    try:
+        evaluator.evaluate(ObservedParts.of(model.parts, look=seen.look), split)
+    except _Enough:
+        pass
+    return seen
+
+
+def _attack(
+    model: SavedModel,
+    auxiliary: _Seen,
+    victims: _Seen,
+    depth: int,
+    noise: float,
+    config: RunConfig,
+    request: LeakageRequest,
+) -> dict[str, Any]:
+    """Every attack on the activations after ``depth`` TEBs, as if the model were cut there."""
+    clean, read = auxiliary.tokens(depth), victims.tokens(depth)
+    clip = request.clip or config.privacy.activation_clip or float(clean.hidden_ND.norm(dim=1).median())
+    clipped = noise > 0 or request.clip > 0 or config.privacy.on_activations
+    privacy = PrivacyConfig(activation_clip=clip, activation_noise=noise, seed=request.seed)
+    source, drawn = NoiseSource(request.seed), count()
+
+    def sent(tokens: Tokens, who: str) -> Tokens:
+        if not clipped:
+            return tokens
+        rows = tokens.hidden_ND[None]
+        mask = torch.ones(rows.shape[:2], dtype=torch.bool)
+        hidden = private_activations(rows, mask, privacy, source, who, depth, next(drawn))[0]
+        return Tokens(hidden, tokens.ids_N, tokens.places_N)
+
+    def embed(ids: Tensor) -> Tensor:
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids, dtype=torch.bool)}
+        return cast(Tensor, model.parts.embedding(batch)).float()
+
+    vocabulary = TextTokenizer.from_json(model.tokenizer_json).vocab_size
+    # In evaluation mode, without gradients: what is observed was.
+    model.parts.embedding.eval()
+    seen, embedded = sent(read, "victims"), auxiliary.tokens(0).hidden_ND
+    with torch.no_grad():
+        own = sent(clean, "auxiliary")
+        by_attack = {
+            "nearest": inversion.nearest(embed, vocabulary, own, embedded, seen),
+            "linear": inversion.linear(embed, vocabulary, own, embedded, seen),
+        }
+    by_attack["learned"] = inversion.learned(vocabulary, partial(sent, clean, "auxiliary"), seen, request.seed)
+    return {"depth": depth, "clip": clip if clipped else None} | {k: asdict(v) for k, v in by_attack.items()}
+
+
+def _scored(model: SavedModel, evaluator: Evaluator, noise: float, clip: float | None, seed: int) -> dict[str, float]:
+    """Metrics of the test set where the head gets what the server would."""
+    if clip is None:
+        return evaluator.evaluate(model.parts, "test").metrics
+    privacy = PrivacyConfig(activation_clip=clip, activation_noise=noise, seed=seed)
+    source, drawn = NoiseSource(seed), count()
+
+    def change(hidden: Tensor, mask: Tensor) -> Tensor:
+        return private_activations(hidden, mask.bool(), privacy, source, "score", next(drawn))
+
+    return evaluator.evaluate(ObservedParts.of(model.parts, change=change), "test").metrics
+
+
+def leakage_table(found: dict[str, Any]) -> Table:
+    """The findings for people: best attack by depth and noise, and what the noise costs."""
+    names: Sequence[str] = list(found["levels"][0]["metrics"])
+    title = f"Tokens of the {found['victims']['split']} set that are read from activations"
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    for column in ("noise", *(f"{one['depth']} TEBs" for one in found["levels"][0]["depths"]), *names):
+        table.add_column(column, justify="right")
+    for level in found["levels"]:
+        best = [max((d[a]["top1"], d[a]["top5"]) for a in ("nearest", "linear", "learned")) for d in level["depths"]]
+        cells = [f"{100 * one:.0f} / {100 * five:.0f}%" for one, five in best]
+        noise = f"{level['noise']:g}" + (" (the run's)" if level["trained_with"] else "")
+        table.add_row(noise, *cells, *(f"{level['metrics'][name]:.4g}" for name in names))
+    without = found["without_looking"]
+    table.caption = (
+        f"First guess / first five, by the best of three attacks; without looking {100 * without['top1']:.0f} / "
+        f"{100 * without['top5']:.0f}%. The server is sent the last column of TEBs; metrics are of the test set, with "
+        "that noise on what it is sent."
+    )
+    return table

@@ -1,0 +1,1 @@
+"""``collapipe plan``: rounds planned without training."""

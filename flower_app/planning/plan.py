@@ -1,0 +1,239 @@
+"""``collapipe plan``: rounds planned without training, from an instance or a scenario."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from client_pipeline.partition.plan import write_plans
+from client_pipeline.system.channels import NetworkTrace
+from client_pipeline.system.scenario import Scenario, load_scenario
+from flower_app.plain_console import PlainConsole
+from flower_app.planning.plan_report import print_answer
+from strategies.dssda.answer import Answer
+from strategies.dssda.instance import Instance
+from strategies.dssda.instance_file import read_instance
+from strategies.dssda.queues import DRIFTS, Queues
+from strategies.dssda.round_problem import per_round_bound, round_instance
+from strategies.dssda.segments import solve_segments
+from strategies.planning.dry_run import LossTrace, PlannedRound, plan_rounds
+from strategies.planning.policies import OPTIMAL, make_policy
+from strategies.planning.policy import Round, RoundPolicy
+from strategies.planning.ranked import RANKS, SEGMENTS
+
+PROBLEMS = ("round", "segments")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """The command's options."""
+
+    instance: str
+    """A file, or ``-`` for standard input."""
+    scenario: str
+    planner: str
+    problem: str
+    rounds: int
+    seed: int | None
+    segments: str
+    plan_file: str
+    drift: str
+    """``true`` or ``printed``."""
+    c11: bool
+    model: str
+    """Folder or hub id of the model that the scenario's costs are counted from; empty: the scenario's own costs."""
+    length: int
+    """Tokens of a sample of that model."""
+    write_plan: Path | None
+
+    def __post_init__(self) -> None:
+        if bool(self.instance) == bool(self.scenario):
+            raise ValueError("plan: expected either --instance or --scenario")
+        if self.problem not in PROBLEMS:
+            raise ValueError(f"--problem: expected one of {', '.join(PROBLEMS)}, found {self.problem!r}")
+        if self.segments not in SEGMENTS:
+            raise ValueError(f"--segments: expected one of {', '.join(SEGMENTS)}, found {self.segments!r}")
+        if self.rounds < 1 or (self.seed is not None and self.seed < 0):
+            raise ValueError(
+                f"--rounds and --seed: expected at least 1 and at least 0, found {self.rounds} and {self.seed}"
+            )
+        if self.rounds > 1 and (self.instance or self.problem == "segments"):
+            raise ValueError("--rounds: an instance and --problem segments are of one round; expected 1 with them")
+        if self.model and not self.scenario:
+            raise ValueError("--model replaces a scenario's costs; an instance has its own: use --scenario")
+        if self.length < 1:
+            raise ValueError(f"--length: expected at least 1 token, found {self.length}")
+        if self.drift not in DRIFTS:
+            raise ValueError(f"--drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
+        if self.planner != "dssda-paper" and (self.drift == "printed" or self.c11):
+            raise ValueError("--drift printed and --c11 are of the paper as printed; add --planner dssda-paper")
+        if self.instance and (self.drift == "printed" or self.c11):
+            raise ValueError("--drift and --c11 need a scenario: an instance has its weights, and no Gamma_max")
+        if self.problem == "segments" and (self.planner != "dssda" or self.write_plan):
+            raise ValueError(
+                "--problem segments is solved by dssda and has no channels: drop --planner and --write-plan"
+            )
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What came out."""
+
+    feasible: bool
+    """Whether all rounds were."""
+    document: dict[str, Any]
+    """For ``--json``: an answer, or the rounds and their summary."""
+
+
+def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Planned:
+    """Carry out the command; ``echo`` prints text for people, None prints nothing.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        Naming the file and the key at fault.
+    """
+    if request.rounds > 1:
+        return _many_rounds(request, echo)
+    round_ = _round(request)
+    instance, policy = round_.instance, _policy(request)
+    answer = solve_segments(instance) if request.problem == "segments" else policy.plan(round_)
+    if echo:
+        echo(_text(instance, answer))
+    feasible = answer.status != "infeasible"
+    if request.write_plan and feasible:
+        # A policy may know more of a plan than its answer says: a plan file has orders and schedules.
+        write_plans(request.write_plan, policy.plans(round_, answer))
+    return Planned(feasible, answer.to_dict())
+
+
+def _scenario(request: PlanRequest) -> Scenario:
+    scenario = load_scenario(request.scenario, request.seed)
+    if not request.model:
+        return scenario
+    # torch and transformers are needed for this alone.
+    from client_pipeline.partition.families import adapter
+    from client_pipeline.system.costs import model_costs
+    from flower_app.verify import model_builder
+
+    spec, planner = model_builder(request.model, seed=0)().spec, scenario.planner
+    costs = model_costs(
+        spec,
+        sequence_length=request.length,
+        batch_size=planner.batch_size,
+        local_steps=planner.local_steps,
+    )
+    num_blocks = adapter(spec.family).num_blocks(spec)
+    return replace(scenario, costs=costs, planner=replace(planner, num_blocks=num_blocks))
+
+
+def _round(request: PlanRequest) -> Round:
+    if request.scenario:
+        scenario = _scenario(request)
+        queues = Queues.empty(scenario.num_clusters)
+        return Round(
+            number=1,
+            instance=round_instance(scenario, NetworkTrace(scenario).round(1), queues, drift=request.drift),
+            losses=LossTrace(scenario.num_clusters, scenario.seed).round(1),
+            per_round=per_round_bound(scenario),
+        )
+    if request.instance == "-":
+        instance = read_instance(sys.stdin.read(), "standard input")
+    else:
+        path = Path(request.instance)
+        if not path.is_file():
+            raise FileNotFoundError(f"--instance: no file {path}")
+        instance = read_instance(path.read_text(encoding="utf-8"), str(path))
+    losses = LossTrace(instance.num_clusters, request.seed or 0).round(1)
+    return Round(number=1, instance=instance, losses=losses)
+
+
+def _policy(request: PlanRequest) -> RoundPolicy:
+    optimal = request.segments == "optimal" and request.planner in RANKS
+    name = request.planner + (OPTIMAL if optimal else "")
+    return make_policy(name, plan_file=request.plan_file, seed=request.seed or 0, c11=request.c11)
+
+
+def _many_rounds(request: PlanRequest, echo: Callable[[str], None] | None) -> Planned:
+    scenario, done = _scenario(request), []
+    for round_ in plan_rounds(scenario, _policy(request), request.rounds, drift=request.drift):
+        done.append(round_)
+        if echo:
+            echo(_line(round_))
+    last = done[-1]
+    summary = _summary(done, scenario.planner.gamma_max)
+    if echo:
+        echo("\n" + _text(last.instance, last.answer))
+        echo(_summary_text(summary))
+    feasible = all(r.answer.status != "infeasible" for r in done)
+    if request.write_plan and last.answer.status != "infeasible":
+        write_plans(request.write_plan, last.decision.plans)
+    return Planned(feasible, {"rounds": [_round_document(r) for r in done], "summary": summary})
+
+
+def _round_document(r: PlannedRound) -> dict[str, Any]:
+    return {
+        "round": r.number,
+        **r.answer.to_dict(),
+        "latency_event_s": None if np.isnan(r.latency_event_s) else r.latency_event_s,
+        "energy_j": r.energy_j,
+        "gamma": [float(g) for g in r.gamma],
+        "queues": r.queues.to_dict(),
+        "violations": r.violations,
+    }
+
+
+def _summary(done: list[PlannedRound], gamma_max: float) -> dict[str, Any]:
+    """Means over all rounds, and how often each S was planned with which mean m (the paper's Fig. 5)."""
+    choices = [c.choice for r in done for c in r.answer.clusters if c.selected and c.choice]
+    counts = Counter(c.num_segments for c in choices)
+    sizes = {
+        str(s): {
+            "share": counts[s] / len(choices),
+            "mean_m": float(np.mean([c.m for c in choices if c.num_segments == s])),
+        }
+        for s in sorted(counts)
+    }
+    planned = [r for r in done if any(r.selected)]
+    return {
+        "latency_s": float(np.mean([r.latency_s for r in planned])) if planned else None,
+        "latency_event_s": float(np.mean([r.latency_event_s for r in planned])) if planned else None,
+        "gamma": float(np.mean([r.gamma for r in done])),
+        "gamma_max": gamma_max,
+        "largest_gap": max((r.answer.gap for r in done if r.answer.gap is not None), default=None),
+        "segments": sizes,
+    }
+
+
+def _line(r: PlannedRound) -> str:
+    sizes = " ".join(
+        f"{c.choice.num_segments}x{c.choice.m}" if c.selected and c.choice else "-" for c in r.answer.clusters
+    )
+    return (
+        f"round {r.number:>3}  latency {r.latency_s:7.1f} s  Γ {np.mean(r.gamma):.3f}  "
+        f"Y {np.mean(r.queues.virtual):.3f}  S x m: {sizes}"
+    )
+
+
+def _summary_text(summary: dict[str, Any]) -> str:
+    lines = [f"Γ {summary['gamma']:.3f} on average, Γmax {summary['gamma_max']:g}"]
+    if summary["latency_s"] is not None:
+        latency, event = summary["latency_s"], summary["latency_event_s"]
+        lines.append(f"round latency {latency:.1f} s by Eq. (15), {event:.1f} s event-simulated, on average")
+    for size, figures in summary["segments"].items():
+        lines.append(f"S = {size}: {figures['share']:.0%} of the plans, m {figures['mean_m']:.1f} on average")
+    return "\n".join(lines)
+
+
+def _text(instance: Instance, answer: Answer) -> str:
+    buffer = io.StringIO()
+    console = PlainConsole(file=buffer, width=120, force_terminal=sys.stdout.isatty())
+    print_answer(console, instance, answer)
+    return buffer.getvalue().rstrip()

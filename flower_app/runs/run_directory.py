@@ -1,0 +1,309 @@
+"""What a run leaves behind: ``runs/<time>-<name>/``.
+
+::
+
+    config.toml               the resolved configuration
+    rounds.jsonl              one JSON object per round
+    plans/round-0001.json     each round's plan
+    timeline.json             the last round's pipelines, modelled and measured; trace.json: the same for Perfetto
+    checkpoint/               what the server needs to go on from the last committed round
+    releases.json             with noise: what the round under way may release
+    clusters/cluster-0/       the same of each control unit, where these run on this machine
+    report.html               the run in pictures
+    model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json;
+                              a link to its version in models/
+    waiting.json              whom the round under way waits for
+    summary.json              how it ended; written last
+    logs/                     what the programs said; error.log: where in the code a run failed
+
+``runs/latest`` points to the newest. Files that are replaced are written aside and renamed, so that a reader never
+sees half a file; those that a run goes on from are on the disk before anything points to them
+(:mod:`client_pipeline.durable`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from client_pipeline import durable
+from flower_app.config.run_config import RunConfig, nested
+from flower_app.config.sources import read_config
+from flower_app.error_text import error_text
+from strategies.planning.planner import InfeasibleRound
+
+SUMMARY = "summary.json"
+ROUNDS = "rounds.jsonl"
+CONFIG = "config.toml"
+LATEST = "latest"
+TIMELINE = "timeline.json"
+WAITING = "waiting.json"
+CLUSTERS = "clusters"
+
+FINISHED = "finished"
+FAILED = "failed"
+BAD_INPUT = "bad-input"
+INFEASIBLE = "infeasible"
+INTERRUPTED = "interrupted"
+STATUSES = (FINISHED, FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED)
+"""Values of the summary's ``status``."""
+
+
+def create_run_directory(runs_dir: str | Path, name: str) -> Path:
+    """Make a new, empty run directory and point ``latest`` to it.
+
+    Returns
+    -------
+    Its absolute path.
+    """
+    runs = Path(runs_dir).expanduser().resolve()
+    durable.make_folders(runs)
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    for attempt in range(1, 1000):
+        run_dir = runs / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            durable.disk.make_folder(run_dir)
+        except FileExistsError:
+            continue
+        durable.disk.sync(runs)
+        for folder in ("plans", "logs"):
+            durable.make_folders(run_dir / folder)
+        _point_latest(runs, run_dir.name)
+        return run_dir
+    raise FileExistsError(f"{runs}: a thousand runs named {stem} exist; choose another name")
+
+
+def claim_run_directory(run_dir: str | Path) -> Path:
+    """Make a run directory that the user names.
+
+    Raises
+    ------
+    ValueError
+        If it holds a run already.
+    """
+    path = Path(run_dir).expanduser().resolve()
+    if (path / CONFIG).exists() or (path / SUMMARY).exists():
+        raise ValueError(f"run-dir: {path} holds a run already; name another, or leave run-dir empty for a new one")
+    for folder in ("plans", "logs"):
+        durable.make_folders(path / folder)
+    return path
+
+
+def check_unused(run_dir: Path) -> None:
+    """Refuse a directory in which a run has trained already: two runs would be mixed up.
+
+    Raises
+    ------
+    ValueError
+        Saying what is there.
+    """
+    for name in (ROUNDS, "checkpoint"):
+        if (run_dir / name).exists():
+            raise ValueError(
+                f"run-dir: {run_dir} holds a run already ({name}); go on with it (collapipe run --resume), or name "
+                "another"
+            )
+
+
+def find_run(run: str | Path, runs_dir: str | Path = "runs") -> Path:
+    """Find a run by its directory, its name in ``runs_dir``, or as ``latest``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none; the message says where it was looked for.
+    """
+    for candidate in (Path(run).expanduser(), Path(runs_dir).expanduser() / run):
+        if candidate.is_dir() and (candidate / CONFIG).is_file():
+            return candidate.resolve()
+    raise FileNotFoundError(
+        f"run {str(run)!r}: found no run directory (a folder with {CONFIG}) there nor in {Path(runs_dir).resolve()}"
+    )
+
+
+def write_config(run_dir: Path, config: RunConfig) -> Path:
+    """Write the resolved configuration; that a process continued the run is no part of it."""
+    config = replace(config, resume=False)
+    return durable.write_text(run_dir / CONFIG, tomli_w.dumps(nested(config.to_flat())))
+
+
+def read_run_config(run_dir: Path) -> RunConfig:
+    """Read the resolved configuration of a run."""
+    return RunConfig.from_flat(read_config(run_dir / CONFIG))
+
+
+def append_round(run_dir: Path, record: Mapping[str, Any]) -> None:
+    """Add one round's line to ``rounds.jsonl``; on return it is on the disk."""
+    durable.append_text(run_dir / ROUNDS, _json(record) + "\n")
+
+
+def read_rounds(run_dir: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Read the complete lines after byte ``offset``.
+
+    Returns
+    -------
+    The rounds, and the offset from which to go on.
+
+    Raises
+    ------
+    ValueError
+        If a line is no JSON object; the message names the file and the line's beginning.
+    """
+    try:
+        with (run_dir / ROUNDS).open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return [], offset
+    complete = data[: data.rfind(b"\n") + 1]
+    return [_object(run_dir / ROUNDS, line) for line in complete.splitlines()], offset + len(complete)
+
+
+def write_plan(run_dir: Path, round_number: int, plan: Mapping[str, Any]) -> Path:
+    """Write the plan of one round."""
+    (run_dir / "plans").mkdir(exist_ok=True)
+    path = run_dir / "plans" / f"round-{round_number:04d}.json"
+    return durable.write_text(path, _json(plan, indent=2), lasting=False)
+
+
+def write_timeline(run_dir: Path, timeline: Mapping[str, Any]) -> Path:
+    """Write the last round's pipelines."""
+    return durable.write_text(run_dir / TIMELINE, _json(timeline), lasting=False)
+
+
+def write_waiting(run_dir: Path, missing: Mapping[int, str]) -> None:
+    """Write whom the round under way waits for and why, by cluster; no file where it waits for nobody in particular."""
+    if not missing:
+        (run_dir / WAITING).unlink(missing_ok=True)
+        return
+    durable.write_text(run_dir / WAITING, _json({"since": time.time(), "clusters": missing}), lasting=False)
+
+
+def read_waiting(run_dir: Path) -> dict[str, str]:
+    """Read whom the round under way waits for, with the reasons, by cluster; empty if for nobody in particular."""
+    try:
+        return dict(_object(run_dir / WAITING, (run_dir / WAITING).read_bytes())["clusters"])
+    except FileNotFoundError:
+        return {}
+
+
+def rounds_mark(run_dir: Path) -> dict[str, Any]:
+    """Where ``rounds.jsonl`` ends now, and what it holds so far: for :func:`check_rounds`."""
+    data = _rounds_data(run_dir)
+    return {"rounds-size": len(data), "rounds-sha256": hashlib.sha256(data).hexdigest()}
+
+
+def check_rounds(run_dir: Path, mark: Mapping[str, Any]) -> None:
+    """Refuse a ``rounds.jsonl`` that does not begin with what it held at a mark.
+
+    Raises
+    ------
+    ValueError
+        Naming the file, and what was expected and found.
+    """
+    size, data = int(mark["rounds-size"]), _rounds_data(run_dir)
+    if len(data) < size:
+        raise ValueError(f"{run_dir / ROUNDS}: expected at least {size} bytes, found {len(data)}")
+    if hashlib.sha256(data[:size]).hexdigest() != mark["rounds-sha256"]:
+        raise ValueError(f"{run_dir / ROUNDS}: the first {size} bytes are not those that were written")
+
+
+def reopen(run_dir: Path, size: int) -> None:
+    """Make a run's directory that of a running one again: no summary, rounds up to ``size`` bytes."""
+    durable.remove_leftovers(run_dir)
+    (run_dir / SUMMARY).unlink(missing_ok=True)
+    if len(_rounds_data(run_dir)) > size:
+        durable.truncate(run_dir / ROUNDS, size)
+
+
+def _rounds_data(run_dir: Path) -> bytes:
+    try:
+        return (run_dir / ROUNDS).read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def write_summary(run_dir: Path, status: str, **entries: Any) -> Path:
+    """Write how the run ended: the last thing that a run writes.
+
+    Parameters
+    ----------
+    run_dir : the run directory
+    status : one of :data:`STATUSES`
+    entries : with ``finished``: ``rounds``, ``wall_s``, ``metrics``; otherwise ``error``, a message for the user
+    """
+    if status not in STATUSES:
+        raise ValueError(f"summary status: expected one of {', '.join(STATUSES)}, found {status!r}")
+    return durable.write_text(run_dir / SUMMARY, _json({"status": status, **entries}, indent=2))
+
+
+def write_failure(run_dir: Path, error: BaseException) -> Path:
+    """Write that the run ended with ``error``: the user's mistake (ValueError, FileNotFoundError), no plan, a failure.
+
+    A bug may raise these too: so the traceback is kept as ``logs/error.log``. What is no ``Exception`` comes from a
+    signal, or from Flower when ``flwr stop`` has ended the run: it was interrupted.
+    """
+    (run_dir / "logs").mkdir(exist_ok=True)
+    # A file of our own: the launcher ends all programs at the summary, maybe before they have passed on their logs.
+    text = "".join(traceback.format_exception(error))
+    durable.write_text(run_dir / "logs" / "error.log", text, lasting=False)
+    if not isinstance(error, Exception):
+        return write_summary(run_dir, INTERRUPTED, error="interrupted")
+    mistake = isinstance(error, ValueError | FileNotFoundError)
+    status = INFEASIBLE if isinstance(error, InfeasibleRound) else BAD_INPUT if mistake else FAILED
+    return write_summary(run_dir, status, error=error_text(error, run_dir / "logs" / "error.log"))
+
+
+def read_summary(run_dir: Path) -> dict[str, Any] | None:
+    """Read how the run ended; None while it has not.
+
+    Raises
+    ------
+    ValueError
+        If the file is no JSON object; the message names it.
+    """
+    try:
+        return _object(run_dir / SUMMARY, (run_dir / SUMMARY).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _object(path: Path, data: bytes) -> dict[str, Any]:
+    """Parse a JSON object of a run's file."""
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, found {data[:60]!r}: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {data[:60]!r}")
+    return found
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    # A loss that is not a number is null: NaN is no JSON, and strict readers refuse the whole line.
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _point_latest(runs: Path, name: str) -> None:
+    """Replace the link in one step; on a file system without links there is just none."""
+    with contextlib.suppress(OSError):
+        durable.point(runs / LATEST, name)

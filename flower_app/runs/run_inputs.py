@@ -1,0 +1,71 @@
+"""The files that a run reads besides its configuration: one that goes on must find them as they were."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from client_pipeline.durable import file_digest
+from client_pipeline.run_identity import config_digest
+from client_pipeline.system.scenario import scenario_content
+from flower_app.config.run_config import RunConfig
+from flower_app.tasks.corpus import DataConfig, count_files
+
+_SPLITS = ("train", "validation", "test")
+
+
+def input_digests(config: RunConfig) -> dict[str, str]:
+    """SHA-256 of the scenario, the plan file and the data files that are here, by configuration key."""
+    found = {"scenario": hashlib.sha256(scenario_content(config.scenario)).hexdigest()}
+    if config.plan:
+        found["plan"] = file_digest(Path(config.plan))
+    for key, paths in _data_files(config.data, _SPLITS, None):
+        found[key] = _joint_digest(paths)
+    return found
+
+
+def data_digest(data: DataConfig, cluster: int) -> str:
+    """SHA-256 of a cluster's training files; empty where it has none."""
+    found = {key: _joint_digest(paths) for key, paths in _data_files(data, ("train",), cluster)}
+    return config_digest(found) if found else ""
+
+
+def check_inputs(began: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse to go on with other files than a run began with.
+
+    Raises
+    ------
+    ValueError
+        Naming the configuration key of the first that differs.
+    """
+    for key in sorted(began.keys() | now.keys()):
+        expected, found = began.get(key, ""), now.get(key, "")
+        if expected != found:
+            raise ValueError(
+                f"resume: {key}: the file is not the one that the run began with (expected SHA-256 "
+                f"{expected[:12] or 'of no file'}, found {found[:12] or 'no file'}); put it back as it was, or start a "
+                "new run"
+            )
+
+
+def _data_files(data: DataConfig, splits: tuple[str, ...], cluster: int | None) -> Iterator[tuple[str, list[Path]]]:
+    if data.source == "hub" and Path(data.hub_id).is_dir():
+        yield "data.hub-id", sorted(path for path in Path(data.hub_id).rglob("*") if path.is_file())
+    if data.source != "files":
+        return
+    for split in splits:
+        for side in ("source", "target"):
+            name = str(getattr(data, f"{split}_{side}"))
+            names = [name]
+            if "{cluster}" in name:
+                numbers = range(count_files(data)) if cluster is None else (cluster,)
+                names = [name.replace("{cluster}", str(number)) for number in numbers]
+            paths = [Path(data.path) / each for each in names if each and (Path(data.path) / each).is_file()]
+            if paths:
+                yield f"data.{split}-{side}", paths
+
+
+def _joint_digest(paths: list[Path]) -> str:
+    digests = [file_digest(path) for path in paths]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""One training as the server sees it: nodes, strategy, evaluation, records, checkpoints."""

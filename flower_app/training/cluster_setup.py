@@ -1,0 +1,166 @@
+"""Before round 1: wait for the nodes, tell each about the run, learn what its cluster has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from logging import INFO, WARNING
+from typing import NamedTuple
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore import log
+from flwr.superlink.grid import InMemoryGrid
+from torch import Tensor
+
+from flower_app.config.run_config import RunConfig
+from flower_app.training.releases import most_examples
+from strategies.clusters import ClusterState, check_clusters
+from strategies.decoder.limits import printable
+from strategies.decoder.trainer import DecoderTrainer
+from strategies.grid.forwarding import innermost
+from strategies.grid.intake import RoundBounds
+from strategies.grid.received_setup import checked_setup
+from strategies.grid.received_values import MalformedReply
+from strategies.grid.recording import array_bytes
+from strategies.grid.reply_matching import match_replies
+from strategies.records import ARRAYS, CONFIG, SETUP, to_arrays
+
+SETUP_TIMEOUT_S = 3600.0
+"""How long a control unit may take to load and encode its data."""
+_MISTAKE_CHARACTERS = 2000
+"""Of a node's words about its user's mistake."""
+_SETTLED_S = 5.0
+"""A simulation makes all of its nodes within moments: no more come after so long [s]."""
+
+
+class Clusters(NamedTuple):
+    """The run's clusters, and what telling them cost."""
+
+    states: list[ClusterState]
+    """In the order of their numbers."""
+    bytes_down: int
+    """Tensors that went down: frozen weights, once for each process of the run."""
+    at_once: int
+    """How many of them run at the same time: all, but for a simulation with less room."""
+
+
+def set_up_clusters(
+    grid: Grid,
+    nodes: Sequence[int],
+    told: Mapping[str, str | int],
+    frozen: Mapping[str, Tensor],
+    num_clusters: int,
+    max_length: int,
+    trained: Collection[int] = (),
+) -> Clusters:
+    """Tell every node about the run; learn the clusters. A mistake that any node finds ends the run here.
+
+    Parameters
+    ----------
+    grid : Flower's
+    nodes : ids of the connected nodes
+    told : what each is told
+    frozen : weights that are never trained, by global name
+    num_clusters : N
+    max_length : at which sequences are cut [tokens], for the log
+    trained : clusters that have trained in the run before it was continued
+
+    Raises
+    ------
+    RuntimeError
+        If a node does not answer in time, or fails.
+    ValueError
+        If a node finds a mistake in the configuration or its data, or the clusters are not 0 .. N - 1.
+    """
+    # Frozen weights go down here, and never with a round.
+    record, arrays = ConfigRecord(dict(told)), to_arrays(frozen)
+    messages = [
+        Message(RecordDict({CONFIG: record, ARRAYS: arrays}), dst_node_id=node, message_type=SETUP) for node in nodes
+    ]
+    answers = match_replies(messages, grid.send_and_receive(messages, timeout=SETUP_TIMEOUT_S))
+    if silent := sorted(node for node, reply in zip(nodes, answers, strict=True) if reply is None):
+        raise RuntimeError(f"set-up: no answer from nodes {silent} within {SETUP_TIMEOUT_S:g} s")
+    states, at_once = [], num_clusters
+    for node, reply in zip(nodes, answers, strict=True):
+        assert reply is not None
+        if reply.has_error():
+            raise RuntimeError(f"set-up: node {node}: {printable(str(reply.error.reason))}")
+        try:
+            answer = checked_setup(reply.content, node, num_clusters)
+        except MalformedReply as error:
+            raise RuntimeError(f"set-up: node {node}: its answer cannot be read: {printable(str(error))}") from error
+        if "error" in answer:
+            raise ValueError(printable(answer["error"], _MISTAKE_CHARACTERS))
+        if "state" in answer:
+            state = ClusterState.from_dict(answer["state"])
+            states.append(state)
+            if isinstance(innermost(grid), InMemoryGrid):
+                at_once = min(at_once, answer.get("at-once") or num_clusters)
+            where = f"cluster {state.cluster}"
+            if state.cluster in trained and not answer["restored"]:
+                log(
+                    WARNING,
+                    "%s has no checkpoint of its own left: it goes on from the global model with a fresh optimizer, at "
+                    "the start of its data; the continued run is not the one without a break",
+                    where,
+                )
+            if cut := answer["truncated"]:
+                log(WARNING, "%s: %d training sequences were cut at data.max-length = %d", where, cut, max_length)
+    check_clusters(states, num_clusters)
+    states.sort(key=lambda state: state.cluster)
+    total = sum(state.num_examples for state in states)
+    for state in states:
+        share = 100 * state.num_examples / total
+        log(INFO, "cluster %d trains on %d examples, %.1f%%", state.cluster, state.num_examples, share)
+    return Clusters(states, sum(map(array_bytes, messages)), at_once)
+
+
+def settle_decoder_sync(trainer: DecoderTrainer, clusters: Clusters) -> None:
+    """Decide ``auto`` where a simulation runs its clusters one after the other: no step could wait for all of them."""
+    if trainer.decoder_sync == "auto" and clusters.at_once < len(clusters.states):
+        trainer.decoder_sync = "round"
+        num_clusters = len(clusters.states)
+        log(INFO, "decoder-sync auto: round, %d of %d clusters run at the same time", clusters.at_once, num_clusters)
+
+
+def round_bounds(config: RunConfig, num_blocks: int, clusters: Sequence[ClusterState]) -> RoundBounds:
+    """What a run's configuration says of every honest answer to a training order."""
+    return RoundBounds(
+        steps=config.local_steps,
+        # A sequence is cut at data.max-length, its marks and all.
+        max_weight=float(most_examples(config) * config.data.max_length),
+        num_blocks=num_blocks,
+        batch_size=config.batch_size,
+        num_devices={state.cluster: len(state.devices) for state in clusters},
+    )
+
+
+def wait_for_nodes(grid: Grid, needed: int, timeout_s: float) -> list[int]:
+    """Wait, with a bound, until ``needed`` nodes are connected; returns all that are.
+
+    Raises
+    ------
+    ValueError
+        If they do not come in time, or can come no more; the message says how many came, and what brings the others.
+    """
+    simulated = isinstance(innermost(grid), InMemoryGrid)
+    started = changed = time.monotonic()
+    nodes: list[int] = []
+    while True:
+        before, nodes = nodes, sorted(grid.get_node_ids())
+        # Nodes of a simulation register one after the other: take those that are there when no more come.
+        if len(nodes) >= needed and len(nodes) == len(before):
+            return nodes
+        now = time.monotonic()
+        changed = changed if len(nodes) == len(before) else now
+        if now > started + timeout_s or (simulated and nodes and now > changed + _SETTLED_S):
+            came = f"num-clusters: {needed} clusters need as many nodes, {len(nodes)} nodes came"
+            if simulated:
+                raise ValueError(
+                    f"{came}; simulate as many: flwr run . --stream --federation-config "
+                    f'"num-supernodes={needed} client-resources-num-cpus=1 init-args-num-cpus={needed}", '
+                    f"or train {len(nodes)} clusters alone with --run-config num-clusters={len(nodes)}"
+                )
+            raise ValueError(f"{came} within {timeout_s:g} s; start more nodes or lower num-clusters")
+        time.sleep(0.5)

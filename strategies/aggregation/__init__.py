@@ -1,0 +1,1 @@
+"""Joining the clusters' encoders: the mean, robust rules, secure aggregation, central noise and its accountant."""

@@ -1,0 +1,200 @@
+"""One cluster in a round of the decoder: what it sends, where it is, what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from client_pipeline.link.tied import TiedRows
+from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.partition.parts import target_weight
+
+MOST_BEGINNINGS = 64
+"""A step is begun again for each device that is lost in it; without end it would keep the decoder computing."""
+
+
+class Refusal(ValueError):
+    """What a CU asked cannot be done; the message says why and goes back to the CU."""
+
+
+class NotFiniteRefusal(Refusal):
+    """What a CU sent, or what came of it, holds NaN or Inf."""
+
+
+class Superseded(Exception):  # noqa: N818
+    """A stream acts for a cluster that has opened another one since."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Activations and targets of one micro-batch, as a cluster sent them."""
+
+    step: StepId
+    micro_batch: int
+    """From 0."""
+    num_micro_batches: int
+    """m of this step."""
+    weight: float
+    """Target tokens or samples in it."""
+    total_weight: float | None
+    """W_n of the whole step; on its first micro-batch only."""
+    hidden_BTD: Tensor
+    mask_BT: Tensor
+    targets: Mapping[str, Tensor]
+    attempt: int = 0
+    """How often the cluster has begun the step before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSummary:
+    """What one cluster contributed to the decoder in a round."""
+
+    steps: int
+    """Steps that counted."""
+    weight: float
+    """Sum of their total weights W_n."""
+    loss: float
+    """Mean loss per target over these steps; NaN without any."""
+    left: str | None
+    """Why it left before its goodbye; None if it did not."""
+
+
+class Member:
+    """Where one cluster is in a round of the decoder."""
+
+    def __init__(self, cluster: int, local_steps: int, tied: Mapping[str, Tensor] | None = None) -> None:
+        self.cluster = cluster
+        self.seat = 0
+        """Number of its newest stream."""
+        self.away_since: float | None = None
+        """When its stream was cut [s, monotonic]; None while it is there."""
+        self.heard_at = 0.0
+        """When it last did something [s, monotonic]."""
+        self.gone_at = 0.0
+        """When it finished or left [s, monotonic]."""
+        self.silent = False
+        """Whether it left because nothing came from it in time."""
+        self.local_steps = local_steps
+        self.tied = dict(tied or {})
+        """Values of the tied matrices that this cluster's step computes with: at first those of the round."""
+        self._shapes = {name: value.shape for name, value in self.tied.items()}
+        self.joined = False
+        self.finished = False
+        self.left: str | None = None
+        self.step = 1
+        self.attempt = 0
+        self.beginnings = 1
+        """Of the step in progress, whatever its attempts are called."""
+        self.steps, self.weight, self.loss_sum = 0, 0.0, 0.0
+        self.reset_step()
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing more is to come from it."""
+        return self.finished or self.left is not None
+
+    def reset_step(self) -> None:
+        """Begin a step anew."""
+        self.next_micro_batch, self.num_micro_batches = 0, 0
+        self.step_weight, self.seen_weight, self.step_loss_sum = 0.0, 0.0, 0.0
+        self._rows = TiedRows(self._shapes)
+
+    def count_step(self) -> None:
+        """Note that the decoder took the step in progress."""
+        self.step += 1
+        self.attempt = 0
+        self.beginnings = 1
+        self.steps += 1
+        self.weight += self.step_weight
+        self.loss_sum += self.step_loss_sum
+        self.reset_step()
+
+    def summary(self) -> ClusterSummary:
+        """Sum up the steps that counted."""
+        loss = self.loss_sum / self.weight if self.weight else math.nan
+        return ClusterSummary(steps=self.steps, weight=self.weight, loss=loss, left=self.left)
+
+    def check_order(self, batch: MicroBatch, waiting: bool) -> None:
+        """Refuse a micro-batch that is not the next one; ``waiting``: the step in progress is closed already."""
+        step = batch.step.step
+        if step > self.local_steps:
+            raise Refusal(f"a round has local-steps = {self.local_steps}, found step {step}")
+        if step != self.step or waiting:
+            raise Refusal(f"expected step {self.step}, found step {step}")
+        if batch.micro_batch != self.next_micro_batch:
+            raise Refusal(f"expected micro-batch {self.next_micro_batch}, found {batch.micro_batch}")
+        first = batch.micro_batch == 0
+        if batch.num_micro_batches != (self.num_micro_batches or batch.num_micro_batches):
+            raise Refusal(f"expected {self.num_micro_batches} micro-batches, found {batch.num_micro_batches}")
+        if batch.micro_batch >= batch.num_micro_batches:
+            raise Refusal(f"expected {batch.num_micro_batches} micro-batches, found one more")
+        if first != (batch.total_weight is not None) or (batch.total_weight is not None and batch.total_weight <= 0):
+            raise Refusal(
+                "the first micro-batch of a step, and no other, carries the total weight, above 0; "
+                f"found {batch.total_weight} on micro-batch {batch.micro_batch}"
+            )
+
+    def begins_again(self, step: int, attempt: int, waiting: bool) -> bool:
+        """Whether the cluster has dropped the step in progress and begins it once more."""
+        if step != self.step or attempt <= self.attempt or waiting:
+            return False
+        self.beginnings += 1
+        if self.beginnings > MOST_BEGINNINGS:
+            raise Refusal(f"step {step} was begun more than {MOST_BEGINNINGS} times")
+        return True
+
+    def take_tied(self, step: int, name: str, start: int, rows: Tensor, waiting: bool) -> None:
+        """Take rows of a tied matrix, before the first micro-batch of a step; refuse them at any other time."""
+        if step != self.step or waiting:
+            raise Refusal(f"tied matrix {name}: expected one of step {self.step}, found one of step {step}")
+        if step == 1 or self.next_micro_batch:
+            when = "a round's first step trains with the round's own" if step == 1 else "the step has begun"
+            raise Refusal(f"tied matrix {name}: not expected in step {step}, {when}")
+        try:
+            self._rows.add(name, start, rows)
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+
+    def tied_of_step(self) -> dict[str, Tensor]:
+        """The tied matrices of the step in progress; refuses a step whose matrices have not all come."""
+        if self.step > 1:
+            if self._rows.missing is not None:
+                raise Refusal(f"tied matrix {self._rows.missing}: step {self.step} began before it had come in full")
+            self.tied = self._rows.values
+        return self.tied
+
+    def check_complete(self, step: int, scale: float, waiting: bool) -> None:
+        """Refuse to close a step that is not the one in progress, or not complete."""
+        if step != self.step or waiting:
+            raise Refusal(f"expected the end of step {self.step}, found that of step {step}")
+        if not self.num_micro_batches or self.next_micro_batch != self.num_micro_batches:
+            raise Refusal(f"step {step} ended after {self.next_micro_batch} of {self.num_micro_batches} micro-batches")
+        if not math.isclose(self.seen_weight, self.step_weight, rel_tol=1e-6):
+            raise Refusal(
+                f"step {step}: the micro-batches weigh {self.seen_weight:g}, announced were {self.step_weight:g}"
+            )
+        if not 0 <= scale <= 1:
+            raise Refusal(f"step {step}: expected a clipping factor in [0, 1], found {scale}")
+
+
+def check_values(batch: MicroBatch) -> None:
+    """Refuse activations that are not finite, and a weight that the labels do not have.
+
+    Raises
+    ------
+    Refusal
+        Naming the tensor, and what was expected and found.
+    """
+    if batch.weight != target_weight(batch.targets):
+        raise Refusal(f"weight: expected {target_weight(batch.targets)} as the labels say, found {batch.weight:g}")
+    if not is_finite(batch.hidden_BTD):
+        raise NotFiniteRefusal(f"hidden: micro-batch {batch.micro_batch} holds NaN or Inf: training diverged on the CU")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor that is not empty holds neither NaN nor Inf; one pass, as NaN is both least and largest."""
+    low, high = tensor.aminmax()
+    return math.isfinite(low) and math.isfinite(high)

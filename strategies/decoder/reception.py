@@ -1,0 +1,212 @@
+"""Who is let into the decoder's service: first frames, tokens, and which streams each cluster has."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from client_pipeline.link.activation_codec import ActivationCodec
+from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode
+from strategies.decoder.limits import Allowance, HelloGuard, TooManyHellos, peer_name, printable
+from strategies.decoder.tokens import RoundTokens
+from strategies.decoder.trainer import DecoderTrainer
+
+HELLO_TIMEOUT_S = 20.0
+"""How long a stream may take to say hello [s]."""
+STREAMS_OF_A_CLUSTER = 4
+"""Streams that are served at the same time; all but the newest wait to hear that they were replaced."""
+_HELLO_BYTES = 16 * 2**10
+_COMEBACKS, _COMEBACKS_PER_S = 32, 1.0
+"""Streams that a cluster may open again in a round at once, and in the long run."""
+
+
+class StreamContext(Protocol):
+    """What is needed of a stream beside its frames, as gRPC has it."""
+
+    def peer(self) -> str: ...  # noqa: D102
+    def peer_identities(self) -> Iterable[bytes] | None: ...  # noqa: D102
+    def is_active(self) -> bool: ...  # noqa: D102
+    def cancel(self) -> object: ...  # noqa: D102
+    def add_callback(self, callback: Callable[[], None]) -> bool: ...  # noqa: D102
+
+
+@dataclass
+class OpenStream:
+    """Whose a stream is."""
+
+    round: int
+    cluster: int
+    seat: int
+    """Streams of the cluster before this one."""
+    resume: str
+    """The token of the next one."""
+    welcome: bool = False
+    """Whether the trainer has let it in."""
+
+
+class Reception:
+    """Lets streams in and keeps account of them. Safe to call from several threads.
+
+    Parameters
+    ----------
+    trainer : told of clusters that leave, and of streams that end
+    codec : how activations travel; a CU that declares another is refused
+    num_clusters : most clusters of a round
+    """
+
+    def __init__(self, trainer: DecoderTrainer, codec: ActivationCodec, num_clusters: int) -> None:
+        self.trainer = trainer
+        self.codec = codec
+        self.hellos = HelloGuard(num_clusters + 2)
+        # Those that have not said hello never take the threads of the round's clusters; whoever gave way to a newer
+        # stream has a thread for a moment longer.
+        self.most_streams = STREAMS_OF_A_CLUSTER * num_clusters + 2 * self.hellos.most_waiting
+        self._lock = threading.Lock()
+        self._tokens = RoundTokens()
+        self._streams: dict[StreamContext, int] = {}
+        self._served: Counter[int] = Counter()
+        """Threads that serve a cluster's streams."""
+        self._comebacks: dict[int, Allowance] = {}
+
+    def open_round(self, round_: int, clusters: Iterable[int]) -> dict[int, str]:
+        """Return the round's token of each cluster; streams of older rounds are broken off."""
+        clusters = list(clusters)
+        with self._lock:
+            tokens = self._tokens.open(round_, clusters)
+            self._comebacks = {cluster: Allowance(_COMEBACKS_PER_S, _COMEBACKS) for cluster in clusters}
+            old = list(self._streams)
+        for context in old:
+            context.cancel()
+        return tokens
+
+    def close_round(self) -> None:
+        """Let nobody in any more: the round's tokens are worth nothing."""
+        with self._lock:
+            self._tokens.close()
+
+    @property
+    def num_streams(self) -> int:
+        """Streams of clusters that are open."""
+        with self._lock:
+            return len(self._streams)
+
+    def greet(self, frames: Iterator[bytes], context: StreamContext) -> OpenStream | None:
+        """Wait for a stream's first frame and check it; None: it took its cluster out of the round, and has ended.
+
+        Whoever gets a stream ends it with :meth:`release`.
+
+        Raises
+        ------
+        TooManyHellos
+            If the peer, or the cluster, has to wait.
+        PermissionError
+            With a reason that tells nothing about the right token.
+        FrameError
+            If it is no hello.
+        """
+        peer = peer_name(context.peer_identities(), context.peer())
+        place = self.hellos.enter(peer, context.cancel)
+        # A stream that says nothing must not hold a thread for ever.
+        silence = threading.Timer(HELLO_TIMEOUT_S, context.cancel)
+        silence.daemon = True
+        silence.start()
+        try:
+            first = next(frames, None)
+            if first is None:
+                raise FrameError("expected a hello frame, found the end of the stream")
+        except BaseException:
+            # Whoever waits in silence has guessed nothing: it costs a place, which is given to the next one.
+            if self.hellos.leave(place):
+                self.hellos.count("no hello came")
+            raise
+        finally:
+            silence.cancel()
+        wrong = "malformed"
+        stream: OpenStream | None = None
+        try:
+            hello = decode(first, _HELLO_BYTES)
+            wrong = "not admitted"
+            if hello.kind == "leave":
+                self._leave_by_token(hello)
+            else:
+                stream = self._admit(hello, context)
+            wrong = ""
+        except TooManyHellos:
+            wrong = ""
+            raise
+        finally:
+            self.hellos.leave(place)
+            if wrong:
+                self.hellos.wrong(peer, wrong)
+        return stream
+
+    def heard(self, stream: OpenStream) -> None:
+        """Note that a stream's first frame after its hello has come: it needs no older token."""
+        with self._lock:
+            self._tokens.hear(stream.round, stream.cluster, stream.seat)
+
+    def welcomed(self, stream: OpenStream, context: StreamContext) -> None:
+        """Note that the trainer has let a stream in."""
+        stream.welcome = True
+        if not context.is_active():  # it ended while it waited, and was not there to be missed
+            self._gone(context, stream)
+
+    def release(self, stream: OpenStream | None) -> None:
+        """Note that a stream's thread has ended."""
+        if stream is not None:
+            with self._lock:
+                self._served[stream.cluster] -= 1
+
+    def _admit(self, hello: Frame, context: StreamContext) -> OpenStream:
+        """Check the token of a hello: that of the round, or the one that opens a stream again."""
+        if hello.kind != "hello":
+            raise FrameError(f"expected a hello frame first, found {hello.kind}")
+        header = hello.header
+        if header["version"] != PROTOCOL_VERSION:
+            raise FrameError(
+                f"protocol version: expected {PROTOCOL_VERSION}, found {header['version']}; install the same release"
+            )
+        if (declared := header.get("codec", "none")) != self.codec.name:
+            raise FrameError(
+                f"codec of the activations: expected {self.codec.name}, found {declared:.40}; set "
+                "compression.activations alike on the server and all clusters"
+            )
+        cluster = int(header["cluster"])
+        with self._lock:
+            allowance = self._comebacks.get(cluster)
+            if self._served[cluster] >= STREAMS_OF_A_CLUSTER or (allowance is not None and allowance.empty):
+                raise TooManyHellos(f"cluster {cluster} has opened too many streams in this round; try again later")
+            seat, resume = self._tokens.admit(cluster, header["round"], header["token"])
+            if allowance is not None:
+                allowance.take()
+            stream = OpenStream(self._tokens.round, cluster, seat, resume)
+            old = [other for other, owner in self._streams.items() if owner == cluster]
+            self._streams[context] = cluster
+            self._served[cluster] += 1
+        # A stream that only looks open, its cable cut, gives way to the new one.
+        for other in old if seat else ():
+            other.cancel()
+        if not context.add_callback(lambda: self._gone(context, stream)):
+            self._gone(context, stream)
+        return stream
+
+    def _leave_by_token(self, leave: Frame) -> None:
+        """Take a cluster out of the round for whoever holds the round's token: its control unit is gone."""
+        header = leave.header
+        if not {"token", "round", "cluster"} <= header.keys():
+            raise FrameError("header of a leave frame that comes first: expected token, round and cluster")
+        with self._lock:
+            self._tokens.check(int(header["cluster"]), header["round"], header["token"])
+        self.trainer.leave(int(header["round"]), int(header["cluster"]), printable(str(header["reason"])))
+
+    def _gone(self, context: StreamContext, stream: OpenStream) -> None:
+        """Note that a stream has ended, even while its thread waits itself."""
+        with self._lock:
+            self._streams.pop(context, None)
+        if stream.welcome or stream.seat:
+            self.trainer.away(stream.round, stream.cluster, stream.seat)
+        else:  # without a welcome it has no token to come back with
+            self.trainer.leave(stream.round, stream.cluster, "its stream broke off")

@@ -1,0 +1,309 @@
+"""The decoder's gRPC service: tokens, TLS and frames around :class:`~strategies.decoder.trainer.DecoderTrainer`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from torch import Tensor
+
+from client_pipeline.link.activation_codec import ActivationCodec
+from client_pipeline.link.base import Gradient
+from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode, encode
+from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, read_pem
+from client_pipeline.link.tied import pieces
+from client_pipeline.partition.micro_batches import StepId
+from strategies.aggregation.accountant import Sent
+from strategies.decoder.config import DecoderConfig, check_pair, split_address
+from strategies.decoder.limits import Allowance, HelloGuard, TooManyHellos, printable
+from strategies.decoder.member import ClusterSummary, MicroBatch, NotFiniteRefusal, Refusal, Superseded
+from strategies.decoder.reception import OpenStream, Reception
+from strategies.decoder.revoked_certificates import RevokedCertificates
+from strategies.decoder.step_limits import StepLimits
+from strategies.decoder.trainer import DecoderTrainer, RoundSummary
+
+_HANDSHAKE_TIMEOUT_S = 15.0
+_STOP_S = 5.0
+
+
+class DecoderService:
+    """Serves one decoder over gRPC for as long as the run lasts.
+
+    Parameters
+    ----------
+    config : addresses and certificates; certificate files are read here
+    trainer : what the frames are handed to
+    num_clusters : most clusters of a round; every stream takes a thread
+    codec : how activations and gradients travel; a CU that declares another is refused
+    limits : what a cluster's step may hold
+
+    Raises
+    ------
+    ValueError
+        If a certificate file cannot be read, or certificate and key do not belong together.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        trainer: DecoderTrainer,
+        num_clusters: int,
+        codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
+        limits: StepLimits = StepLimits(),  # noqa: B008
+    ) -> None:
+        self.config = config
+        self.trainer = trainer
+        self.codec = codec
+        self.limits = limits
+        self.reception = Reception(trainer, codec, num_clusters)
+        self._certificate = read_pem(config.tls_certificate, "decoder.tls-certificate")
+        self._key = read_pem(config.tls_key, "decoder.tls-key")
+        self._ca = read_pem(config.tls_ca, "decoder.tls-ca")
+        if self._certificate is not None:
+            check_pair(config.tls_certificate, config.tls_key)
+        self._revoked = RevokedCertificates(config.tls_crl, self._ca) if config.tls_crl and self._ca else None
+        self._server: grpc.Server | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._address = ""
+        self.sent: dict[int, Sent] = {}
+        """What has come of each cluster's activations in the run."""
+        self.on_repeat: Callable[[], None] = lambda: None
+        """Called when a step comes again, before it is answered."""
+
+    def start(self) -> str:
+        """Listen; returns the bound ``host:port``.
+
+        Raises
+        ------
+        ValueError
+            If the port is in use or the host is not of this machine.
+        """
+        options = [
+            *channel_options(self.config.max_frame_bytes),
+            # Without this two services on one port would both start, and share its streams.
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            # A few bytes that unpack to gigabytes are not unpacked: bit 0 is "as it is".
+            ("grpc.compression_enabled_algorithms_bitset", 1),
+            ("grpc.max_metadata_size", 8192),
+            ("grpc.max_concurrent_streams", self.reception.most_streams),
+            ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_TIMEOUT_S * 1000)),
+        ]
+        most = self.reception.most_streams
+        threads = ThreadPoolExecutor(most, thread_name_prefix="decoder")
+        server = grpc.server(threads, options=options, maximum_concurrent_rpcs=most)
+        exchange = grpc.stream_stream_rpc_method_handler(self._serve, None, None)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: exchange}),))
+        host, port = split_address("decoder.bind", self.config.bind)
+        try:
+            bound = self._add_port(server)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise ValueError(
+                f"decoder.bind: cannot listen on {self.config.bind}: the port is in use or the host is not of this "
+                "machine; choose another, or port 0 for a free one"
+            )
+        server.start()
+        self._server, self._threads = server, threads
+        self._address = f"{host}:{bound}"
+        return self._address
+
+    @property
+    def hellos(self) -> HelloGuard:
+        """Who knocks at the service's door, and in vain."""
+        return self.reception.hellos
+
+    @property
+    def advertised(self) -> str:
+        """``host:port`` that CUs are told."""
+        port = self._address.rpartition(":")[2]
+        host, colon, own_port = (self.config.advertise or self._address).rpartition(":")
+        if not colon:
+            return f"{own_port}:{port}"
+        return f"{host}:{port if own_port == '0' else own_port}"
+
+    def open_round(
+        self, round_: int, clusters: Iterable[int], local_steps: int, tied: Mapping[str, Tensor] | None = None
+    ) -> dict[int, DecoderAddress]:
+        """Open a round; returns what each selected CU has to be told. Streams of older rounds are broken off.
+
+        ``tied`` as in :meth:`DecoderTrainer.open_round`.
+        """
+        clusters = list(clusters)
+        self.trainer.open_round(round_, clusters, local_steps, tied)
+        tokens = self.reception.open_round(round_, clusters)
+        root = self._ca or self._certificate or b""
+        return {
+            cluster: DecoderAddress(
+                target=self.advertised,
+                token=token,
+                round=round_,
+                cluster=cluster,
+                join_timeout_s=float(self.trainer.join_timeout_s),
+                step_timeout_s=float(self.trainer.step_timeout_s),
+                max_frame_bytes=self.config.max_frame_bytes,
+                tls=self._certificate is not None,
+                root_certificate=root.decode(),
+            )
+            for cluster, token in tokens.items()
+        }
+
+    def end_round(self) -> dict[int, ClusterSummary]:
+        """Let nobody in any more; the round's tokens are worth nothing. See :meth:`DecoderTrainer.end_round`."""
+        self.reception.close_round()
+        return self.trainer.end_round()
+
+    def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
+        """Close the round; its tokens are worth nothing from now on. See :meth:`DecoderTrainer.finish_round`."""
+        self.reception.close_round()
+        return self.trainer.finish_round(weights)
+
+    def __enter__(self) -> DecoderService:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Break off all streams and stop listening."""
+        if self._server is not None:
+            self._server.stop(grace=0).wait(_STOP_S)
+            self._server = None
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+            self._threads = None
+
+    def _add_port(self, server: grpc.Server) -> int:
+        if self._certificate is None:
+            return int(server.add_insecure_port(self.config.bind))
+        credentials = grpc.ssl_server_credentials(
+            [(self._key, self._certificate)], root_certificates=self._ca, require_client_auth=self._ca is not None
+        )
+        return int(server.add_secure_port(self.config.bind, credentials))
+
+    def _serve(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Answer one stream. An error of the CU ends the stream with a reason, never the service."""
+        stream: OpenStream | None = None
+        try:
+            if self._revoked is not None:
+                self._revoked.check(context.auth_context())
+            stream = self.reception.greet(frames, context)
+            if stream is None:
+                return
+            yield from self._welcome(stream, context)
+            allowance = Allowance(self.config.frames_per_second, 2 * self.config.frames_per_second)
+            for data in frames:
+                self.reception.heard(stream)
+                if wait_s := allowance.take():
+                    # What is not read yet holds the sender back.
+                    time.sleep(wait_s)
+                frame = decode(data, self.config.max_frame_bytes)
+                del data
+                yield from self._answers(frame, stream)
+                if frame.kind in ("bye", "leave"):
+                    return
+                del frame  # nothing of it is in memory while the next one comes
+            # Without a goodbye: a cut looks like that, too.
+        except Superseded:
+            pass  # the cluster goes on with another stream
+        except FrameError as error:
+            self._refuse(stream, context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TooManyHellos as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except PermissionError as error:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, printable(str(error)))
+        except NotFiniteRefusal as error:
+            self._refuse(stream, context, grpc.StatusCode.OUT_OF_RANGE, str(error))
+        except Refusal as error:
+            self._refuse(stream, context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        finally:
+            self.reception.release(stream)
+
+    def _refuse(
+        self, stream: OpenStream | None, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str
+    ) -> None:
+        """End a stream with a reason; its cluster has left the round."""
+        reason = printable(reason)
+        if stream is not None:
+            self.trainer.leave(stream.round, stream.cluster, reason, stream.seat)
+        context.abort(code, reason)
+
+    def _welcome(self, stream: OpenStream, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Join, or come back; a step that was closed before the cut is confirmed when it is taken."""
+        if stream.seat:
+            seat = self.trainer.rejoin(stream.round, stream.cluster, stream.seat)
+        else:
+            seat = self.trainer.join(stream.round, stream.cluster)
+        self.reception.welcomed(stream, context)
+        told = {"decoder_sync": seat.sync, "resume": stream.resume, "step": seat.step, "closed": int(seat.closed)}
+        yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, **told})
+        if seat.closed:
+            self.trainer.await_step(stream.round, stream.cluster, seat.step, seat.number)
+            yield encode({"kind": "step_applied", "round": stream.round, "step": seat.step})
+
+    def _answers(self, frame: Frame, stream: OpenStream) -> Iterator[bytes]:
+        header, round_, cluster, seat = frame.header, stream.round, stream.cluster, stream.seat
+        if frame.kind == "bye":
+            self.trainer.finish(round_, cluster, seat)
+            yield encode({"kind": "goodbye"})
+            return
+        if frame.kind == "leave":
+            self.trainer.leave(round_, cluster, printable(str(header["reason"])), seat)
+            return
+        if frame.kind not in ("tied", "micro_batch", "step_end"):
+            raise FrameError(f"expected a micro_batch, step_end or bye frame, found {frame.kind}")
+        if header["round"] != round_:
+            raise Refusal(f"this stream is of round {round_}, found a frame of round {header['round']}")
+        place = {"round": round_, "step": header["step"]}
+        attempt = int(header.get("attempt", 0))
+        if frame.kind == "tied":
+            name, start, rows = header["name"], header["start"], frame.tensors["rows"]
+            self.trainer.take_tied(round_, cluster, header["step"], name, start, rows, attempt=attempt, seat=seat)
+        elif frame.kind == "step_end":
+            self.trainer.close_step(round_, cluster, header["step"], header["scale"], seat)
+            yield encode({"kind": "step_applied", **place})
+        else:
+            place["attempt"] = attempt
+            yield self._gradient(self.trainer.micro_batch(cluster, self._micro_batch(frame, cluster), seat), place)
+            if header["micro_batch"] == header["num_micro_batches"] - 1:
+                tied = self.trainer.tied_gradient(round_, cluster, seat)
+                for name, start, rows in pieces(tied, self.config.max_frame_bytes):
+                    yield encode({"kind": "tied_gradient", **place, "name": name, "start": start}, {"rows": rows})
+
+    def _micro_batch(self, frame: Frame, cluster: int) -> MicroBatch:
+        """Read a micro-batch; raises Refusal if it, or its step, is more than the limits admit."""
+        header, mask_BT = frame.header, frame.tensors["mask"]
+        self.limits.check(frame.tensors["hidden"], mask_BT, frame.targets, self.codec)
+        self.limits.check_weights(header["weight"], header.get("total_weight"), header["num_micro_batches"])
+        # Only now is it counted, whatever the decoder makes of it: it was received.
+        sent = self.sent.setdefault(cluster, Sent())
+        if sent.add((header["round"], header["step"]), header["micro_batch"], mask_BT):
+            self.on_repeat()
+        self.limits.check_examples(sent.step_examples)
+        try:
+            hidden_BTD = self.codec.decode(frame.tensors["hidden"])
+        except ValueError as error:
+            raise Refusal(f"hidden: {error}") from None
+        return MicroBatch(
+            step=StepId(seed=header["seed"], round=header["round"], step=header["step"], cluster=cluster),
+            micro_batch=header["micro_batch"],
+            num_micro_batches=header["num_micro_batches"],
+            weight=header["weight"],
+            total_weight=header.get("total_weight"),
+            hidden_BTD=hidden_BTD,
+            mask_BT=mask_BT,
+            targets=frame.targets,
+            attempt=header.get("attempt", 0),
+        )
+
+    def _gradient(self, gradient: Gradient, place: dict[str, int]) -> bytes:
+        header = {"kind": "gradient", **place, "micro_batch": gradient.micro_batch, "loss_sum": gradient.loss_sum}
+        if gradient.norm_sq is not None:
+            header["norm_sq"] = gradient.norm_sq
+        return encode(header, {"gradient": self.codec.encode(gradient.tensor)})

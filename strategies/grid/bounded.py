@@ -1,0 +1,374 @@
+"""A Grid that waits for no answer that cannot come: each exchange ends a bounded time after its last sign of life.
+
+Flower's own exchange waits for all answers until its timeout, which for a training round has to be a day. Here an
+order fails as soon as one of these is known:
+
+* the SuperLink says that the node's heartbeats have stopped (within a minute), or that its SuperNode was started again:
+  what it had been sent is lost with it;
+* its cluster has left the decoder's round, and its own error does not come within :data:`LAST_WORDS_S`, or
+  :data:`LOST_S` if the cluster had been silent;
+* its cluster has said goodbye to the decoder, and its update does not come within ``reply_timeout_s``;
+* without a decoder: the others have answered, and it takes many times longer than they did.
+
+A node that owes an answer hears of no further round until it has answered, was started again, or was away: a SuperNode
+takes one message after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from logging import INFO, WARNING
+from typing import NamedTuple, Protocol
+
+from flwr.app import Error, Message, MessageType
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore import log
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+from strategies.decoder.round import DecoderRound, Standing
+from strategies.grid.forwarding import ForwardingGrid
+from strategies.grid.reply_matching import failed
+
+LAST_WORDS_S = 60.0
+"""How long a control unit that has left the decoder's round may take to say why [s]."""
+LOST_S = 5.0
+"""The same of one from which the decoder has heard nothing for long [s]."""
+BEGIN_S = 900.0
+"""How long control units may take to begin a round: one that was lost loads its data first [s]."""
+NOBODY_S = 180.0
+"""How long a run goes without any of its nodes [s]."""
+_SLOWER = 5.0
+"""Without a decoder, the next answer may take this many times as long as the slowest one before."""
+_LOOK_S = 5.0
+"""How often the SuperLink is asked which SuperNodes are gone, or were started again [s]."""
+_LATE_S = 2.0
+"""How long an answer that is long overdue may take to be fetched before the next round begins [s]."""
+_TURN_S = 5.0
+"""How long an answer may take to be fetched until others are fetched beside it [s]."""
+_INTERNAL_ERROR, _FAILS = 500, 30
+"""Internal errors in a row after which the SuperLink is asked no more."""
+_NO_HEARTBEAT = "its SuperNode has sent no heartbeat for a minute: it ended, was stopped, or is cut off"
+
+
+class NobodyConnected(RuntimeError):
+    """No node of the run has been connected for long."""
+
+
+class Missing(NamedTuple):
+    """A cluster that an exchange waits for."""
+
+    cluster: int
+    reason: str
+
+
+class Decoder(Protocol):
+    """The decoder of a run; :class:`strategies.decoder.trainer.DecoderTrainer`."""
+
+    @property
+    def current(self) -> DecoderRound:
+        """The round that was opened last."""
+        ...
+
+
+class _Awaited(threading.Thread):
+    """An order whose answer is awaited, in a thread of its own: one that comes slowly holds up no other.
+
+    Parameters
+    ----------
+    grid : Flower's
+    order : as it was sent
+    activated : when the SuperNode that gets it was started, as the SuperLink says
+    poll_s : between two looks [s]
+    turn : held while one looks; the others wait for it only so long as no answer is slow
+    """
+
+    def __init__(self, grid: Grid, order: Message, activated: str, poll_s: float, turn: threading.Lock) -> None:
+        super().__init__(name="answer", daemon=True)
+        self._turn = turn
+        self.order, self.activated = order, activated
+        self.reply: Message | None = None
+        self.error: BaseException | None = None
+        self._fails = 0
+        """Errors of the SuperLink's in a row."""
+        self._grid, self._poll_s, self._last_look = grid, poll_s, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Look until the answer is there, or nobody waits for it any more."""
+        try:
+            while self.reply is None:
+                last = self._last_look.is_set()
+                self.reply = self._pull()
+                if last or self._last_look.wait(self._poll_s):
+                    return
+        except BaseException as error:
+            self.error = error
+
+    def _pull(self) -> Message | None:
+        """Ask the SuperLink once; what it cannot do at the moment it can a moment later, or its error is raised."""
+        alone = self._turn.acquire(timeout=_TURN_S)
+        try:
+            found = next(iter(self._grid.pull_messages([self.order.metadata.message_id])), None)
+            self._fails = 0
+            return found
+        except Exception as error:
+            # Flower's client raises what its HTTP library does, and that has the response.
+            status = int(getattr(getattr(error, "response", None), "status_code", 0))
+            self._fails += 1
+            if status < _INTERNAL_ERROR or self._fails > _FAILS:
+                raise
+            log(WARNING, "the SuperLink could not be asked for an answer, trying again: %s", error)
+            return None
+        finally:
+            if alone:
+                self._turn.release()
+
+    def give_up(self) -> None:
+        """Look no more; an answer that is on its way is still taken."""
+        self._last_look.set()
+
+    def look(self, seconds: float) -> bool:
+        """Whether the answer has come after all; takes twice so long at most [s]."""
+        self.join(seconds)
+        if self.reply is None and not self.is_alive():
+            once = _Awaited(self._grid, self.order, self.activated, 0.0, self._turn)
+            once.give_up()
+            once.join(seconds)
+            self.reply = once.reply
+        return self.reply is not None
+
+
+class BoundedGrid(ForwardingGrid):
+    """Passes everything on to ``grid``, and gives up answers that cannot come.
+
+    Parameters
+    ----------
+    grid : Flower's own
+    clusters : cluster index of each node id; other nodes pass unseen
+    decoder : of the rounds; None: the control units train it themselves
+    reply_timeout_s : how long a cluster's update may take after its goodbye to the decoder [s]
+    on_wait : told whom an exchange waits for whenever that changes; an empty list when it ends
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        clusters: Mapping[int, int],
+        decoder: Decoder | None = None,
+        *,
+        reply_timeout_s: float = 600.0,
+        on_wait: Callable[[Sequence[Missing]], None] = lambda missing: None,
+    ) -> None:
+        super().__init__(grid)
+        self._clusters = dict(clusters)
+        self._decoder = decoder
+        self._reply_timeout_s = reply_timeout_s
+        self._on_wait = on_wait
+        # Flower's in-memory grid says how often it may be asked; over a network once a second is enough.
+        self._poll_s = float(getattr(grid, "pull_interval", 1.0))
+        self._turn = threading.Lock()
+        self._owed: list[_Awaited] = []
+        """Orders that were given up without an answer."""
+        self._told: list[Missing] = []
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes that are connected and owe no answer; waits, with a bound, if none of the run is there.
+
+        Raises
+        ------
+        NobodyConnected
+            If none comes back in time; the message names the clusters.
+        """
+        deadline = time.monotonic() + NOBODY_S
+        while True:
+            nodes = list(self._grid.get_nodes())
+            self._settle_debts(nodes)
+            busy = {awaited.order.metadata.dst_node_id for awaited in self._owed}
+            ready = [node.node_id for node in nodes if node.node_id not in busy]
+            if not self._clusters or self._clusters.keys() & set(ready):
+                self._tell([])
+                return ready
+            self._tell([Missing(cluster, "its node is not connected") for cluster in sorted(self._clusters.values())])
+            if time.monotonic() > deadline:
+                raise NobodyConnected(f"no node of clusters {sorted(self._clusters.values())} came in {NOBODY_S:g} s")
+            time.sleep(self._poll_s)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Exchange messages; each gets an answer, which may be an error of our own that says what is missing."""
+        sent = list(messages)
+        if not sent:
+            return []
+        exchange = _Exchange(self._decoder, self._clusters, self._reply_timeout_s, sent[0].metadata.message_type)
+        pending, replies = self._push(sent)
+        looked, end = time.monotonic(), math.inf if timeout is None else time.monotonic() + timeout
+        try:
+            while pending:
+                given_up = exchange.overdue([awaited.order for awaited in pending.values()])
+                if time.monotonic() > looked + _LOOK_S:
+                    looked = time.monotonic()
+                    given_up |= self._disconnected(pending)
+                if time.monotonic() > end:
+                    given_up = dict.fromkeys(pending, "no reply in time") | given_up
+                for message_id, awaited in list(pending.items()):
+                    if awaited.error is not None:
+                        raise awaited.error
+                    if awaited.reply is not None:
+                        replies.append(self._attributed(awaited.reply, awaited.order))
+                    elif message_id in given_up:
+                        self._owed.append(awaited)
+                        replies.append(failed(awaited.order, given_up[message_id], ErrorCode.NODE_UNAVAILABLE))
+                    else:
+                        continue
+                    del pending[message_id]
+                    awaited.give_up()
+                    exchange.answered(replies[-1])
+                self._tell(exchange.missing([awaited.order for awaited in pending.values()]))
+                if pending:
+                    time.sleep(self._poll_s)
+        finally:
+            for awaited in pending.values():
+                awaited.give_up()
+        return replies
+
+    def _push(self, sent: Sequence[Message]) -> tuple[dict[str, _Awaited], list[Message]]:
+        """Send; returns the orders by id, and errors for those that the SuperLink did not take."""
+        activated = {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
+        accepted: set[str] = set()
+        for order in sent:
+            # One that does not arrive whole is its node's failure: together with others it would be theirs, too.
+            try:
+                accepted.update(self._grid.push_messages([order]))
+            except ObjectPushError as error:
+                log(WARNING, "the SuperLink did not get a message whole: %s", error)
+        pending: dict[str, _Awaited] = {}
+        refused = []
+        for order in sent:
+            if (message_id := order.metadata.message_id) in accepted:
+                since = activated.get(order.metadata.dst_node_id, "")
+                pending[message_id] = _Awaited(self._grid, order, since, self._poll_s, self._turn)
+            else:
+                reason = "the SuperLink did not take the message for its node"
+                refused.append(failed(order, reason, ErrorCode.NODE_UNAVAILABLE))
+        return pending, refused
+
+    def _attributed(self, reply: Message, order: Message) -> Message:
+        """Return a reply as its node's own: the SuperLink's errors come from the SuperLink."""
+        if not reply.has_error() or reply.metadata.src_node_id == order.metadata.dst_node_id:
+            return reply
+        return failed(order, _in_words(reply.error), reply.error.code)
+
+    def _disconnected(self, pending: Mapping[str, _Awaited]) -> dict[str, str]:
+        """Orders whose SuperNode is gone, or is not the process any more that they were sent to."""
+        activated = {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
+        reasons: dict[str, str] = {}
+        for message_id, awaited in pending.items():
+            node = awaited.order.metadata.dst_node_id
+            if node not in activated:
+                reasons[message_id] = _NO_HEARTBEAT
+            elif activated[node] != awaited.activated:
+                reasons[message_id] = "its SuperNode was started again, or lost contact, after the order was sent"
+        return reasons
+
+    def _settle_debts(self, nodes: Sequence[NodeInfo]) -> None:
+        """Forget the owed answers that came late, or can come no more."""
+        activated = {node.node_id: node.last_activated_at for node in nodes}
+        for awaited in list(self._owed):
+            node = awaited.order.metadata.dst_node_id
+            if activated.get(node, awaited.activated) != awaited.activated or awaited.look(_LATE_S):
+                log(INFO, "cluster %s can be asked again", self._clusters.get(node))
+                self._owed.remove(awaited)
+
+    def _tell(self, missing: list[Missing]) -> None:
+        if missing != self._told:
+            self._told = missing
+            self._on_wait(missing)
+
+
+class _Exchange:
+    """What is known of one exchange: who is overdue, and who is waited for."""
+
+    def __init__(
+        self,
+        decoder: Decoder | None,
+        clusters: Mapping[int, int],
+        reply_timeout_s: float,
+        message_type: str,
+    ) -> None:
+        trains = message_type == MessageType.TRAIN
+        self._decoder = decoder if trains else None
+        self._clusters, self._reply_timeout_s = clusters, reply_timeout_s
+        self._paced = trains and decoder is None
+        self._begun = self._last = time.monotonic()
+        self._slowest_s: float | None = None
+        """Longest wait for an answer so far."""
+
+    def answered(self, reply: Message) -> None:
+        """Note an answer; a cluster that failed has left the decoder's round."""
+        now = time.monotonic()
+        if not reply.has_error():
+            self._slowest_s = max(self._slowest_s or 0.0, now - self._last)
+        elif self._decoder is not None:
+            cluster = self._clusters.get(reply.metadata.src_node_id, -1)
+            reason = (reply.error.reason or "").strip().partition("\n")[0][:300]
+            log(WARNING, "cluster %s has failed: %s", cluster, reason)
+            self._decoder.current.give_up(cluster, reason)
+        self._last = now
+
+    def overdue(self, orders: Sequence[Message]) -> dict[str, str]:
+        """Reason of each order whose answer is not waited for any more, by its id."""
+        now = time.monotonic()
+        reasons: dict[str, str] = {}
+        if self._paced and self._slowest_s is not None:
+            allowed_s = self._reply_timeout_s + _SLOWER * self._slowest_s
+            if now > self._last + allowed_s:
+                reasons = {m.metadata.message_id: f"no answer {allowed_s:.0f} s after the last one" for m in orders}
+        if self._decoder is None:
+            return reasons
+        standings = self._decoder.current.standings()
+        heard = max((standing.since for standing in standings.values()), default=0.0)
+        for message in orders:
+            standing = standings.get(self._clusters.get(message.metadata.dst_node_id, -1))
+            if standing is None:
+                continue
+            waited_s = now - max(standing.since, self._begun)
+            if waited_s > {"left": LAST_WORDS_S, "lost": LOST_S}.get(standing.place, math.inf):
+                reasons[message.metadata.message_id] = standing.reason
+            elif standing.place == "finished" and waited_s > self._reply_timeout_s:
+                reasons[message.metadata.message_id] = (
+                    f"its update did not come within {self._reply_timeout_s:g} s of its goodbye to the decoder; raise "
+                    "decoder.reply-timeout if its network is only slow"
+                )
+            elif standing.place == "awaited" and now - max(heard, self._begun) > BEGIN_S:
+                reasons[message.metadata.message_id] = f"it has not begun the round within {BEGIN_S:g} s"
+        return reasons
+
+    def missing(self, orders: Sequence[Message]) -> list[Missing]:
+        """Clusters that the exchange waits for, where something is amiss with them."""
+        standings = self._decoder.current.standings() if self._decoder is not None else {}
+        found = []
+        for message in orders:
+            cluster = self._clusters.get(message.metadata.dst_node_id, -1)
+            standing = standings.get(cluster)
+            if standing is not None and standing.place in ("away", "left", "lost"):
+                found.append(Missing(cluster, standing.reason))
+            elif self._slowest_s is not None and not (standing and standing.place == "trains"):
+                found.append(Missing(cluster, standing.reason if standing else "its answer has not come"))
+            elif standing is not None and standing.place == "awaited" and self._is_late(standings):
+                found.append(Missing(cluster, standing.reason))
+        return sorted(found)
+
+    @staticmethod
+    def _is_late(standings: Mapping[int, Standing]) -> bool:
+        return any(standing.place != "awaited" for standing in standings.values())
+
+
+def _in_words(error: Error) -> str:
+    """An error of the SuperLink's in words that fit a round's line."""
+    if error.code == ErrorCode.NODE_UNAVAILABLE:
+        return _NO_HEARTBEAT
+    return (error.reason or "no reason given").strip()

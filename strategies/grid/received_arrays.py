@@ -1,0 +1,120 @@
+"""Arrays that came from a client: their headers are checked before their numbers are read.
+
+Flower carries an array as the bytes of a ``.npy`` file beside a type and a shape in words. All three come from the
+client, and numpy believes the file: its header alone decides how much memory is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.common.constant import SType
+
+from client_pipeline.link.update_codec import UpdateCodec
+from strategies.grid.received_values import MalformedReply, excerpt
+
+_MAGIC = re.compile(rb"\x93NUMPY(?:\x01\x00(..)|\x02\x00(....))", re.DOTALL)
+_HEADER = re.compile(
+    rb"\{'descr': '([<|][a-z]\d{1,2})', 'fortran_order': (?:True|False), 'shape': \(([\d, ]*)\), \} *\n"
+)
+_HEADER_BYTES = 1024
+"""Longest header that is read: of numpy's own, 128 bytes."""
+
+
+class ArrayForm(NamedTuple):
+    """What an array has to be."""
+
+    types: tuple[np.dtype[np.generic], ...]
+    """Any of these."""
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """As error messages have it."""
+        return f"{' or '.join(map(str, self.types))} {list(self.shape)}"
+
+
+def expected_forms(sent: ArrayRecord, codec: UpdateCodec | None) -> dict[str, ArrayForm]:
+    """Form of each array of an answer, by name, in the order of the arrays that were sent.
+
+    Parameters
+    ----------
+    sent : the order's arrays
+    codec : of the updates; None: trained weights come back, float32 or of the type that was sent
+    """
+    forms: dict[str, ArrayForm] = {}
+    for name, array in sent.items():
+        shape, sent_type = tuple(array.shape), np.dtype(array.dtype)
+        if codec is None:
+            types = tuple(dict.fromkeys((np.dtype(np.float32), sent_type)))
+            forms[name] = ArrayForm(types, shape)
+            continue
+        for part, (kind, length) in codec.kinds(math.prod(shape)).items():
+            numpy_name = str(kind).removeprefix("torch.")
+            forms[f"{name}/{part}"] = ArrayForm((np.dtype(numpy_name),), (length,))
+    return forms
+
+
+def checked_arrays(received: ArrayRecord, forms: Mapping[str, ArrayForm]) -> ArrayRecord:
+    """Return the arrays in the expected order, each of its expected form; their numbers are not looked at.
+
+    Raises
+    ------
+    MalformedReply
+        Naming the first array that is missing, unknown or of another form.
+    """
+    if missing := [name for name in forms if name not in received]:
+        raise MalformedReply(f"update: {missing[0]!r} is missing{_and_more(missing)}")
+    if len(received) > len(forms):
+        unknown = [name for name in received if name not in forms]
+        raise MalformedReply(f"update: {excerpt(unknown[0])} is of no tensor that was sent{_and_more(unknown)}")
+    for name, form in forms.items():
+        _check_array(name, received[name], form)
+    return ArrayRecord({name: received[name] for name in forms})
+
+
+def not_finite(arrays: ArrayRecord) -> str | None:
+    """Name of an array that holds NaN or Inf; None if all are finite."""
+    for name, array in arrays.items():
+        values = array.numpy()
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            return name
+    return None
+
+
+def _check_array(name: str, array: Array, form: ArrayForm) -> None:
+    where = f"update of {name}"
+    if array.stype != SType.NUMPY:
+        raise MalformedReply(f"{where}: expected the serialization {SType.NUMPY}, found {excerpt(array.stype)}")
+    said = (array.dtype, tuple(array.shape))
+    if said not in [(str(kind), form.shape) for kind in form.types]:
+        raise MalformedReply(f"{where}: expected {form}, found {excerpt(array.dtype)} {excerpt(list(array.shape))}")
+    header_type, header_shape, begin = _header(where, array.data)
+    if header_type != np.dtype(array.dtype) or header_shape != form.shape:
+        raise MalformedReply(f"{where}: expected {form}, its header says {header_type} {excerpt(list(header_shape))}")
+    size = math.prod(form.shape) * header_type.itemsize
+    if len(array.data) != begin + size:
+        raise MalformedReply(f"{where}: expected {begin + size} bytes, found {len(array.data)}")
+
+
+def _header(where: str, data: bytes) -> tuple[np.dtype[np.generic], tuple[int, ...], int]:
+    """Type and shape in the header of a ``.npy`` file, and where the numbers begin; nothing is evaluated."""
+    magic = _MAGIC.match(data)
+    length = int.from_bytes(magic[1] or magic[2], "little") if magic else _HEADER_BYTES + 1
+    header = _HEADER.fullmatch(data[magic.end() : magic.end() + length]) if magic and length <= _HEADER_BYTES else None
+    if magic is None or header is None:
+        raise MalformedReply(f"{where}: expected the header of a .npy file, found {excerpt(data[:40])}")
+    try:
+        kind = np.dtype(header[1].decode())
+        shape = tuple(int(number) for number in header[2].replace(b" ", b"").split(b",") if number)
+    except (TypeError, ValueError) as error:
+        raise MalformedReply(f"{where}: its header has no meaning: {excerpt(header[0])}") from error
+    return kind, shape, magic.end() + length
+
+
+def _and_more(names: list[str]) -> str:
+    return f", and {len(names) - 1} more" if len(names) > 1 else ""

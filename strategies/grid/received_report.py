@@ -1,0 +1,210 @@
+"""A control unit's report as the server takes it in: every key has a type, and what is said of others is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.faults import CLUSTER_FAULTS
+from strategies.clusters import DEVICE_RANGES
+from strategies.decoder.limits import printable
+from strategies.grid.received_values import (
+    FLAG,
+    SECONDS,
+    SIZE,
+    TEXT,
+    MalformedReply,
+    Schema,
+    check_object,
+    exactly,
+    excerpt,
+    number,
+    one_of,
+    or_none,
+    parse_json,
+    whole,
+)
+
+MOST_FAULTS = 1000
+"""Records of one cluster in one round."""
+_REPORT_BYTES = 1 << 20
+_EVENT_BYTES = 160
+_EVENT = (one_of("F", "B"), whole(), whole(), number(), number())
+"""Kind, stage, micro-batch, start and end of an entry of the timeline."""
+_MOST_DEVICES, _MOST_MICRO_BATCHES, _MOST_BLOCKS = 1024, 1 << 16, 1 << 16
+"""Where the order brings no plan to compare with."""
+
+_DEVICE: Schema = {"blocks": SIZE, "busy_s": SECONDS, "idle_bytes": SIZE, "peak_bytes": SIZE}
+_PROFILE: Schema = {key: number(*limits) for key, limits in DEVICE_RANGES.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportTerms:
+    """What a report has to agree with."""
+
+    cluster: int
+    node_id: int
+    round: int
+    plan: ClusterPlan | None = None
+    """The order's; None where the control unit plans for itself."""
+    num_devices: int | None = None
+    """K of the cluster; None: that of the plan."""
+    num_blocks: int | None = None
+    """L; None: that of the plan."""
+    batch_size: int | None = None
+    """b; None: not known."""
+
+    @property
+    def most_devices(self) -> int:
+        """Devices that the report may speak of."""
+        if self.num_devices is not None:
+            return self.num_devices
+        return _MOST_DEVICES if self.plan is None else len(self.plan.delta)
+
+    @property
+    def most_micro_batches(self) -> int:
+        """Micro-batches that the report may speak of."""
+        return self.plan.m if self.plan is not None else self.batch_size or _MOST_MICRO_BATCHES
+
+
+def checked_report(text: Any, terms: ReportTerms) -> dict[str, Any]:
+    """Return a report of a round that was trained.
+
+    Raises
+    ------
+    MalformedReply
+        Naming the key.
+    """
+    events = 2 * terms.most_micro_batches * terms.most_devices if terms.num_devices or terms.plan else 0
+    report: Any = parse_json(text, "report", _REPORT_BYTES + _EVENT_BYTES * events)
+    check_object(report, _schema(terms), "report")
+    _check_plan(report["plan"], terms)
+    _check_devices(report["devices"], terms)
+    _check_timeline(report["timeline"], terms)
+    check_state(report["state"], terms)
+    return dict(report) | {"faults": checked_faults(report["faults"], terms)}
+
+
+def checked_faults(raw: Any, terms: ReportTerms) -> list[dict[str, Any]]:
+    """Return the records of a round's faults, their reasons as one printable line each.
+
+    Raises
+    ------
+    MalformedReply
+        For anything but a list of records of this cluster and round.
+    """
+    if not isinstance(raw, list) or len(raw) > MOST_FAULTS:
+        raise MalformedReply(f"report.faults: expected a list of at most {MOST_FAULTS} records, found {excerpt(raw)}")
+    schema: Schema = {
+        "kind": one_of(*CLUSTER_FAULTS),
+        "cluster": exactly(terms.cluster),
+        "round": exactly(terms.round),
+        "device": or_none(whole(0, terms.most_devices - 1)),
+        "step": whole(0, 2**31),
+        "recovered": FLAG,
+        "seconds": or_none(number(-1e9, 1e9)),
+        "bytes": SIZE,
+        "reason": TEXT,
+    }
+    for i, record in enumerate(raw):
+        check_object(record, schema, f"report.faults[{i}]")
+    return [record | {"reason": printable(record["reason"][:1000])} for record in raw]
+
+
+def check_state(raw: Any, terms: ReportTerms) -> None:
+    """Refuse a cluster's state that is another's, or whose devices no planner could plan with.
+
+    Raises
+    ------
+    MalformedReply
+        Naming the key.
+    """
+    schema: Schema = {
+        "cluster": exactly(terms.cluster),
+        "node_id": exactly(terms.node_id),
+        "devices": _LIST,
+        "block_memory": number(0.0, 1e21),
+        "num_examples": whole(0, 2**40),
+        "last_loss": or_none(number()),
+    }
+    check_object(raw, schema, "state")
+    devices: Sequence[Any] = raw["devices"]
+    expected = terms.num_devices if terms.plan is None else len(terms.plan.delta)
+    if not devices or len(devices) > _MOST_DEVICES or expected not in (None, len(devices)):
+        words = "1 or more" if expected is None else str(expected)
+        raise MalformedReply(f"state.devices: expected {words} devices, found {len(devices)}")
+    for k, device in enumerate(devices):
+        check_object(device, _PROFILE, f"state.devices[{k}]")
+
+
+_LIST = one_of()._replace(words="a list", fits=lambda value: isinstance(value, list))
+_OBJECT = one_of()._replace(words="an object", fits=lambda value: isinstance(value, dict))
+
+
+def _schema(terms: ReportTerms) -> Schema:
+    return {
+        "cluster": exactly(terms.cluster),
+        "num_examples": whole(0, 2**40),
+        "loss": number(0.0, 1e12),
+        "plan": _OBJECT,
+        "devices": _OBJECT,
+        "timeline": _LIST,
+        "state": _OBJECT,
+        "faults": _LIST,
+        "peak_bytes": SIZE,
+        "moved_blocks": SIZE,
+        "moved_bytes": SIZE,
+        "link_bytes": SIZE,
+        "snapshots": {"taken": SIZE, "bytes": SIZE, "copy_s": SECONDS, "fetch_s": SECONDS},
+        "prepare_s": SECONDS,
+        "train_s": SECONDS,
+        "collect_s": SECONDS,
+        "paced_s": or_none(SECONDS),
+        "stream_bytes": {"up": SIZE, "down": SIZE},
+        "payload_bytes": {"up": SIZE, "down": SIZE, "update": SIZE},
+    }
+
+
+def _check_plan(raw: Any, terms: ReportTerms) -> None:
+    """Compare the plan that was carried out with the order's: devices may have been lost, TEBs and m stay."""
+    try:
+        plan = ClusterPlan.from_dict(raw, "report.plan")
+        ordered = terms.plan
+        plan.check(
+            num_blocks=terms.num_blocks or min(sum((ordered or plan).delta), _MOST_BLOCKS),
+            batch_size=terms.most_micro_batches,
+            num_devices=terms.num_devices if ordered is None else len(ordered.delta),
+            where="report.plan",
+        )
+    except (ValueError, OverflowError) as error:
+        raise MalformedReply(printable(str(error))) from error
+    if len(plan.delta) > _MOST_DEVICES or not plan.devices:
+        raise MalformedReply(f"report.plan: expected 1 to {_MOST_DEVICES} devices, found {len(plan.delta)}")
+    if ordered is not None and plan.m != ordered.m:
+        raise MalformedReply(f"report.plan: expected m = {ordered.m}, found {plan.m}")
+
+
+def _check_devices(raw: dict[str, Any], terms: ReportTerms) -> None:
+    known = {str(k) for k in range(terms.most_devices)}
+    for name, device in raw.items():
+        if name not in known:
+            raise MalformedReply(f"report.devices: expected names from 0 to {len(known) - 1}, found {excerpt(name)}")
+        check_object(device, _DEVICE, f"report.devices.{name}", optional=frozenset({"idle_bytes", "peak_bytes"}))
+
+
+def _check_timeline(raw: list[Any], terms: ReportTerms) -> None:
+    devices, micro_batches = terms.most_devices, terms.most_micro_batches
+    if len(raw) > 2 * devices * micro_batches:
+        raise MalformedReply(
+            f"report.timeline: expected at most {2 * devices * micro_batches} events, found {len(raw)}"
+        )
+    for i, event in enumerate(raw):
+        where = f"report.timeline[{i}]"
+        if not isinstance(event, list) or len(event) != len(_EVENT):
+            raise MalformedReply(f"{where}: expected kind, stage, micro-batch, start and end, found {excerpt(event)}")
+        for kind, value in zip(_EVENT, event, strict=True):
+            kind.check(value, where)
+        if event[1] >= devices or event[2] >= micro_batches or event[4] < event[3]:
+            raise MalformedReply(f"{where}: its stage, micro-batch or times are none of the plan's")

@@ -1,0 +1,177 @@
+"""A Grid around any strategy: counts bytes and time, keeps the reports, fails a round in which all clients failed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from logging import WARNING
+from typing import Any, cast
+
+from flwr.app import Message, MessageType
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore import log
+
+from client_pipeline.link.update_codec import UpdateCodec
+from strategies.grid.forwarding import ForwardingGrid
+from strategies.grid.intake import ReplyIntake, RoundBounds, TakenReply
+from strategies.grid.reply_matching import match_replies
+from strategies.grid.update_receipts import UpdateReceipts
+from strategies.records import CONFIG, ROUND_KEY
+
+
+class RoundFailed(RuntimeError):
+    """No client finished the round; the message gives each one's reason."""
+
+
+class RecordingGrid(ForwardingGrid):
+    """Passes everything on to ``grid``, for the nodes of this run alone.
+
+    Parameters
+    ----------
+    grid : Flower's own
+    clusters : cluster index of each node id; other nodes stay hidden from the strategy
+    all_needed_s : how long to wait for a node that is gone, for strategies that need all; None for those that go on
+        without it. Flower's own wait has no end.
+    codec : of the control units' updates; the strategy gets trained weights. None: these are what is sent.
+    bounds : what the run's configuration says of every honest reply
+    borne : rounds in a row that may pass without any client's answer, once there was one
+    count_bytes : whether weights that go up and down count; they do not where they travel for evaluation alone
+    on_train : called with the round and its clusters before these are asked to train
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        clusters: Mapping[int, int],
+        all_needed_s: float | None = None,
+        *,
+        codec: UpdateCodec | None = None,
+        bounds: RoundBounds | None = None,
+        borne: int = 0,
+        count_bytes: bool = True,
+        on_train: Callable[[int, list[int]], None] | None = None,
+    ) -> None:
+        super().__init__(grid)
+        self._clusters = dict(clusters)
+        self._all_needed_s = all_needed_s
+        self._intake = ReplyIntake(clusters, codec, bounds)
+        self._compressed = codec is not None
+        self.receipts = UpdateReceipts(clusters.values())
+        """Which updates counted; control units are told where these are compressed."""
+        self._borne = borne
+        self._empty: int | None = None
+        """Rounds in a row without an answer; None before the first answer."""
+        self._count_bytes = count_bytes
+        self._on_train = on_train
+        self.last_reports: list[dict[str, Any]] = []
+        """The control units' reports of the last training exchange."""
+        self.last_round: dict[str, Any] = {}
+        """Of the last training exchange: ``train_loss``, ``messages_s``, ``bytes_down``, ``bytes_up``, ``clusters``
+        (the control units' reports), ``failed`` and ``faults``."""
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the run's nodes that are connected, in the order of their clusters.
+
+        Raises
+        ------
+        RoundFailed
+            If all are needed and one stays away for too long; the message names its cluster.
+        """
+        deadline = time.monotonic() + (self._all_needed_s or 0.0)
+        while True:
+            present = set(self._grid.get_node_ids())
+            missing = sorted(cluster for node, cluster in self._clusters.items() if node not in present)
+            if not missing or self._all_needed_s is None:
+                return [node for node in sorted(self._clusters, key=self._clusters.__getitem__) if node in present]
+            if time.monotonic() > deadline:
+                raise RoundFailed(f"clusters {missing} have not been connected for {self._all_needed_s:g} s")
+            time.sleep(0.5)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """See Grid."""
+        return (node for node in self._grid.get_nodes() if node.node_id in self._clusters)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Exchange messages; replies come in the order of the clusters, so that sums repeat bit for bit.
+
+        Raises
+        ------
+        RoundFailed
+            If this was a training exchange and no reply came without an error.
+        """
+        sent = list(messages)
+        if self._on_train is not None and sent and sent[0].metadata.message_type == MessageType.TRAIN:
+            self._on_train(_round_of(sent), [self._clusters[message.metadata.dst_node_id] for message in sent])
+        if self._compressed:
+            self.receipts.tell(sent)
+        start = time.perf_counter()
+        answers = match_replies(sent, self._grid.send_and_receive(sent, timeout=timeout)) if sent else []
+        seconds = time.perf_counter() - start
+        pairs = sorted(zip(sent, answers, strict=True), key=lambda pair: self._clusters.get(_node(pair[0]), -1))
+        if not sent or sent[0].metadata.message_type != MessageType.TRAIN:
+            return [reply for _, reply in pairs if reply is not None]
+        bytes_up = self._bytes([reply for reply in answers if reply is not None and not reply.has_error()])
+        taken = [self._intake.take(order, reply) for order, reply in pairs]
+        self.receipts.note(_round_of(sent), [reply.cluster for reply in taken if reply.reason is None])
+        self._record(_round_of(sent), taken, seconds, self._bytes(sent), bytes_up)
+        return [reply.message for reply in taken]
+
+    def take_round(self) -> dict[str, Any]:
+        """Return the record of the last training exchange, once."""
+        record, self.last_round = self.last_round, {}
+        return record
+
+    def _record(self, number: int, taken: Sequence[TakenReply], seconds: float, bytes_down: int, bytes_up: int) -> None:
+        good = [reply for reply in taken if reply.reason is None]
+        reasons = {reply.cluster: reply.reason for reply in taken if reply.reason is not None}
+        faults = [fault for reply in taken for fault in reply.faults]
+        weight = sum(reply.weight for reply in good)
+        self.last_reports = [reply.report for reply in good]
+        self.last_round = {
+            "train_loss": sum(reply.loss * reply.weight for reply in good) / weight if good else math.nan,
+            "weight": weight,
+            "messages_s": seconds,
+            "bytes_down": bytes_down,
+            "bytes_up": bytes_up,
+            "clusters": self.last_reports,
+            "failed": [{"cluster": cluster, "reason": reason} for cluster, reason in sorted(reasons.items())],
+            "faults": faults,
+        }
+        for fault in faults:
+            log(WARNING, "round %d: %s", number, told_fault(fault))
+        if good:
+            self._empty = 0
+            return
+        listed = "; ".join(f"cluster {cluster}: {reason}" for cluster, reason in sorted(reasons.items()))
+        if self._empty is None or self._empty >= self._borne:
+            raise RoundFailed(f"round {number}: every client failed: {listed}")
+        self._empty += 1
+        log(WARNING, "round %d: every client failed, the model stays as it was: %s", number, listed)
+
+    def _bytes(self, messages: list[Message]) -> int:
+        return sum(array_bytes(message) for message in messages) if self._count_bytes else 0
+
+
+def array_bytes(message: Message) -> int:
+    """Bytes of a message's arrays, as they are sent."""
+    return sum(record.count_bytes() for record in message.content.array_records.values())
+
+
+def told_fault(fault: Mapping[str, Any]) -> str:
+    """A fault in words, for the log."""
+    who = "".join(f", {name} {fault[name]}" for name in ("cluster", "device") if fault.get(name) is not None)
+    end = "the round was lost"
+    if fault.get("recovered"):
+        seconds = fault.get("seconds")
+        end = "the round went on" if seconds is None else f"the round went on after {seconds:.1f} s"
+    return f"fault ({fault.get('kind')}{who}, step {fault.get('step')}): {end}: {fault.get('reason', '')}"
+
+
+def _node(order: Message) -> int:
+    return int(order.metadata.dst_node_id)
+
+
+def _round_of(orders: list[Message]) -> int:
+    return int(cast(int, orders[0].content.config_records[CONFIG][ROUND_KEY]))

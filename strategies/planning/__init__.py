@@ -1,0 +1,1 @@
+"""Deciding a round: policies, the queues over rounds, and what a decision costs."""

@@ -1,0 +1,215 @@
+"""What a round costs under the system model: seconds, joules, bytes and memory of weak devices, not of this machine.
+
+Virtual time is that of the event simulator, on the action lists that the runtime executes and the real sizes of the
+micro-batches; Eq. (15) and fused chunks are reported beside it. Downlink, server and evaluation are free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
+from client_pipeline.runtime.event_simulator import FUSED, simulate, stage_times
+from client_pipeline.system.latency import round_latency
+from client_pipeline.system.radio import Array
+from strategies.dssda.evaluation import device_energy, pipeline_seconds
+from strategies.dssda.instance import Instance
+from strategies.planning.planner import Decision
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """One local step of one cluster."""
+
+    pipeline_s: float
+    """D_n: event-simulated, with the plan's schedule [s]."""
+    pipeline_fused_s: float
+    """Event-simulated with fused chunks of forward and backward [s]."""
+    pipeline_eq15_s: float
+    """By Eq. (15) [s]."""
+    device_energy_j: Array
+    """(K,) [J]."""
+    link_bytes: Array
+    """Activations and gradients over the link after each device, as the costs count them, (K,) [byte]."""
+    device_memory_bytes: Array
+    """As modelled, (K,) [byte]."""
+
+
+Work = Callable[[Instance, int, ClusterPlan], StepWork]
+"""What a step of a cluster takes under a plan."""
+
+Times = Callable[[Instance, int, ClusterPlan], tuple[Array, Array, Array, Array]]
+"""Seconds of each stage and link for each micro-batch; see :func:`plan_times`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterCosts:
+    """One selected cluster in a round."""
+
+    work: StepWork
+    train_s: float
+    """All local steps [s]."""
+    uplink_s: float
+    """[s]."""
+    uplink_wait_s: float
+    """Wait for a channel that another cluster uses [s]; 0 where every cluster has its own."""
+    uplink_energy_j: float
+    """[J]."""
+    waiting_s: float
+    """From its upload's end to the round's [s]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundCosts:
+    """A round."""
+
+    clusters: list[ClusterCosts | None]
+    """None for a cluster that does not train, (N,)."""
+    latency_s: float
+    """Eq. (26) with event-simulated pipelines [s]; NaN if nobody trains."""
+    latency_fused_s: float
+    """With fused chunks [s]."""
+    latency_eq15_s: float
+    """With the pipelines by Eq. (15) [s]."""
+    energy_j: float
+    """Devices and uploads [J]."""
+
+
+def pipeline_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWork:
+    """A step of a pipeline."""
+    link_bits = float(instance.link_bits(plan.m)) * plan.m
+    order = [segment.device for segment in plan.segments()]
+    last = order[-1]
+    carried = np.array([link_bits / 8 if d > 0 and k != last else 0.0 for k, d in enumerate(plan.delta)])
+    times = plan_times(instance, cluster, plan)
+    # What a step really takes, whatever the constraint counts.
+    exact = replace(instance, energy="exact")
+    return StepWork(
+        pipeline_s=simulate(plan.schedule, *times).makespan,
+        pipeline_fused_s=simulate(FUSED, *times).makespan,
+        pipeline_eq15_s=pipeline_seconds(replace(instance, latency="eq15"), cluster, plan.delta, plan.m, None),
+        device_energy_j=device_energy(exact, cluster, plan.delta, plan.m, last),
+        link_bytes=carried,
+        device_memory_bytes=np.array(plan.delta) * instance.gamma0,
+    )
+
+
+def plan_times(instance: Instance, cluster: int, plan: ClusterPlan) -> tuple[Array, Array, Array, Array]:
+    """Seconds of each stage and link of a plan for each of its real micro-batches, as ``simulate`` takes them."""
+    devices = instance.device_arrays(cluster)
+    order = [segment.device for segment in plan.segments()]
+    return stage_times(
+        num_blocks=[plan.delta[k] for k in order],
+        speed=list((devices.phi * devices.f)[order]),
+        link_rate=list(devices.rate[order]),
+        micro_batches=micro_batch_sizes(instance.b, plan.m),
+        o_f=instance.o_f,
+        o_b=instance.o_b,
+        o_b_scaling=instance.o_b_scaling,
+        t0=instance.t0,
+        z_bits=instance.z_bits,
+        g_bits=instance.g_bits,
+        act_scaling=instance.act_scaling,
+        lat=instance.lat,
+    )
+
+
+def round_costs(decision: Decision, work: Work, trained: list[bool] | None = None) -> RoundCosts:
+    """Sum up a round in which every selected cluster has a channel of its own.
+
+    Parameters
+    ----------
+    decision : the round's
+    work : what a step takes
+    trained : which clusters did train, (N,); all that were selected if None
+    """
+    instance, answer = decision.instance, decision.answer
+    taken: list[tuple[StepWork, float, float] | None] = []
+    for n, part in enumerate(answer.clusters):
+        if not part.selected or part.uplink_s is None or not (trained is None or trained[n]):
+            taken.append(None)
+            continue
+        taken.append((work(instance, n, decision.plans[n]), part.uplink_s, part.uplink_energy_j or 0.0))
+
+    def latency(seconds: Callable[[StepWork], float]) -> float:
+        there = [t for t in taken if t is not None]
+        if not there:
+            return math.nan
+        return round_latency([seconds(w) for w, _, _ in there], [up for _, up, _ in there], instance.steps)
+
+    total = latency(lambda w: w.pipeline_s)
+    clusters = [
+        None
+        if t is None
+        else ClusterCosts(
+            work=t[0],
+            train_s=instance.steps * t[0].pipeline_s,
+            uplink_s=t[1],
+            uplink_wait_s=0.0,
+            uplink_energy_j=t[2],
+            waiting_s=total - instance.steps * t[0].pipeline_s - t[1],
+        )
+        for t in taken
+    ]
+    return RoundCosts(
+        clusters=clusters,
+        latency_s=total,
+        latency_fused_s=latency(lambda w: w.pipeline_fused_s),
+        latency_eq15_s=latency(lambda w: w.pipeline_eq15_s),
+        energy_j=_energy(clusters, instance.steps),
+    )
+
+
+def _energy(clusters: list[ClusterCosts | None], steps: int) -> float:
+    return sum(steps * float(c.work.device_energy_j.sum()) + c.uplink_energy_j for c in clusters if c)
+
+
+def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, gamma_max: float) -> dict[str, Any]:
+    """A round's costs as JSON values: ``virtual`` of a run's ``rounds.jsonl``."""
+    instance = decision.instance
+    clusters = []
+    for n, (plan, spent) in enumerate(zip(decision.plans, costs.clusters, strict=True)):
+        record: dict[str, Any] = {
+            "cluster": n,
+            "selected": spent is not None,
+            "gamma": float(gamma[n]),
+            "queue": float(decision.queues.virtual[n]),
+            "energy_queue": float(decision.queues.energy[n]),
+            "whole_model_bytes": instance.L * instance.gamma0,
+        }
+        if spent is not None:
+            work = spent.work
+            record |= {
+                "channel": plan.channel,
+                "power_w": plan.power_w,
+                "segments": sum(d > 0 for d in plan.delta),
+                "m": plan.m,
+                "delta": list(plan.delta),
+                "order": list(plan.order),
+                "pipeline_s": work.pipeline_s,
+                "pipeline_fused_s": work.pipeline_fused_s,
+                "pipeline_eq15_s": work.pipeline_eq15_s,
+                "train_s": spent.train_s,
+                "uplink_s": spent.uplink_s,
+                "uplink_wait_s": spent.uplink_wait_s,
+                "waiting_s": spent.waiting_s,
+                "uplink_energy_j": spent.uplink_energy_j,
+                "uplink_bytes": instance.clusters[n].up.t_bits / 8,
+                "device_energy_j": (instance.steps * work.device_energy_j).tolist(),
+                "link_bytes": (instance.steps * work.link_bytes).tolist(),
+                "device_memory_bytes": work.device_memory_bytes.tolist(),
+            }
+        clusters.append(record)
+    return {
+        "latency_s": costs.latency_s,
+        "latency_fused_s": costs.latency_fused_s,
+        "latency_eq15_s": costs.latency_eq15_s,
+        "energy_j": costs.energy_j,
+        "gamma_max": gamma_max,
+        "clusters": clusters,
+    }

@@ -1,0 +1,89 @@
+"""The policy ``fixed``: the plans of a plan file, every round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from client_pipeline.partition.plan import ClusterPlan, read_plans
+from strategies.dssda.answer import Answer
+from strategies.dssda.evaluation import Match, score
+from strategies.dssda.instance import Instance
+from strategies.planning.policy import Round, RoundPolicy, answer_for_all, plan_with
+from strategies.planning.segment_rules import choice_of
+
+
+class FixedPlans(RoundPolicy):
+    """The plans of a plan file; where it names no channel or power, these as ``dssda``.
+
+    Parameters
+    ----------
+    path : a plan file
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        If it cannot be read.
+    """
+
+    name = "fixed"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file_plans = read_plans(path)
+
+    def plan(self, round_: Round) -> Answer:
+        """Check the file's plans against the instance and score them.
+
+        Raises
+        ------
+        ValueError
+            If the file has no plan for a cluster, or one that does not fit it.
+        """
+        instance = round_.instance
+        if len(self.file_plans) < round_.num_all:
+            raise ValueError(
+                f"{self.path}: has plans for {len(self.file_plans)} clusters, the problem has {round_.num_all}; "
+                "expected one for each"
+            )
+        own = [self.file_plans[i] for i in round_.indices]
+        for n, plan in enumerate(own):
+            if plan.selected:
+                self._check(instance, n, round_.indices[n])
+        selected = [n for n, plan in enumerate(own) if plan.selected]
+        if any(own[n].channel is None or own[n].power_w is None for n in selected):
+            return _matched_by_planner(instance, own, selected)
+        matches: list[Match | None] = [None] * len(own)
+        for n in selected:
+            matches[n] = Match(choice_of(instance, n, own[n]), own[n].channel or 0, own[n].power_w or 0.0)
+        return score(instance, matches, "feasible")
+
+    def plans(self, round_: Round, answer: Answer) -> list[ClusterPlan]:
+        """The file's own, order and schedule included, with the answer's channels and powers."""
+        return [
+            replace(self.file_plans[i], selected=part.selected, channel=part.channel, power_w=part.power_w)
+            for i, part in zip(round_.indices, answer.clusters, strict=True)
+        ]
+
+    def _check(self, instance: Instance, n: int, index: int) -> None:
+        plan, devices = self.file_plans[index], instance.device_arrays(n)
+        where = f"{self.path}: clusters[{index}]"
+        plan.check(
+            num_blocks=instance.L,
+            batch_size=instance.b,
+            num_devices=len(devices.phi),
+            memory=[float(m) for m in devices.mem],
+            block_memory=instance.gamma0,
+            where=where,
+        )
+        if plan.channel is not None and not 0 <= plan.channel < instance.num_channels:
+            raise ValueError(
+                f"{where}: channel {plan.channel}: expected null or a channel from 0 to {instance.num_channels - 1}"
+            )
+
+
+def _matched_by_planner(instance: Instance, own: list[ClusterPlan], selected: list[int]) -> Answer:
+    """Channels and powers as ``dssda`` for the clusters that the file selects."""
+    part = replace(instance, clusters=tuple(instance.clusters[n] for n in selected))
+    found = plan_with(part, [choice_of(part, i, own[n]) for i, n in enumerate(selected)])
+    return answer_for_all(instance, found, selected, "feasible")

@@ -1,0 +1,177 @@
+"""Planning round after round: the network changes, the policy decides, the queues remember."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.system.channels import NetworkState, NetworkTrace
+from client_pipeline.system.devices import DeviceProfile
+from client_pipeline.system.radio import Array
+from client_pipeline.system.scenario import Scenario
+from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility
+from strategies.dssda.instance import Instance
+from strategies.dssda.power_control import PowerControl, control_power
+from strategies.dssda.queues import Queues
+from strategies.dssda.round_problem import per_round_bound, round_bound, round_instance
+from strategies.planning.policy import Round, RoundPolicy, answer_for_all
+
+
+class InfeasibleRound(RuntimeError):
+    """No cluster has a plan; the message gives each one's reason."""
+
+    def __init__(self, number: int, left_out: Mapping[int, str]) -> None:
+        reasons = "; ".join(f"cluster {n}: {reason}" for n, reason in sorted(left_out.items()))
+        super().__init__(f"round {number}: no cluster can train: {reasons or 'the plan selects none'}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What was decided for a round, and on which grounds."""
+
+    number: int
+    """From 1."""
+    network: NetworkState
+    instance: Instance
+    answer: Answer
+    plans: list[ClusterPlan]
+    """Of all clusters, (N,)."""
+    queues: Queues
+    """That the plan was made with."""
+    left_out: dict[int, str]
+    """Reasons of the clusters that could not be planned."""
+    power_control: list[PowerControl]
+    """How the powers were found, where that took iterations: with an energy queue."""
+
+    @property
+    def selected(self) -> list[bool]:
+        """Which clusters train, (N,)."""
+        return [c.selected for c in self.answer.clusters]
+
+
+class RoundPlanner:
+    """Plans a run's rounds, one after the other.
+
+    Parameters
+    ----------
+    scenario : the network; its seed gives every policy the same rounds
+    policy : decides
+    drift : ``true``; or ``printed``, for ``dssda-paper`` alone
+    """
+
+    def __init__(self, scenario: Scenario, policy: RoundPolicy, *, drift: str = "true") -> None:
+        self.scenario, self.policy, self.drift = scenario, policy, drift
+        self.queues = Queues.empty(scenario.num_clusters)
+        budgets = [u.mean_energy_j for u in scenario.uplinks]
+        self._mean_energy = None if None in budgets else np.array(budgets, dtype=np.float64)
+
+    def observe(self, devices: Sequence[tuple[DeviceProfile, ...]]) -> None:
+        """Take the clusters' devices as their control units report them."""
+        if tuple(devices) != self.scenario.clusters:
+            self.scenario = replace(self.scenario, clusters=tuple(devices))
+
+    def plan(self, number: int, losses: Sequence[float], absent: Mapping[int, str] | None = None) -> Decision:
+        """Decide round ``number``.
+
+        Parameters
+        ----------
+        number : from 1
+        losses : last training loss of each cluster, infinite before its first, (N,)
+        absent : clusters that cannot take part, with the reason
+
+        Raises
+        ------
+        ValueError
+            For a plan file that does not fit.
+        """
+        network = NetworkTrace(self.scenario).round(number)
+        instance = round_instance(self.scenario, network, self.queues, drift=self.drift)
+        round_ = Round(number=number, instance=instance, losses=losses, per_round=per_round_bound(self.scenario))
+        answer, left_out = plan_whom_it_fits(self.policy, round_, absent or {})
+        controlled: list[PowerControl] = []
+        if self._mean_energy is not None and self.policy.controls_power:
+            answer, controlled = control_power(instance, answer)
+        return Decision(
+            number=number,
+            network=network,
+            instance=instance,
+            answer=answer,
+            plans=self.policy.plans(round_, answer),
+            queues=self.queues,
+            left_out=left_out,
+            power_control=controlled,
+        )
+
+    def settle(self, decision: Decision, trained: Collection[int] | None = None) -> Array:
+        """Update the queues once, with what the round really had, Eq. (29).
+
+        Parameters
+        ----------
+        decision : the round's
+        trained : clusters that did train; all that were selected if None. One that failed counts as unmatched.
+
+        Returns
+        -------
+        Gamma_n of each cluster, Eq. (28), (N,).
+        """
+        parts = [
+            c if trained is None or n in trained else ClusterAnswer(c.status, False)
+            for n, c in enumerate(decision.answer.clusters)
+        ]
+        happened = replace(decision.answer, clusters=tuple(parts))
+        gamma = round_bound(self.scenario, decision.network, decision.instance, happened)
+        spent = np.array([(c.uplink_energy_j or 0.0) if c.selected else 0.0 for c in parts])
+        self.queues = decision.queues.after_round(gamma, self.scenario.planner.gamma_max, spent, self._mean_energy)
+        return gamma
+
+    def state(self) -> dict[str, Any]:
+        """What a continued run must know, as JSON values: the network and the policies draw by round and seed alone."""
+        return self.queues.to_dict()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state`."""
+        self.queues = Queues.from_dict(state)
+
+
+def plan_whom_it_fits(
+    policy: RoundPolicy, round_: Round, absent: Mapping[int, str] | None = None
+) -> tuple[Answer, dict[int, str]]:
+    """Plan; leave out clusters without any plan and plan again, until it is feasible or nobody is left.
+
+    Parameters
+    ----------
+    policy : decides
+    round_ : of all clusters
+    absent : clusters that are not to be planned, with the reason
+
+    Returns
+    -------
+    The answer, which keeps in ``infeasible`` why clusters were left out; and the reasons in words, by cluster.
+    """
+    instance, left_out = round_.instance, dict(absent or {})
+    kept = [n for n in range(instance.num_clusters) if n not in left_out]
+    reasons: list[Infeasibility] = []
+    while kept:
+        part = replace(
+            round_,
+            instance=replace(instance, clusters=tuple(instance.clusters[n] for n in kept)),
+            losses=[round_.losses[n] for n in kept],
+            indices=tuple(kept),
+            num_all=instance.num_clusters,
+        )
+        answer = policy.plan(part)
+        for_all = answer if len(kept) == instance.num_clusters else answer_for_all(instance, answer, kept, "infeasible")
+        if answer.status != "infeasible":
+            return replace(for_all, infeasible=tuple(reasons)), left_out
+        reasons += for_all.infeasible
+        blamed = {i.cluster for i in for_all.infeasible if i.cluster is not None}
+        for reason in for_all.infeasible:
+            for n in kept if reason.cluster is None else [reason.cluster]:
+                left_out.setdefault(n, reason.reason)
+        kept = [n for n in kept if n not in blamed] if blamed else []
+    nobody = tuple(ClusterAnswer("infeasible", False, cost=c.skip) for c in instance.clusters)
+    return Answer("infeasible", nobody, infeasible=tuple(reasons)), left_out

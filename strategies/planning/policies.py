@@ -1,0 +1,96 @@
+"""Who decides a whole round: segments, micro-batches, channels and powers of all clusters.
+
+A policy gets the round's problem and answers it; :func:`make_policy` finds one by name. Only ``dssda`` proves anything;
+the others are judged by the formulas like any decision, and may break constraints that they do not look at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from strategies.dssda.answer import Answer
+from strategies.dssda.paper import plan_round_paper
+from strategies.dssda.planner import plan_round
+from strategies.planning.fixed import FixedPlans
+from strategies.planning.policy import Round, RoundPolicy, plan_with
+from strategies.planning.ranked import RANKS, SEGMENTS, Selection
+from strategies.planning.segment_rules import uniform_choice
+
+POLICIES = ("dssda", "dssda-paper", "random", "loss-only", "delay-only", "uniform", "fixed")
+OPTIMAL = "+optimal"
+"""After ``random``, ``loss-only`` or ``delay-only``: the segments of least pipeline time instead of uniform ones."""
+
+
+class DSSDA(RoundPolicy):
+    """The certified optimum of the round's problem."""
+
+    name = "dssda"
+    controls_power = True
+
+    def plan(self, round_: Round) -> Answer:
+        """Plan by :func:`strategies.dssda.planner.plan_round`."""
+        return plan_round(round_.instance)
+
+
+class DSSDAPaper(RoundPolicy):
+    """Algorithms 2 to 4 of the paper.
+
+    Parameters
+    ----------
+    c11 : whether the bound holds in every round, as printed
+    """
+
+    name = "dssda-paper"
+
+    def __init__(self, c11: bool = False) -> None:
+        self.c11 = c11
+
+    def plan(self, round_: Round) -> Answer:
+        """Plan by :func:`strategies.dssda.paper.plan_round_paper`."""
+        if not self.c11:
+            return plan_round_paper(round_.instance)
+        if round_.per_round is None:
+            raise ValueError("C11 needs a scenario: an instance does not say what Gamma and Gamma_max are")
+        return plan_round_paper(round_.instance, per_round=round_.per_round)
+
+
+class UniformSegments(RoundPolicy):
+    """CollaPipe without segment scheduling: uniform segments, channels and powers as ``dssda``."""
+
+    name = "uniform"
+    controls_power = True
+
+    def plan(self, round_: Round) -> Answer:
+        """Plan with a single choice of segments for each cluster."""
+        instance = round_.instance
+        return plan_with(instance, [uniform_choice(instance, n) for n in range(instance.num_clusters)])
+
+
+def make_policy(name: str, *, plan_file: str = "", seed: int = 0, c11: bool = False) -> RoundPolicy:
+    """Return the policy of that name.
+
+    Parameters
+    ----------
+    name : one of :data:`POLICIES`; ``random+optimal`` is ``random`` with the segments of least pipeline time
+    plan_file : of ``fixed``
+    seed : of ``random``
+    c11 : of ``dssda-paper``
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        For an unknown name, or ``fixed`` without a plan file.
+    """
+    if name == "fixed":
+        if not plan_file:
+            raise ValueError("policy: fixed needs a plan file; give its path")
+        return FixedPlans(Path(plan_file))
+    base, _, segments = name.partition("+")
+    if base in RANKS and (not segments or name.endswith(OPTIMAL)) and (segments or "uniform") in SEGMENTS:
+        return Selection(name, RANKS[base](seed), SEGMENTS[segments or "uniform"])
+    plain: dict[str, RoundPolicy] = {p.name: p for p in (DSSDA(), DSSDAPaper(c11), UniformSegments())}
+    if name not in plain:
+        raise ValueError(
+            f"policy: expected one of {', '.join(POLICIES)} ({OPTIMAL} after {', '.join(RANKS)}), found {name!r}"
+        )
+    return plain[name]

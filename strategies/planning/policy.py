@@ -1,0 +1,108 @@
+"""What a policy is: it gets a round's problem and answers it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from client_pipeline.partition.plan import ClusterPlan
+from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility, SegmentChoice, Status
+from strategies.dssda.instance import Instance
+from strategies.dssda.per_round_bound import PerRoundBound
+from strategies.dssda.planner import plan_round
+from strategies.dssda.segments import SegmentTable
+from strategies.planning.segment_rules import cluster_plans
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What a policy decides on."""
+
+    number: int
+    """From 1."""
+    instance: Instance
+    losses: Sequence[float]
+    """Last known training loss of each cluster, (N,); infinite before its first."""
+    per_round: PerRoundBound | None = None
+    """C11 in the terms of this round's network; None where no scenario says what Gamma is."""
+    indices: Sequence[int] = field(default=())
+    """Which cluster of the run each of the instance's is; all of them if not given."""
+    num_all: int = 0
+    """Clusters of the run; the instance's if not given."""
+
+    def __post_init__(self) -> None:
+        """Fill in what was not given."""
+        if not self.indices:
+            object.__setattr__(self, "indices", tuple(range(self.instance.num_clusters)))
+        object.__setattr__(self, "num_all", self.num_all or self.instance.num_clusters)
+
+
+class RoundPolicy(ABC):
+    """Decides a round."""
+
+    name: str
+    controls_power: bool = False
+    """Whether powers are found by successive convex approximation after the plan, where an energy queue asks for it."""
+
+    @abstractmethod
+    def plan(self, round_: Round) -> Answer:
+        """Answer the round's problem.
+
+        Raises
+        ------
+        ValueError
+            For a plan file that does not fit the round.
+        """
+
+    def plans(self, round_: Round, answer: Answer) -> list[ClusterPlan]:
+        """An answer as the plans that the clusters run, one for each cluster of the round."""
+        return cluster_plans(round_.instance, answer)
+
+
+def answer_for_all(instance: Instance, answer: Answer, kept: Sequence[int], status_of_others: Status) -> Answer:
+    """The answer of some clusters as one of all; the others pay for being skipped, in the bound as well.
+
+    Parameters
+    ----------
+    instance : of all clusters
+    answer : of the kept ones
+    kept : which clusters of the instance these are, in order
+    status_of_others : of the clusters that were not asked
+    """
+    others = [n for n in range(instance.num_clusters) if n not in kept]
+    skipped = sum(instance.clusters[n].skip for n in others)
+    parts = {n: ClusterAnswer(status_of_others, False, cost=instance.clusters[n].skip) for n in others}
+    parts |= dict(zip(kept, answer.clusters, strict=True))
+    return replace(
+        answer,
+        clusters=tuple(parts[n] for n in range(instance.num_clusters)),
+        objective=None if answer.objective is None else answer.objective + skipped,
+        lower_bound=None if answer.lower_bound is None else answer.lower_bound + skipped,
+        infeasible=tuple(replace(i, cluster=None if i.cluster is None else kept[i.cluster]) for i in answer.infeasible),
+    )
+
+
+def plan_with(instance: Instance, choices: Sequence[SegmentChoice | None]) -> Answer:
+    """Channels and powers as ``dssda`` for given segments; the bound holds for these segments alone."""
+    tables = [
+        SegmentTable({c.num_segments: c} if c else {}, None if c else _does_not_fit(instance, n))
+        for n, c in enumerate(choices)
+    ]
+    found = plan_round(instance, tables=tables)
+    return Answer(
+        "feasible" if found.status == "optimal" else found.status,
+        found.clusters,
+        found.objective,
+        None,
+        found.latency_s,
+        found.infeasible,
+    )
+
+
+def _does_not_fit(instance: Instance, n: int) -> Infeasibility:
+    memory = instance.device_arrays(n).mem
+    fits = float(np.floor(memory / instance.gamma0).sum()) if instance.gamma0 > 0 else float(instance.L)
+    return Infeasibility(n, "C7", instance.L, fits, "even segments do not fit; use more devices or more memory")

@@ -1,0 +1,142 @@
+"""Policies that select clusters by a rank: the baselines ``random``, ``loss-only`` and ``delay-only``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from client_pipeline.system.radio import Array
+from strategies.dssda.answer import Answer, Infeasibility, SegmentChoice
+from strategies.dssda.evaluation import Match, score
+from strategies.dssda.instance import Instance
+from strategies.dssda.matching import match_channels
+from strategies.dssda.planner import plan_round
+from strategies.dssda.power import Uplinks
+from strategies.dssda.segments import segment_tables
+from strategies.planning.policy import Round, RoundPolicy
+from strategies.planning.segment_rules import uniform_choice
+
+Segments = Callable[[Instance], list[SegmentChoice | None]]
+"""Segments of each cluster; None where there are none."""
+
+
+@dataclass(frozen=True)
+class Offers:
+    """What each cluster could do by itself."""
+
+    choices: list[SegmentChoice | None]
+    pipeline_s: Array
+    """(N,), infinite without a choice [s]."""
+    power_w: Array
+    """(N, J), the most that C6 and C8 allow [W]; NaN where none is allowed."""
+    upload_s: Array
+    """(N, J), upload time at that power, infinite where none is allowed [s]."""
+
+    @classmethod
+    def of(cls, instance: Instance, choices: list[SegmentChoice | None]) -> Offers:
+        """All the power that is allowed, for every cluster on every channel."""
+        links = Uplinks.of(instance)
+        power = np.where(links.feasible, links.power(links.high), np.nan)
+        upload = np.where(links.feasible, links.seconds(links.high), np.inf)
+        pipeline = np.array([c.pipeline_s if c else np.inf for c in choices])
+        return cls(choices, pipeline, power, upload)
+
+
+Rank = Callable[[Round, Offers], Array]
+"""(N,): the lowest are selected."""
+
+
+class Selection(RoundPolicy):
+    """J clusters by a rank, channels by upload time, all the power that C6 and C8 allow.
+
+    The rank never sees the queues.
+
+    Parameters
+    ----------
+    name : of the policy
+    rank : of the clusters; the lowest are selected
+    segments : of the clusters
+    """
+
+    def __init__(self, name: str, rank: Rank, segments: Segments) -> None:
+        self.name = name
+        self._rank, self._segments = rank, segments
+
+    def plan(self, round_: Round) -> Answer:
+        """Take the clusters of the lowest rank, match them by the Hungarian algorithm, score the outcome."""
+        instance = round_.instance
+        offers = Offers.of(instance, self._segments(instance))
+        able = np.isfinite(offers.upload_s).any(axis=1) & np.isfinite(offers.pipeline_s)
+        rank = np.where(able, self._rank(round_, offers), np.inf)
+        # Those that are able first: a rank may be infinite, too.
+        chosen = np.lexsort((rank, ~able))[: instance.num_matched]
+        costs = np.full(offers.upload_s.shape, np.inf)
+        costs[chosen] = np.where(able[chosen, None], offers.upload_s[chosen], np.inf)
+        matching = match_channels(costs, np.zeros(instance.num_clusters))
+        if matching is None:
+            return _no_matching(instance, offers)
+        matches: list[Match | None] = []
+        for n, channel in enumerate(matching.channel_of):
+            choice = offers.choices[n]
+            if channel is None or choice is None:
+                matches.append(None)
+            else:
+                matches.append(Match(choice, channel, float(offers.power_w[n, channel])))
+        return score(instance, matches, "feasible")
+
+
+def uniform_segments(instance: Instance) -> list[SegmentChoice | None]:
+    """Uniform segments for every cluster."""
+    return [uniform_choice(instance, n) for n in range(instance.num_clusters)]
+
+
+def optimal_segments(instance: Instance) -> list[SegmentChoice | None]:
+    """The segments of least pipeline time for every cluster."""
+    tables = segment_tables(instance)
+    return [min(t.choices.values(), key=lambda c: c.pipeline_s, default=None) for t in tables]
+
+
+SEGMENTS: dict[str, Segments] = {"uniform": uniform_segments, "optimal": optimal_segments}
+
+
+def random_rank(seed: int) -> Rank:
+    """A draw of its own in every round."""
+
+    def rank(round_: Round, _: Offers) -> Array:
+        return np.random.default_rng([seed, round_.number]).permutation(round_.instance.num_clusters).astype(float)
+
+    return rank
+
+
+def loss_rank(round_: Round, _: Offers) -> Array:
+    """Largest training loss first; a cluster that has not trained yet before all."""
+    return -np.asarray(round_.losses, dtype=np.float64)
+
+
+def delay_rank(round_: Round, offers: Offers) -> Array:
+    """Shortest round by itself first."""
+    return round_.instance.steps * offers.pipeline_s + offers.upload_s.min(axis=1)
+
+
+RANKS: dict[str, Callable[[int], Rank]] = {
+    "random": random_rank,
+    "loss-only": lambda _: loss_rank,
+    "delay-only": lambda _: delay_rank,
+}
+"""By policy name, from a seed."""
+
+
+def _no_matching(instance: Instance, offers: Offers) -> Answer:
+    """Why too few clusters can be matched; the planner names what keeps each from uploading."""
+    found = plan_round(instance)
+    if found.infeasible:
+        return Answer("infeasible", found.clusters, infeasible=found.infeasible)
+    unfit = tuple(
+        Infeasibility(n, "C7", instance.L, 0, "these segments do not fit; use more devices or more memory")
+        for n, choice in enumerate(offers.choices)
+        if choice is None
+    )
+    needs = Infeasibility(None, "C5", instance.num_matched, 0, "too few of the clusters can upload at any power")
+    return Answer("infeasible", found.clusters, infeasible=unfit or (needs,))

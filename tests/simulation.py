@@ -50,7 +50,8 @@ class _Simulation:
         self.number = 0
         with (self.folder / "log").open("wb") as log:
             command = [sys.executable, __file__, str(self.folder), str(num_nodes)]
-            environment = os.environ | private_environment()
+            # Else Flower's simulation would join a Ray that somebody has started on this machine.
+            environment = os.environ | private_environment() | {"RAY_ADDRESS": "local"}
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def run(self, server, client):

@@ -122,7 +122,7 @@ def read(run_dir: Path, lines: list[Any], least: int, finished: bool) -> str:
         folder = run_dir / "clusters" / f"cluster-{cluster}"
         told, _ = read_setup(folder)
         assert told["run-identity"] == found.identity.run
-        part = cluster_checkpoint.read(folder, found.round, found.identity)
+        part = cluster_checkpoint.read_checkpoint(folder, found.round, found.identity)
         assert part is not None and part.round == found.round, f"cluster {cluster}: no part of round {found.round}"
     return "resumes"
 

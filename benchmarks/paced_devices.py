@@ -27,7 +27,7 @@ from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
-from client_pipeline.runtime.event_simulator import simulate
+from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.private_ray import private_ray
@@ -101,7 +101,7 @@ def measure(scenario_name: str, scale: float, steps: int) -> list[dict[str, Any]
         plan = ClusterPlan(delta=tuple(delta), order=tuple(order), m=m, schedule=schedule)
         times = plan_times(instance, 0, plan)
         uplink_s = instance.clusters[0].up.t_bits / float(instance.uplink_rate(0, 0.5, 0))
-        predicted = scale * (simulate(schedule, *times).makespan + uplink_s)
+        predicted = scale * (simulate_pipeline(schedule, *times).makespan + uplink_s)
         setup = ClusterSetup(
             run=f"paced-{os.getpid()}-{number}",
             cluster=0,

@@ -34,7 +34,7 @@ from client_pipeline.runtime.actors import (
     train_round,
     workers_at_once,
 )
-from client_pipeline.runtime.control_unit import ClusterData, ClusterSetup, RoundOrder
+from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder, TrainingData
 from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.replanning import ProportionalReplan, Replan
@@ -184,7 +184,7 @@ def node_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path:
     return Path(node.state_dir or "~/.collapipe").expanduser() / run_name / own
 
 
-def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, num_clusters: int) -> ClusterData:
+def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, num_clusters: int) -> TrainingData:
     """Load one cluster's training examples; runs in the control unit's process."""
     config = RunConfig.from_flat(flat)
     return task(config.task).cluster_data(config.data, tokenizer_json, cluster, num_clusters, config.seed)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from client_pipeline.partition.plan import ClusterPlan, uniform_plan
-from client_pipeline.runtime.event_simulator import simulate
+from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.latency import gpipe_latency
@@ -100,5 +100,5 @@ def test_a_pace_holds_each_stages_share_of_the_simulated_times(decision):
     assert Pace.from_dict(pace.to_dict()) == pace
     # All that the stages are busy with is all that the simulator has them do.
     busy = sum(sum(column) for stage in pace.stages for column in vars(stage).values())
-    events = simulate("gpipe", *times).events
+    events = simulate_pipeline("gpipe", *times).events
     assert busy == pytest.approx(0.5 * sum(event.end - event.start for event in events))

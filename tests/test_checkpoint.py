@@ -30,40 +30,42 @@ def test_a_control_unit_keeps_four_rounds_and_reads_the_newest_that_was_committe
             "block.0": MovedBlock({"a/w": torch.full((2,), float(round_))}),
             "embedding": MovedBlock(optimizer={"w/step": torch.tensor(3.0)}),
         }
-        cluster_checkpoint.write(tmp_path, ClusterCheckpoint(round_, 10 * round_, states, {"a": torch.ones(1)}))
+        cluster_checkpoint.write_checkpoint(
+            tmp_path, ClusterCheckpoint(round_, 10 * round_, states, {"a": torch.ones(1)})
+        )
     # Of the three rounds that the server keeps, and of one that it may not commit.
     assert names(tmp_path) == [f"round-0000{round_}.safetensors" for round_ in ("06", "07", "09", "12")]
     # The server was killed before it committed round 12.
-    found = cluster_checkpoint.read(tmp_path, committed=11)
+    found = cluster_checkpoint.read_checkpoint(tmp_path, committed=11)
     assert (found.round, found.drawn) == (9, 90)
     assert found.states.keys() == {"block.0", "embedding"}
     assert found.states["block.0"].weights["a/w"].tolist() == [9.0, 9.0] and not found.states["block.0"].optimizer
     assert found.states["embedding"].optimizer["w/step"].shape == () and not found.states["embedding"].weights
     assert found.residual["a"].tolist() == [1.0]
     assert names(tmp_path) == [f"round-0000{round_}.safetensors" for round_ in ("06", "07", "09")]
-    assert cluster_checkpoint.read(tmp_path / "none", committed=4) is None
+    assert cluster_checkpoint.read_checkpoint(tmp_path / "none", committed=4) is None
 
 
 def test_a_control_unit_that_rests_in_the_committed_round_has_its_last_one_on_disk(tmp_path):
     """It used to write in the rounds that are committed alone: with checkpoint-every = 2, training in round 3 and
     resting in round 4, its data order and optimizers fell back to round 2 when the run was continued."""
     for round_ in (1, 2, 3):
-        cluster_checkpoint.write(tmp_path, ClusterCheckpoint(round_, 10 * round_, TRAINED), every=2)
+        cluster_checkpoint.write_checkpoint(tmp_path, ClusterCheckpoint(round_, 10 * round_, TRAINED), every=2)
     assert names(tmp_path) == ["round-000002.safetensors", "round-000004.safetensors"]
     # Round 4 was committed without it, and it trained in round 5 when the server was killed.
-    cluster_checkpoint.write(tmp_path, ClusterCheckpoint(5, 50, TRAINED), every=2)
-    assert cluster_checkpoint.read(tmp_path, committed=4).drawn == 30
+    cluster_checkpoint.write_checkpoint(tmp_path, ClusterCheckpoint(5, 50, TRAINED), every=2)
+    assert cluster_checkpoint.read_checkpoint(tmp_path, committed=4).drawn == 30
     # Killed before round 4 was committed, the run goes on from round 2.
-    cluster_checkpoint.write(tmp_path / "other", ClusterCheckpoint(2, 20, TRAINED), every=2)
-    cluster_checkpoint.write(tmp_path / "other", ClusterCheckpoint(3, 30, TRAINED), every=2)
-    assert cluster_checkpoint.read(tmp_path / "other", committed=2).drawn == 20
+    cluster_checkpoint.write_checkpoint(tmp_path / "other", ClusterCheckpoint(2, 20, TRAINED), every=2)
+    cluster_checkpoint.write_checkpoint(tmp_path / "other", ClusterCheckpoint(3, 30, TRAINED), every=2)
+    assert cluster_checkpoint.read_checkpoint(tmp_path / "other", committed=2).drawn == 20
 
 
 def test_a_damaged_file_of_a_control_unit_is_named(tmp_path):
-    path = cluster_checkpoint.write(tmp_path, ClusterCheckpoint(1, 1, TRAINED))
+    path = cluster_checkpoint.write_checkpoint(tmp_path, ClusterCheckpoint(1, 1, TRAINED))
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(ValueError, match="round-000001.safetensors: expected a control unit's checkpoint"):
-        cluster_checkpoint.read(tmp_path, committed=1)
+        cluster_checkpoint.read_checkpoint(tmp_path, committed=1)
 
 
 def checkpoint_of(round_, state=None):

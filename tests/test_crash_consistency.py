@@ -62,7 +62,7 @@ class Training:
                 self.drawn[cluster] += 8 * round_
                 states = {"embedding": MovedBlock({"a": torch.full((2,), float(round_))})}
                 drawn, seen = self.drawn[cluster], self.sent.setdefault(cluster, Sent())
-                cluster_checkpoint.write(
+                cluster_checkpoint.write_checkpoint(
                     self.folder(cluster), ClusterCheckpoint(round_, drawn, states, identity=IDENTITY)
                 )
                 seen.add((round_, 1), 0, torch.ones(8, 4, dtype=torch.bool))
@@ -89,7 +89,7 @@ def resumed(run_dir):
     training.round = training.committed = found.round
     training.weights = found.weights
     for cluster in (0, 1):
-        read = cluster_checkpoint.read(training.folder(cluster), found.round, found.identity)
+        read = cluster_checkpoint.read_checkpoint(training.folder(cluster), found.round, found.identity)
         training.drawn[cluster] = read.drawn if read else 0
     state = found.state["privacy"]
     training.sent = training.accountant.restore(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracles import makespan
 
-from client_pipeline.runtime.event_simulator import simulate, stage_times
+from client_pipeline.runtime.event_simulator import simulate_pipeline, stage_times
 from client_pipeline.runtime.schedules import actions
 from client_pipeline.system.latency import (
     flow_shop_latency,
@@ -45,7 +45,7 @@ def test_fused_chunks_with_busy_senders_are_a_flow_shop(num_stages, m):
         forward, backward, z, g = equal_times(generator, num_stages, m)
         stages = forward[:, 0] + backward[:, 0]
         stages[:-1] += z[:, 0] + g[:, 0]
-        found = simulate("fused", forward, backward, z, g).makespan
+        found = simulate_pipeline("fused", forward, backward, z, g).makespan
         assert found == pytest.approx(flow_shop_latency(list(stages), m), rel=1e-12)
 
 
@@ -56,7 +56,7 @@ def test_gpipe_with_busy_senders_has_its_closed_form(num_stages, m):
         forward, backward, z, g = equal_times(generator, num_stages, m)
         z_link, g_link = [*z[:, 0], 0.0], [*g[:, 0], 0.0]
         expected = gpipe_latency(list(forward[:, 0]), list(backward[:, 0]), z_link, g_link, m)
-        assert simulate("gpipe", forward, backward, z, g).makespan == pytest.approx(expected, rel=1e-12)
+        assert simulate_pipeline("gpipe", forward, backward, z, g).makespan == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "fused"])
@@ -66,7 +66,7 @@ def test_the_makespan_is_the_longest_path(schedule, links):
     for num_stages, m in itertools.product((1, 2, 3, 5), (1, 2, 4, 7)):
         times = own_times(generator, num_stages, m)
         decoder = 0.0 if schedule == "fused" else 0.7
-        found = simulate(schedule, *times, links=links, decoder_s=decoder).makespan
+        found = simulate_pipeline(schedule, *times, links=links, decoder_s=decoder).makespan
         expected = makespan(schedule, *(t.tolist() for t in times), links=links, decoder=decoder)
         assert found == pytest.approx(expected, rel=1e-12)
 
@@ -76,7 +76,7 @@ def test_a_shared_medium_sends_one_message_at_a_time_first_ready_first(schedule)
     generator = np.random.default_rng(2)
     for num_stages, m in itertools.product((2, 3, 5), (1, 3, 6)):
         times = own_times(generator, num_stages, m)
-        found = simulate(schedule, *times, links="shared")
+        found = simulate_pipeline(schedule, *times, links="shared")
         messages = [e for e in found.events if e.kind in ("z", "g", "zg")]
         ready = {_message(e): e.end for e in found.events if e.kind in ("F", "B", "FB")}
         for first, second in itertools.pairwise(messages):
@@ -99,7 +99,7 @@ def _message(event):
 @pytest.mark.parametrize("links", ["blocking", "overlapping", "shared"])
 def test_a_device_does_one_thing_at_a_time_and_everything_once(schedule, links):
     times = own_times(np.random.default_rng(3), 4, 5)
-    found = simulate(schedule, *times, links=links)
+    found = simulate_pipeline(schedule, *times, links=links)
     for stage in range(4):
         own = [e for e in found.events if e.kind in ("F", "B", "FB") and e.place == stage]
         assert len(own) == (5 if schedule == "fused" else 10) == len({e[:3] for e in own})
@@ -115,7 +115,7 @@ def test_a_device_does_one_thing_at_a_time_and_everything_once(schedule, links):
 def test_every_action_starts_the_moment_its_device_and_its_input_allow(schedule, links):
     """So no device rests while it could work, and the timeline, not just its end, is the earliest one."""
     times, decoder = own_times(np.random.default_rng(7), 4, 5), 0.7
-    found = simulate(schedule, *times, links=links, decoder_s=decoder)
+    found = simulate_pipeline(schedule, *times, links=links, decoder_s=decoder)
     end = {e[:3]: e.end for e in found.events}
     for stage in range(4):
         own = [e for e in found.events if e.kind in ("F", "B", "FB") and e.place == stage]
@@ -140,7 +140,7 @@ def test_every_action_starts_the_moment_its_device_and_its_input_allow(schedule,
 
 
 def test_1f1b_never_holds_more_than_s_activations():
-    found = simulate("1f1b", *own_times(np.random.default_rng(4), 4, 9))
+    found = simulate_pipeline("1f1b", *own_times(np.random.default_rng(4), 4, 9))
     for stage in range(4):
         held = most = 0
         for event in sorted((e for e in found.events if e.place == stage and e.kind in "FB"), key=lambda e: e.start):
@@ -154,7 +154,10 @@ def test_links_that_overlap_are_never_slower_than_busy_senders():
     generator = np.random.default_rng(5)
     for schedule in ("gpipe", "1f1b", "fused"):
         times = own_times(generator, 4, 6)
-        assert simulate(schedule, *times, links="overlapping").makespan <= simulate(schedule, *times).makespan + 1e-12
+        assert (
+            simulate_pipeline(schedule, *times, links="overlapping").makespan
+            <= simulate_pipeline(schedule, *times).makespan + 1e-12
+        )
 
 
 def test_times_of_stages_follow_the_micro_batches():
@@ -199,14 +202,14 @@ def test_equal_micro_batches_take_what_the_planner_says(scaling):
     teb = teb_time(micro_batch_work(8.0, 6.0, 3.0, scaling), np.array(phi), np.array(f), 0.3)
     link = link_time(6.0 * (3 if scaling == "sample" else 1), np.array(rate), 0.2) * [1, 1, 0]
     expected = flow_shop_latency(stage_time(np.array(blocks), teb, link).tolist(), 4)
-    assert simulate("fused", *times).makespan == pytest.approx(expected, rel=1e-12)
+    assert simulate_pipeline("fused", *times).makespan == pytest.approx(expected, rel=1e-12)
 
 
 def test_mistakes_are_named():
     times = own_times(np.random.default_rng(6), 2, 3)
     with pytest.raises(ValueError, match="links: expected one of blocking, overlapping, shared, found 'fast'"):
-        simulate("gpipe", *times, links="fast")
+        simulate_pipeline("gpipe", *times, links="fast")
     with pytest.raises(ValueError, match="schedule: expected one of gpipe, 1f1b"):
-        simulate("zigzag", *times)
+        simulate_pipeline("zigzag", *times)
     with pytest.raises(ValueError, match=r"times: found shapes .* expected"):
-        simulate("gpipe", times[0], times[1], times[2][:, :2], times[3])
+        simulate_pipeline("gpipe", times[0], times[1], times[2][:, :2], times[3])

@@ -7,7 +7,7 @@ import pytest
 
 from client_pipeline.runtime import fault_injection
 from client_pipeline.runtime.fault_files import note_injected, read_injected
-from client_pipeline.runtime.fault_injection import FaultConfig, FaultInjector, planned
+from client_pipeline.runtime.fault_injection import FaultConfig, FaultInjector, draw_faults
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -36,7 +36,7 @@ class Stream:
 def test_a_cut_is_noted_with_its_place_and_once(tmp_path, kind, lasts_s):
     config, stream = FaultConfig(**{kind: 1.0}, partition_seconds=2.5, seed=3), Stream()
     injector = FaultInjector(config, 1, 2, tmp_path)
-    [expected] = planned(config, 7, 1, 2)
+    [expected] = draw_faults(config, 7, 1, 2)
     injector.begin_round(7, stream)
     for step in (1, 2):
         for moment in "FGB":

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from client_pipeline.runtime.event_simulator import simulate
+from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.system.latency import (
     flow_shop_latency,
     gpipe_latency,
@@ -71,7 +71,7 @@ def test_gpipe_by_hand_is_what_the_event_simulator_finds():
     def each(*values):
         return np.repeat(np.array(values)[:, None], 3, axis=1)
 
-    simulated = simulate("gpipe", each(1.0, 2.0), each(2.0, 3.0), each(0.5), each(0.25))
+    simulated = simulate_pipeline("gpipe", each(1.0, 2.0), each(2.0, 3.0), each(0.5), each(0.25))
     assert simulated.makespan == pytest.approx(found, rel=1e-12)
 
 

@@ -12,7 +12,13 @@ from torch import nn
 
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import own_parameters
-from client_pipeline.runtime.optimizer import SCHEDULES, OptimizerConfig, PartOptimizer, clip_scale, gradients
+from client_pipeline.runtime.optimizer import (
+    LEARNING_RATE_SCHEDULES,
+    OptimizerConfig,
+    PartOptimizer,
+    clip_scale,
+    gradients,
+)
 
 
 def rates(num_steps, **config):
@@ -23,7 +29,7 @@ def rates(num_steps, **config):
 # Learning rates.
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", LEARNING_RATE_SCHEDULES)
 def test_the_warm_up_grows_linearly_to_the_peak(schedule):
     found = rates(4, schedule=schedule, warmup_steps=4, total_steps=10)
     assert found == pytest.approx([0.5, 1.0, 1.5, 2.0])
@@ -42,7 +48,7 @@ def test_the_rate_after_the_warm_up_follows_the_schedule(schedule, expected):
     assert rates(7, schedule=schedule, warmup_steps=2, total_steps=5)[2:] == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", LEARNING_RATE_SCHEDULES)
 @pytest.mark.parametrize(("warmup_steps", "total_steps"), [(0, 1), (0, 6), (5, 6), (6, 6)])
 def test_every_step_of_the_run_trains_the_last_one_too(schedule, warmup_steps, total_steps):
     assert min(rates(total_steps, schedule=schedule, warmup_steps=warmup_steps, total_steps=total_steps)) > 0

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from client_pipeline.runtime.event_simulator import simulate
+from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.system.scenario import load_scenario
 from strategies.baselines.titanic import titanic_policy
 from strategies.baselines.vanilla_fl import vanilla_fl_policy, whole_model_times, whole_model_work
@@ -123,5 +123,5 @@ def test_vanilla_fl_waits_for_its_slowest_device_and_holds_the_whole_model_every
     assert decision.plans[1].m == 1 and max(decision.plans[1].delta) == 12
     # A paced cluster takes what the K devices of the model take, not what its only stage would by itself.
     times = whole_model_times(instance, 1, decision.plans[1])
-    assert simulate("gpipe", *times).makespan == pytest.approx(work.pipeline_s)
-    assert simulate("gpipe", *plan_times(instance, 1, decision.plans[1])).makespan < 0.6 * work.pipeline_s
+    assert simulate_pipeline("gpipe", *times).makespan == pytest.approx(work.pipeline_s)
+    assert simulate_pipeline("gpipe", *plan_times(instance, 1, decision.plans[1])).makespan < 0.6 * work.pipeline_s

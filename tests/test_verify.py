@@ -9,7 +9,7 @@ from tiny_models import CONFIGS, tiny_spec
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import adapter, build_parts, read_library_config
 from client_pipeline.partition.plan import ClusterPlan, write_plans
-from client_pipeline.runtime.verification import TOLERANCE, Verification, random_batch, verify_split
+from client_pipeline.runtime.verification import SPLIT_TOLERANCE, Verification, random_batch, verify_split
 from flower_app.verify import model_builder, verify
 
 TINY_BERT = dict(vocab_size=40, hidden_size=16, num_hidden_layers=12, num_attention_heads=2, intermediate_size=32)
@@ -31,7 +31,7 @@ def test_a_bert_of_twelve_layers_cut_5_4_3_passes(local_ray, tmp_path):
     model = save_bert(tmp_path, weights=False)
     found = verify(model=model, segments=(5, 4, 3), micro_batches=11, batch_size=16, length=8)
     assert found.passed
-    assert found.worst <= TOLERANCE
+    assert found.worst <= SPLIT_TOLERANCE
     assert found.reference is not None
     assert len(found.gradients) == 12 * 16 + 5 + 4
 
@@ -75,7 +75,7 @@ def test_a_model_that_differs_does_not_pass(local_ray):
 
     found = verify_split(build, ClusterPlan(delta=(1, 1), order=(0, 1), m=2), random_batch(spec, 4, 5))
     assert not found.passed
-    assert found.output > TOLERANCE
+    assert found.output > SPLIT_TOLERANCE
 
 
 @pytest.mark.parametrize("where", ["output", "loss", "gradient", "reference"])

@@ -48,7 +48,7 @@ class Journal:
         return [data for number in sorted(self._frames) if number >= step for data in self._frames[number]]
 
 
-class Connection:
+class DecoderConnection:
     """A bidirectional gRPC call with a thread that reads it. Safe to call from several threads.
 
     Parameters

@@ -20,7 +20,7 @@ from client_pipeline.link.address import (
     read_pem,
 )
 from client_pipeline.link.base import Gradient, LinkError
-from client_pipeline.link.connection import Connection
+from client_pipeline.link.connection import DecoderConnection
 from client_pipeline.link.frames import PROTOCOL_VERSION, TARGET_PREFIX, Frame, FrameError, decode, encode
 from client_pipeline.link.tied import TiedRows, pieces
 from client_pipeline.partition.micro_batches import StepId
@@ -74,7 +74,9 @@ class DecoderStream:
         """Of these, the answers that have come in the step's present attempt."""
         hello = {"kind": "hello", "version": PROTOCOL_VERSION, "codec": codec.name}
         place = {"round": address.round, "cluster": address.cluster}
-        self._connection = Connection(address, certificates, lambda token: encode({**hello, **place, "token": token}))
+        self._connection = DecoderConnection(
+            address, certificates, lambda token: encode({**hello, **place, "token": token})
+        )
 
     @classmethod
     def open(

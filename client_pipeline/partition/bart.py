@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from client_pipeline.partition import hugging_face
 from client_pipeline.partition.encoder import mask_form as mask_form
-from client_pipeline.partition.hugging_face import LABEL_SMOOTHING, TRAINED_LOGITS_BIAS, fresh_model, read_config
+from client_pipeline.partition.hugging_face import LABEL_SMOOTHING, TRAINED_LOGITS_BIAS, config_from_spec, fresh_model
 from client_pipeline.partition.parts import Batch, ModelParts
 from client_pipeline.partition.seq2seq import Seq2SeqHead
 from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
@@ -34,7 +34,7 @@ def _library(spec: ModelSpec, suffix: str) -> Any:
 
 def library_config(spec: ModelSpec) -> Any:
     """Build the library's configuration; raises ``ValueError`` for one that cannot be cut."""
-    config = read_config(spec, HEADS)
+    config = config_from_spec(spec, HEADS)
     if config.encoder_layerdrop:
         raise ValueError(
             f"model.encoder_layerdrop: expected 0, found {config.encoder_layerdrop}: a pipeline runs every TEB"
@@ -49,7 +49,7 @@ def tied(spec: ModelSpec) -> dict[str, str]:
     return dict(_TIED) if shared else {}
 
 
-class SourceEmbedding(nn.Module):
+class BartEmbedding(nn.Module):
     """Scaled token embedding and positions, BART's norm, and dropout."""
 
     def __init__(self, tokens: nn.Module, positions: nn.Module, norm: nn.Module | None, config: Any) -> None:
@@ -119,12 +119,12 @@ def build_embedding(spec: ModelSpec) -> nn.Module:
         scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         tokens = _library(spec, "ScaledWordEmbedding")(config.vocab_size, config.d_model, config.pad_token_id, scale)
         positions = _library(spec, "LearnedPositionalEmbedding")(config.max_position_embeddings, config.d_model)
-        return SourceEmbedding(tokens, positions, nn.LayerNorm(config.d_model), config)
+        return BartEmbedding(tokens, positions, nn.LayerNorm(config.d_model), config)
     tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
     positions = _library(spec, "SinusoidalPositionalEmbedding")(config.max_position_embeddings, config.d_model)
     with torch.no_grad():
         positions.weight.copy_(positions.create_weight())
-    return SourceEmbedding(tokens, positions, None, config)
+    return BartEmbedding(tokens, positions, None, config)
 
 
 def build_block(spec: ModelSpec, index: int) -> nn.Module:
@@ -159,7 +159,7 @@ def split(model: Any, spec: ModelSpec) -> ModelParts:
     norm = getattr(encoder, "layernorm_embedding", None)
     return ModelParts(
         spec=spec,
-        embedding=SourceEmbedding(encoder.embed_tokens, encoder.embed_positions, norm, model.config),
+        embedding=BartEmbedding(encoder.embed_tokens, encoder.embed_positions, norm, model.config),
         blocks=encoder.layers,
         head=BartHead(spec, decoder, model.lm_head, bias),
         mask_form=mask_form,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_pipeline.partition.hugging_face import SERVER_LAYERS, read_config
+from client_pipeline.partition.hugging_face import SERVER_LAYERS, config_from_spec
 from client_pipeline.partition.parts import IGNORED_LABEL, MaskForm
 from client_pipeline.partition.spec import CAUSAL_LM, ModelSpec
 
@@ -27,7 +27,7 @@ def library_config(spec: ModelSpec) -> Any:
     ValueError
         If the head is another one, or no block would be left for the devices.
     """
-    config = read_config(spec, HEADS)
+    config = config_from_spec(spec, HEADS)
     server = spec.config.get(SERVER_LAYERS, 0)
     if not isinstance(server, int) or not 0 <= server < config.num_hidden_layers:
         raise ValueError(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_pipeline.partition.hugging_face import CLASS_WEIGHTS, read_config
+from client_pipeline.partition.hugging_face import CLASS_WEIGHTS, config_from_spec
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, MaskForm
 from client_pipeline.partition.spec import MASKED_LM, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, ModelSpec
 
@@ -19,14 +19,14 @@ HEADS = (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, MASKED_LM)
 
 
 def library_config(spec: ModelSpec, attention: str = "sdpa") -> Any:
-    """Build the library's configuration of a specification; ``attention`` as in ``read_config``.
+    """Build the library's configuration of a specification; ``attention`` as in ``config_from_spec``.
 
     Raises
     ------
     ValueError
         For a head, a number of classes or a direction of attention that this cut has not.
     """
-    config = read_config(spec, HEADS, attention)
+    config = config_from_spec(spec, HEADS, attention)
     if spec.head != MASKED_LM and config.num_labels < 2:
         raise ValueError(f"num_labels: expected at least 2 classes, found {config.num_labels}; there is no regression")
     for key in ("is_decoder", "add_cross_attention"):

@@ -25,7 +25,7 @@ def tied(spec: ModelSpec) -> dict[str, str]:
     return {"lm_head.weight": "wte.weight"} if library_config(spec).tie_word_embeddings else {}
 
 
-class TokenEmbedding(nn.Module):
+class GPT2Embedding(nn.Module):
     """Token and position embeddings, and dropout."""
 
     def __init__(self, tokens: nn.Module, positions: nn.Module, config: Any) -> None:
@@ -41,7 +41,7 @@ class TokenEmbedding(nn.Module):
         return cast(Tensor, self.dropout(self.wte(ids) + self.wpe(positions)))
 
 
-class Block(nn.Module):
+class GPT2EncoderBlock(nn.Module):
     """One ``GPT2Block``."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -57,14 +57,14 @@ def build_embedding(spec: ModelSpec) -> nn.Module:
     """Build the embeddings with fresh weights."""
     config = library_config(spec)
     tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-    return TokenEmbedding(tokens, nn.Embedding(config.max_position_embeddings, config.hidden_size), config)
+    return GPT2Embedding(tokens, nn.Embedding(config.max_position_embeddings, config.hidden_size), config)
 
 
 def build_block(spec: ModelSpec, index: int) -> nn.Module:
     """Build block ``index``."""
     from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-    return Block(GPT2Block(library_config(spec), layer_idx=index))
+    return GPT2EncoderBlock(GPT2Block(library_config(spec), layer_idx=index))
 
 
 def build_head(spec: ModelSpec) -> nn.Module:
@@ -78,11 +78,11 @@ def build_head(spec: ModelSpec) -> nn.Module:
 
 def split(model: Any, spec: ModelSpec) -> ModelParts:
     """Split a ``GPT2LMHeadModel``; the parts share its parameters."""
-    body, blocks = model.transformer, [Block(layer) for layer in model.transformer.h]
+    body, blocks = model.transformer, [GPT2EncoderBlock(layer) for layer in model.transformer.h]
     cut = num_blocks(spec)
     return ModelParts(
         spec=spec,
-        embedding=TokenEmbedding(body.wte, body.wpe, model.config),
+        embedding=GPT2Embedding(body.wte, body.wpe, model.config),
         blocks=nn.ModuleList(blocks[:cut]),
         head=CausalHead(nn.ModuleList(blocks[cut:]), body.ln_f, model.lm_head, tied(spec)),
         mask_form=mask_form,

@@ -149,7 +149,7 @@ def sized_config(
     return AutoConfig.for_model(family, **known)
 
 
-def read_config(spec: ModelSpec, heads: Collection[str], attention: str = "sdpa") -> Any:
+def config_from_spec(spec: ModelSpec, heads: Collection[str], attention: str = "sdpa") -> Any:
     """Build the library's configuration of a specification.
 
     Parameters

@@ -46,7 +46,7 @@ def tied(spec: ModelSpec) -> dict[str, str]:
     return {"lm_head.weight": "embed_tokens.weight"} if library_config(spec).tie_word_embeddings else {}
 
 
-class TokenEmbedding(nn.Module):
+class LlamaEmbedding(nn.Module):
     """The token embedding."""
 
     def __init__(self, tokens: nn.Module) -> None:
@@ -58,7 +58,7 @@ class TokenEmbedding(nn.Module):
         return cast(Tensor, self.embed_tokens(batch["input_ids"]))
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """One decoder layer with the rotary embeddings that it needs."""
 
     def __init__(self, layer: nn.Module, rotary: nn.Module, window: int | None) -> None:
@@ -80,14 +80,14 @@ class Block(nn.Module):
 def build_embedding(spec: ModelSpec) -> nn.Module:
     """Build the token embedding with fresh weights."""
     config = library_config(spec)
-    return TokenEmbedding(nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id))
+    return LlamaEmbedding(nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id))
 
 
 def build_block(spec: ModelSpec, index: int) -> nn.Module:
     """Build layer ``index``."""
     config = library_config(spec)
     rotary = _library(spec, "RotaryEmbedding")(config=config)
-    return Block(_library(spec, "DecoderLayer")(config, index), rotary, _window(config, index))
+    return LlamaBlock(_library(spec, "DecoderLayer")(config, index), rotary, _window(config, index))
 
 
 def build_head(spec: ModelSpec) -> nn.Module:
@@ -102,11 +102,11 @@ def build_head(spec: ModelSpec) -> nn.Module:
 def split(model: Any, spec: ModelSpec) -> ModelParts:
     """Split a ``...ForCausalLM``; the parts share its parameters."""
     body, config = model.model, model.config
-    blocks = [Block(layer, body.rotary_emb, _window(config, i)) for i, layer in enumerate(body.layers)]
+    blocks = [LlamaBlock(layer, body.rotary_emb, _window(config, i)) for i, layer in enumerate(body.layers)]
     cut = num_blocks(spec)
     return ModelParts(
         spec=spec,
-        embedding=TokenEmbedding(body.embed_tokens),
+        embedding=LlamaEmbedding(body.embed_tokens),
         blocks=nn.ModuleList(blocks[:cut]),
         head=CausalHead(nn.ModuleList(blocks[cut:]), body.norm, model.lm_head, tied(spec)),
         mask_form=mask_form,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from client_pipeline.partition import hugging_face
 from client_pipeline.partition.encoder import mask_form as mask_form
-from client_pipeline.partition.hugging_face import LABEL_SMOOTHING, OWN_LM_HEAD, fresh_model, read_config
+from client_pipeline.partition.hugging_face import LABEL_SMOOTHING, OWN_LM_HEAD, config_from_spec, fresh_model
 from client_pipeline.partition.parts import Batch, MaskForm, ModelParts, share_parameters
 from client_pipeline.partition.seq2seq import Seq2SeqHead
 from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
@@ -28,7 +28,7 @@ HEADS = (SEQ2SEQ,)
 
 def library_config(spec: ModelSpec) -> Any:
     """Build the library's configuration; raises ``ValueError`` for one that cannot be cut."""
-    return read_config(spec, HEADS)
+    return config_from_spec(spec, HEADS)
 
 
 def _decoder_config(config: Any) -> Any:
@@ -43,7 +43,7 @@ def tied(spec: ModelSpec) -> dict[str, str]:
     return {"decoder.embed_tokens.weight": "embed_tokens.weight"}
 
 
-class SourceEmbedding(nn.Module):
+class T5Embedding(nn.Module):
     """Token embedding and the table of relative position biases."""
 
     def __init__(self, tokens: nn.Module, relative_attention_bias: nn.Module, config: Any) -> None:
@@ -80,7 +80,7 @@ def position_bias(channels_TC: Tensor) -> Tensor:
     return F.embedding(offset + len(channels_TC) - 1, by_offset).permute(2, 0, 1)[None]
 
 
-class EncoderBlock(nn.Module):
+class T5EncoderBlock(nn.Module):
     """One ``T5Block``, and the channels that pass it by."""
 
     def __init__(self, layer: nn.Module, width: int) -> None:
@@ -143,7 +143,7 @@ def build_embedding(spec: ModelSpec) -> nn.Module:
     """Build the token embedding and the table of biases with fresh weights."""
     config = library_config(spec)
     table = nn.Embedding(config.relative_attention_num_buckets, config.num_heads)
-    return SourceEmbedding(nn.Embedding(config.vocab_size, config.d_model), table, config)
+    return T5Embedding(nn.Embedding(config.vocab_size, config.d_model), table, config)
 
 
 def build_block(spec: ModelSpec, index: int) -> nn.Module:
@@ -151,7 +151,7 @@ def build_block(spec: ModelSpec, index: int) -> nn.Module:
     from transformers.models.t5.modeling_t5 import T5Block
 
     config = library_config(spec)
-    return EncoderBlock(T5Block(config, has_relative_attention_bias=False, layer_idx=index), config.d_model)
+    return T5EncoderBlock(T5Block(config, has_relative_attention_bias=False, layer_idx=index), config.d_model)
 
 
 def build_head(spec: ModelSpec) -> nn.Module:
@@ -180,13 +180,13 @@ def split(model: Any, spec: ModelSpec) -> ModelParts:
         )
     blocks = []
     for index, layer in enumerate(encoder.block):
-        block = cast(EncoderBlock, build_block(spec, index))
+        block = cast(T5EncoderBlock, build_block(spec, index))
         share_parameters(block.layer, layer)
         blocks.append(block)
     table = encoder.block[0].layer[0].SelfAttention.relative_attention_bias
     return ModelParts(
         spec=spec,
-        embedding=SourceEmbedding(encoder.embed_tokens, table, model.config),
+        embedding=T5Embedding(encoder.embed_tokens, table, model.config),
         blocks=nn.ModuleList(blocks),
         head=T5Head(spec, encoder.final_layer_norm, model.decoder, model.lm_head),
         mask_form=mask_form,

@@ -215,7 +215,7 @@ class DecoderBlock(nn.Module):
         return self.feed_forward_norm(y_BUD + self.dropout(self.feed_forward(y_BUD)))
 
 
-class Decoder(Seq2SeqHead):
+class TransformerDecoder(Seq2SeqHead):
     """The server's part: decoder blocks, and an output layer tied to the target embedding."""
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -290,7 +290,7 @@ def build_head(spec: ModelSpec) -> nn.Module:
     """
     if spec.head not in HEADS:
         raise ValueError(f"model.family transformer has the head seq2seq, found {spec.head!r}; use family bert")
-    return Decoder(_config(spec))
+    return TransformerDecoder(_config(spec))
 
 
 def build_parts(spec: ModelSpec) -> ModelParts:

@@ -29,7 +29,7 @@ from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime.optimizer import PartOptimizer
 from client_pipeline.runtime.stage import MovedBlock
 
-FORMAT = "collapipe-cluster/2"
+CLUSTER_CHECKPOINT_FORMAT = "collapipe-cluster/2"
 _KEPT = 4
 _NAME = re.compile(r"^round-(\d{6,})\.safetensors$")
 
@@ -61,7 +61,7 @@ def part_state(parameters: Mapping[str, nn.Parameter], optimizer: PartOptimizer)
     return MovedBlock({name: p.detach() for name, p in parameters.items()}, optimizer.state())
 
 
-def write(folder: Path, checkpoint: ClusterCheckpoint, every: int = 1) -> Path:
+def write_checkpoint(folder: Path, checkpoint: ClusterCheckpoint, every: int = 1) -> Path:
     """Write a round's file in one step, and forget those before the last four.
 
     Parameters
@@ -78,7 +78,7 @@ def write(folder: Path, checkpoint: ClusterCheckpoint, every: int = 1) -> Path:
         tensors |= {f"{name}/optimizer/{key}": value for key, value in state.optimizer.items()}
     tensors = {name: value.contiguous() for name, value in tensors.items()}
     head = {
-        "format": FORMAT,
+        "format": CLUSTER_CHECKPOINT_FORMAT,
         "round": checkpoint.round,
         "drawn": checkpoint.drawn,
         "pending-round": checkpoint.pending_round,
@@ -93,14 +93,16 @@ def write(folder: Path, checkpoint: ClusterCheckpoint, every: int = 1) -> Path:
     return path
 
 
-def clear(folder: Path) -> None:
+def clear_checkpoints(folder: Path) -> None:
     """Forget all rounds: a new run begins."""
     durable.remove_leftovers(folder)
     for round_ in _rounds(folder):
         durable.remove(_place(folder, round_))
 
 
-def read(folder: Path, committed: int, identity: RunIdentity = _NOBODY, data: str = "") -> ClusterCheckpoint | None:
+def read_checkpoint(
+    folder: Path, committed: int, identity: RunIdentity = _NOBODY, data: str = ""
+) -> ClusterCheckpoint | None:
     """Read the newest file of a committed round, and drop those of rounds that were not.
 
     Parameters
@@ -153,8 +155,10 @@ def _read(path: Path, run: str) -> ClusterCheckpoint | None:
     """Read a file; None if it is another run's."""
     with safe_open(path, framework="pt") as file:
         head: dict[str, Any] = json.loads((file.metadata() or {})["collapipe"])
-        if (found := head.get("format", "none")) != FORMAT:
-            raise ValueError(f"format: expected {FORMAT}, found {found}: it is of another version of CollaPipe")
+        if (found := head.get("format", "none")) != CLUSTER_CHECKPOINT_FORMAT:
+            raise ValueError(
+                f"format: expected {CLUSTER_CHECKPOINT_FORMAT}, found {found}: it is of another version of CollaPipe"
+            )
         if head["run"] != run:
             return None
         tensors = {name: file.get_tensor(name) for name in file.keys()}

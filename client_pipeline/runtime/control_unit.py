@@ -48,12 +48,12 @@ from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
 from client_pipeline.runtime.recovery import Recovery
 from client_pipeline.runtime.replanning import equal_devices
 from client_pipeline.runtime.round_faults import RoundFaults
-from client_pipeline.runtime.round_order import ClusterData, ClusterSetup, RoundOrder, RoundResult
+from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundResult, TrainingData
 from client_pipeline.runtime.round_report import round_report
 from client_pipeline.runtime.speed import SpeedWatch
 from client_pipeline.runtime.stage import MovedBlock
 
-__all__ = ["ClusterData", "ClusterSetup", "ControlUnit", "RoundOrder", "RoundResult"]
+__all__ = ["ClusterSetup", "ControlUnit", "RoundOrder", "RoundResult", "TrainingData"]
 
 logger = logging.getLogger("collapipe.control_unit")
 
@@ -67,7 +67,7 @@ class ControlUnit:
         self.watch = Watch(setup.runtime.actor_idle)
         self.adapter = adapter(setup.spec.family)
         self.num_blocks = self.adapter.num_blocks(setup.spec)
-        self.data: ClusterData | None = None
+        self.data: TrainingData | None = None
         self.order: DataOrder | None = None
         self.embedding = build_embedding(setup.spec).train()
         if setup.spec.lora is not None:
@@ -115,7 +115,7 @@ class ControlUnit:
                 data = setup.load_data()
                 self.order = DataOrder(len(data), setup.batch_size, setup.seed, setup.cluster)
                 if setup.checkpoints is not None and not setup.resume_round:
-                    cluster_checkpoint.clear(setup.checkpoints)
+                    cluster_checkpoint.clear_checkpoints(setup.checkpoints)
                 if setup.folder is not None and not setup.resume_round and setup.lost_at is None:
                     fault_files.forget(setup.folder)
                 if setup.checkpoints is not None and setup.resume_round:
@@ -294,11 +294,11 @@ class ControlUnit:
             checkpoint = checkpoint._replace(
                 residual=feedback.residual, pending=feedback.pending, pending_round=feedback.pending_round
             )
-        cluster_checkpoint.write(setup.checkpoints, checkpoint, setup.checkpoint_every)
+        cluster_checkpoint.write_checkpoint(setup.checkpoints, checkpoint, setup.checkpoint_every)
 
     def _restore(self, folder: Path, committed: int) -> None:
         """Go on from a checkpoint; the weights of the next round come from the server."""
-        found = cluster_checkpoint.read(folder, committed, self.setup.identity, self.setup.data)
+        found = cluster_checkpoint.read_checkpoint(folder, committed, self.setup.identity, self.setup.data)
         if found is None:
             return
         self.restored = True

@@ -81,7 +81,7 @@ class Watch:
                 os._exit(0)
 
 
-class Device:
+class DeviceActor:
     """Methods that the control unit calls on one device; each answers before the next begins."""
 
     def __init__(self, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig) -> None:

@@ -15,7 +15,7 @@ import ray
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
-from client_pipeline.runtime.device import LIVENESS, Device
+from client_pipeline.runtime.device import LIVENESS, DeviceActor
 from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, NotFinite, PipelineError
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.placement import Placement
@@ -111,7 +111,7 @@ class DevicePool:
     def _make(self, device: int) -> Any:
         # A thread of its own says whether the process is there while another computes.
         return (
-            ray.remote(concurrency_groups={LIVENESS: 1})(Device)
+            ray.remote(concurrency_groups={LIVENESS: 1})(DeviceActor)
             .options(
                 name=f"{self.name}/device-{device}",
                 namespace=NAMESPACE,

@@ -53,7 +53,7 @@ class Simulation(NamedTuple):
     """In the order of their starts."""
 
 
-def simulate(
+def simulate_pipeline(
     schedule: str,
     forward_s: Array,
     backward_s: Array,
@@ -196,7 +196,7 @@ def stage_times(
     act_scaling: Scaling,
     lat: float,
 ) -> tuple[Array, Array, Array, Array]:
-    """Times for :func:`simulate` from what devices and TEBs cost; t0 and lat count half in each direction.
+    """Times for :func:`simulate_pipeline` from what devices and TEBs cost; t0 and lat count half in each direction.
 
     Parameters
     ----------

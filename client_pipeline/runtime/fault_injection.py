@@ -26,7 +26,7 @@ from client_pipeline.runtime.fault_files import note_injected
 
 logger = logging.getLogger("collapipe.faults")
 
-KINDS = ("device", "freeze", "slow", "cluster", "stream", "nan", "server", "partition")
+INJECTED_KINDS = ("device", "freeze", "slow", "cluster", "stream", "nan", "server", "partition")
 _SERVER_DRAW = 7
 _MOMENTS = ("F", "G", "B")
 _DUTY_S = 0.2
@@ -59,7 +59,7 @@ class FaultConfig:
 
     def __post_init__(self) -> None:
         """Refuse what is no probability."""
-        for kind in KINDS:
+        for kind in INJECTED_KINDS:
             if not 0 <= getattr(self, kind) <= 1:
                 raise ValueError(f"faults.{kind}: expected a probability from 0 to 1, found {getattr(self, kind)}")
         for name in ("freeze_seconds", "partition_seconds"):
@@ -74,11 +74,11 @@ class FaultConfig:
     @property
     def any(self) -> bool:
         """Whether anything is to go wrong."""
-        return any(getattr(self, kind) > 0 for kind in KINDS)
+        return any(getattr(self, kind) > 0 for kind in INJECTED_KINDS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class InjectedFault:
     """One fault that is to come."""
 
     kind: str
@@ -92,15 +92,15 @@ class Planned:
     """Which of the plan's devices, from 0 to 1."""
 
 
-def planned(config: FaultConfig, round_: int, cluster: int, local_steps: int) -> list[Planned]:
+def draw_faults(config: FaultConfig, round_: int, cluster: int, local_steps: int) -> list[InjectedFault]:
     """The faults of a cluster in a round; ``server`` is not among them."""
     found = []
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(INJECTED_KINDS):
         draw = np.random.default_rng([config.seed, round_, cluster, number])
         hit, place, who = draw.random(3)
         step, moment = int(draw.integers(1, local_steps + 1)), _MOMENTS[int(draw.integers(len(_MOMENTS)))]
         if kind != "server" and hit < getattr(config, kind):
-            found.append(Planned(kind=kind, step=step, moment=moment, place=float(place), who=float(who)))
+            found.append(InjectedFault(kind=kind, step=step, moment=moment, place=float(place), who=float(who)))
     return found
 
 
@@ -126,7 +126,7 @@ class FaultInjector:
         self._folder = folder
         self._round = 0
         self._cluster, self._local_steps = cluster, local_steps
-        self._due: list[Planned] = []
+        self._due: list[InjectedFault] = []
         self._began: dict[int, float] = {}
         self._link: DecoderLink | None = None
         self._slowing: list[subprocess.Popen[bytes]] = []
@@ -137,7 +137,7 @@ class FaultInjector:
         """Draw the round's faults; returns the link that the round is to use."""
         self._began.clear()
         self._round = round_
-        self._due = planned(self.config, round_, self._cluster, self._local_steps) if self.config.any else []
+        self._due = draw_faults(self.config, round_, self._cluster, self._local_steps) if self.config.any else []
         self._link = link
         for fault in self._due:
             logger.warning("cluster %s, round %s: to be injected: %s", self._cluster, round_, fault)
@@ -175,7 +175,7 @@ class FaultInjector:
                 self._due.remove(fault)
                 self._strike(fault, pids)
 
-    def _strike(self, fault: Planned, pids: Mapping[int, int]) -> None:
+    def _strike(self, fault: InjectedFault, pids: Mapping[int, int]) -> None:
         if fault.kind == "cluster":
             self._note(fault)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -198,7 +198,7 @@ class FaultInjector:
                 running = _DUTY_S / self.config.slow_factor
                 self._slowing.append(_shell(_SLOW, pids[device], os.getpid(), _DUTY_S - running, running))
 
-    def _note(self, fault: Planned, device: int | None = None) -> None:
+    def _note(self, fault: InjectedFault, device: int | None = None) -> None:
         note_injected(self._folder, fault.kind, self._round, cluster=self._cluster, device=device, step=fault.step)
 
 
@@ -220,7 +220,7 @@ def _shell(script: str, *arguments: float) -> subprocess.Popen[bytes]:
 class _Poisoned:
     """A link on which the activations of one micro-batch become NaN."""
 
-    def __init__(self, link: DecoderLink, fault: Planned, note: Callable[[Planned], None]) -> None:
+    def __init__(self, link: DecoderLink, fault: InjectedFault, note: Callable[[InjectedFault], None]) -> None:
         self._link, self._fault, self._step, self._size = link, fault, 0, 1
         self._note = note
 

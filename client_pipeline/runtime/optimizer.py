@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-SCHEDULES = ("constant", "linear", "cosine", "inverse-sqrt")
+LEARNING_RATE_SCHEDULES = ("constant", "linear", "cosine", "inverse-sqrt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class OptimizerConfig:
     beta2: float = 0.98
     eps: float = 1e-9
     schedule: str = "constant"
-    """After the warm-up: one of :data:`SCHEDULES`."""
+    """After the warm-up: one of :data:`LEARNING_RATE_SCHEDULES`."""
     warmup_steps: int = 0
     """Steps of linear growth from 0."""
     total_steps: int = 0
@@ -42,8 +42,10 @@ class OptimizerConfig:
         """Refuse values that cannot train."""
         if self.name not in ("sgd", "adamw"):
             raise ValueError(f"optimizer.name: expected sgd or adamw, found {self.name!r}")
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"optimizer.schedule: expected one of {', '.join(SCHEDULES)}, found {self.schedule!r}")
+        if self.schedule not in LEARNING_RATE_SCHEDULES:
+            raise ValueError(
+                f"optimizer.schedule: expected one of {', '.join(LEARNING_RATE_SCHEDULES)}, found {self.schedule!r}"
+            )
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"optimizer.lr: expected a number above 0, found {self.lr}")
         for name in ("momentum", "weight_decay", "warmup_steps", "clip_norm"):

@@ -39,7 +39,7 @@ class Pace:
 
     @classmethod
     def of(cls, times: tuple[Array, Array, Array, Array], uplink_s: float, scale: float) -> Pace:
-        """Scale times as :func:`client_pipeline.runtime.event_simulator.simulate` takes them."""
+        """Scale times as :func:`client_pipeline.runtime.event_simulator.simulate_pipeline` takes them."""
         forward, backward, forward_link, backward_link = (scale * t for t in times)
         nothing = np.zeros((1, forward.shape[1]))
         # The gradient over link s is sent by stage s + 1.

@@ -199,7 +199,7 @@ class Pipeline:
         self.snapshots.restore(states)
 
     def memory(self) -> dict[int, dict[str, int]]:
-        """Memory of each scheduled device's process, as :meth:`Device.memory` says."""
+        """Memory of each scheduled device's process, as :meth:`DeviceActor.memory` says."""
         return self._on_devices(lambda actor, _: actor.memory.remote(), "asking for memory")
 
     def gradients(self) -> dict[int, dict[str, Tensor]]:

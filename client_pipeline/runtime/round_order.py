@@ -24,7 +24,7 @@ from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.replanning import Replan
 
 
-class ClusterData(Protocol):
+class TrainingData(Protocol):
     """A cluster's training examples."""
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class ClusterSetup:
     seed: int
     batch_size: int
     local_steps: int
-    load_data: Callable[[], ClusterData]
+    load_data: Callable[[], TrainingData]
     """Called once, in the control unit's process."""
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)

@@ -79,7 +79,7 @@ class Snapshots:
         self.fetch_s += time.perf_counter() - start
 
     def sources(self, blocks: Iterable[int]) -> tuple[list[tuple[int, int]], list[Any]]:
-        """Where to take TEBs from, as :meth:`Device.put_back` wants it.
+        """Where to take TEBs from, as :meth:`DeviceActor.put_back` wants it.
 
         Returns
         -------

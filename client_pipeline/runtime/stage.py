@@ -20,7 +20,7 @@ from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, gr
 from client_pipeline.runtime.pacing import Pace, PacedClock
 from client_pipeline.runtime.precision import autocast
 from client_pipeline.runtime.schedules import Action, actions
-from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, Receive
+from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, PostedReceive
 
 BlockArrays = list[dict[str, NDArray[Any]]]
 """A TEB away from a device, as NumPy arrays."""
@@ -222,7 +222,7 @@ def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> lis
     masks = order.mask_BT.split(order.sizes)
     previous, following = rank - 1, (rank + 1) % transport.size
 
-    def post(action: Action) -> Receive:
+    def post(action: Action) -> PostedReceive:
         peer, direction = (previous, FORWARD) if action.kind == "F" else (following, BACKWARD)
         shape = order.shapes(last=direction == BACKWARD and rank == last)[action.micro_batch]
         return transport.receive(shape, peer, direction, action.micro_batch)

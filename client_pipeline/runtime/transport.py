@@ -48,7 +48,7 @@ class GroupAddress:
 
 
 @dataclass
-class Receive:
+class PostedReceive:
     """A posted receive."""
 
     tensor: Tensor
@@ -106,7 +106,7 @@ class GlooTransport:
                 raise TransportError(f"sending micro-batch {micro_batch} to rank {peer}: {error}") from error
             self._sent.append((tensor, work))
 
-    def receive(self, shape: tuple[int, ...], peer: int, direction: int, micro_batch: int) -> Receive:
+    def receive(self, shape: tuple[int, ...], peer: int, direction: int, micro_batch: int) -> PostedReceive:
         """Post a receive of float32 of ``shape``; ``wait`` on what it returns."""
         wire_shape, dtype = self.codec.wire(shape)
         tensor = torch.empty(wire_shape, dtype=dtype)
@@ -117,7 +117,7 @@ class GlooTransport:
                 work = self._group(direction).recv([tensor], peer, micro_batch)
             except RuntimeError as error:
                 raise TransportError(f"{what}: {error}") from error
-        return Receive(tensor, work, what, self.codec, self._timeout)
+        return PostedReceive(tensor, work, what, self.codec, self._timeout)
 
     def _group(self, direction: int) -> Any:
         if not self._groups:

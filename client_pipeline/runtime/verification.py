@@ -28,7 +28,7 @@ from client_pipeline.runtime.pipeline import Pipeline
 from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.runtime.whole import whole_step
 
-TOLERANCE = 1e-4
+SPLIT_TOLERANCE = 1e-4
 """Largest relative difference that passes in float32."""
 
 SMALLEST_SCALE = 1e-5
@@ -55,8 +55,8 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether all are within :data:`TOLERANCE`; false for NaN."""
-        return self.worst <= TOLERANCE
+        """Whether all are within :data:`SPLIT_TOLERANCE`; false for NaN."""
+        return self.worst <= SPLIT_TOLERANCE
 
 
 class _Recorder(LocalDecoder):

@@ -30,10 +30,10 @@ AllowedApps = Annotated[
     typer.Option("--allow-app", help="Digest of an app that may run beside this release's; repeatable."),
 ]
 Data = Annotated[str, typer.Option(help="Folder of this cluster's text, in place of data.path.")]
-DeviceProfile = Annotated[str, typer.Option(help="Scenario file that says what this cluster's devices are.")]
+DeviceProfileFile = Annotated[str, typer.Option(help="Scenario file that says what this cluster's devices are.")]
 RayPort = Annotated[int, typer.Option(help="First of 120 ports of this machine's Ray.")]
 RuntimePort = Annotated[int, typer.Option(help="The SuperNode's own, within the machine.")]
-ControlUnit = Annotated[str, typer.Option("--cu", help="HOST or HOST:PORT of the control unit's Ray.")]
+ControlUnitAddress = Annotated[str, typer.Option("--cu", help="HOST or HOST:PORT of the control unit's Ray.")]
 Wait = Annotated[float, typer.Option(help="How long the control unit may take to come up [s].")]
 SuperLinkPort = Annotated[int, typer.Option("--port", help="The SuperLink's, for control units.")]
 ControlPort = Annotated[int, typer.Option(help="The SuperLink's, for runs, on 127.0.0.1; 0: the one after --port.")]
@@ -132,7 +132,7 @@ def up_cu(
     server: Server,
     certs: Certs,
     data: Data = "",
-    device_profile: DeviceProfile = "",
+    device_profile: DeviceProfileFile = "",
     state: State = _STATE,
     device: Devices = None,
     allow_app: AllowedApps = None,
@@ -151,7 +151,7 @@ def doctor_cu(
     server: Server,
     certs: Certs,
     data: Data = "",
-    device_profile: DeviceProfile = "",
+    device_profile: DeviceProfileFile = "",
     state: State = _STATE,
     device: Devices = None,
     allow_app: AllowedApps = None,
@@ -181,7 +181,7 @@ def _control_unit(
 def up_device(
     device: Devices,
     host: Host,
-    cu: ControlUnit,
+    cu: ControlUnitAddress,
     certs: Certs,
     wait: Wait = _WAIT_S,
     ray_port: RayPort = _RAY_PORT,
@@ -195,7 +195,7 @@ def up_device(
 def doctor_device(
     device: Devices,
     host: Host,
-    cu: ControlUnit,
+    cu: ControlUnitAddress,
     certs: Certs,
     wait: Wait = _WAIT_S,
     ray_port: RayPort = _RAY_PORT,

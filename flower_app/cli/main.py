@@ -172,7 +172,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Compare the segmented model on real actors with the whole model in one process; exit 1 if they differ."""
-    from client_pipeline.runtime.verification import TOLERANCE
+    from client_pipeline.runtime.verification import SPLIT_TOLERANCE
     from flower_app.verify import verify as compare
 
     found = compare(
@@ -195,7 +195,9 @@ def verify(
         rows = {**differences, **{f"gradient {name}": value for name, value in found.gradients.items()}}
         width = max(map(len, rows))
         typer.echo("\n".join(f"{name:<{width}}  {value:.1e}" for name, value in rows.items()))
-        typer.echo(f"{'passed' if found.passed else 'FAILED'}: largest {found.worst:.1e}, allowed {TOLERANCE:.0e}")
+        typer.echo(
+            f"{'passed' if found.passed else 'FAILED'}: largest {found.worst:.1e}, allowed {SPLIT_TOLERANCE:.0e}"
+        )
     raise typer.Exit(0 if found.passed else 1)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.event_simulator import simulate
+from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.queues import Queues
@@ -32,7 +32,9 @@ def timeline_of(
         plan, n = ClusterPlan.from_dict(report["plan"]), int(report["cluster"])
         modelled: list[list[Any]] = []
         if "C7" not in waived:
-            modelled = [list(event) for event in simulate(plan.schedule, *plan_times(instance, n, plan)).events]
+            modelled = [
+                list(event) for event in simulate_pipeline(plan.schedule, *plan_times(instance, n, plan)).events
+            ]
         order = [segment.device for segment in plan.segments()]
         clusters.append({"cluster": n, "order": order, "modelled": modelled, "measured": report["timeline"]})
     return {"round": number, "clusters": clusters}

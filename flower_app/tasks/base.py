@@ -24,7 +24,7 @@ TASKS = {
 }
 """Name of each task -> its class."""
 DECODINGS = ("greedy", "beam")
-CLASS_WEIGHTS = ("none", "balanced")
+CLASS_WEIGHTINGS = ("none", "balanced")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class TaskConfig:
             raise ValueError(f"task.name: expected one of {', '.join(TASKS)}, or module:Class, found {self.name!r}")
         if not 0 < self.mask_probability < 1:
             raise ValueError(f"task.mask-probability: expected a number in (0, 1), found {self.mask_probability}")
-        for name, known in (("decode", DECODINGS), ("class_weights", CLASS_WEIGHTS)):
+        for name, known in (("decode", DECODINGS), ("class_weights", CLASS_WEIGHTINGS)):
             if (found := getattr(self, name)) not in known:
                 key = f"task.{name.replace('_', '-')}"
                 raise ValueError(f"{key}: expected one of {', '.join(known)}, found {found!r}")

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from client_pipeline.partition.parts import ModelParts
 from client_pipeline.partition.seq2seq import Seq2SeqHead
-from client_pipeline.partition.transformer import Attention, Decoder, DecoderBlock, mask_form
+from client_pipeline.partition.transformer import Attention, DecoderBlock, TransformerDecoder, mask_form
 
 
 class IncrementalDecoder:
     """A decoder with the memory of what it has already decoded, for evaluation (no dropout)."""
 
-    def __init__(self, decoder: Decoder, memory_BTD: Tensor, mask_BT: Tensor) -> None:
+    def __init__(self, decoder: TransformerDecoder, memory_BTD: Tensor, mask_BT: Tensor) -> None:
         self.decoder = decoder
         self.position = 0
         self._blocks: list[DecoderBlock] = list(decoder.blocks)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def library_search(
     ]
 
 
-def greedy(decoder: Decoder, memory_BTD: Tensor, mask_BT: Tensor, limits: list[int]) -> list[list[int]]:
+def greedy(decoder: TransformerDecoder, memory_BTD: Tensor, mask_BT: Tensor, limits: list[int]) -> list[list[int]]:
     """Take the likeliest token at each position.
 
     Parameters
@@ -158,7 +158,7 @@ def greedy(decoder: Decoder, memory_BTD: Tensor, mask_BT: Tensor, limits: list[i
 
 
 def beam(
-    decoder: Decoder,
+    decoder: TransformerDecoder,
     memory_BTD: Tensor,
     mask_BT: Tensor,
     limits: list[int],

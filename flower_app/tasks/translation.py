@@ -251,7 +251,7 @@ def _search(config: TaskConfig, parts: ModelParts, memory_BTD: Tensor, batch: Ba
     if parts.spec.family != CLASSIC:
         beams = config.beam_size if config.decode == "beam" else 1
         return decoding.library_search(parts, memory_BTD, mask, limits, beams, config.length_penalty)
-    decoder = cast(transformer.Decoder, parts.head)
+    decoder = cast(transformer.TransformerDecoder, parts.head)
     if config.decode == "beam":
         return decoding.beam(decoder, memory_BTD, mask, limits, config.beam_size, config.length_penalty)
     return decoding.greedy(decoder, memory_BTD, mask, limits)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
-from client_pipeline.runtime.event_simulator import FUSED, simulate, stage_times
+from client_pipeline.runtime.event_simulator import FUSED, simulate_pipeline, stage_times
 from client_pipeline.system.latency import round_latency
 from client_pipeline.system.radio import Array
 from strategies.dssda.evaluation import device_energy, pipeline_seconds
@@ -90,8 +90,8 @@ def pipeline_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWo
     # What a step really takes, whatever the constraint counts.
     exact = replace(instance, energy="exact")
     return StepWork(
-        pipeline_s=simulate(plan.schedule, *times).makespan,
-        pipeline_fused_s=simulate(FUSED, *times).makespan,
+        pipeline_s=simulate_pipeline(plan.schedule, *times).makespan,
+        pipeline_fused_s=simulate_pipeline(FUSED, *times).makespan,
         pipeline_eq15_s=pipeline_seconds(replace(instance, latency="eq15"), cluster, plan.delta, plan.m, None),
         device_energy_j=device_energy(exact, cluster, plan.delta, plan.m, last),
         link_bytes=carried,
@@ -100,7 +100,7 @@ def pipeline_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWo
 
 
 def plan_times(instance: Instance, cluster: int, plan: ClusterPlan) -> tuple[Array, Array, Array, Array]:
-    """Seconds of each stage and link of a plan for each of its real micro-batches, as ``simulate`` takes them."""
+    """Seconds of each stage and link of a plan for each real micro-batch, as ``simulate_pipeline`` takes them."""
     devices = instance.device_arrays(cluster)
     order = [segment.device for segment in plan.segments()]
     return stage_times(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flower_app.config.run_config import RunConfig
+from flower_app.launch.processes import MARK
+from flower_app.report.pictures import write_pictures
 from flower_app.runs import run_directory
 from flower_app.runs.run_lock import serving
 from flower_app.training.training_run import TrainingRun
@@ -36,6 +39,9 @@ def main(grid: Grid, context: Context) -> None:
             if not config.resume:
                 run_directory.write_config(run_dir, config)
             TrainingRun(config, run_dir, grid).run()
+            # `collapipe run` draws the report itself.
+            if not (config.run_dir and MARK in os.environ):
+                write_pictures(run_dir)
         except BaseException as error:
             run_directory.write_failure(run_dir, error)
             raise

@@ -75,7 +75,6 @@ def scripted(run_dir, monkeypatch, killed_after=0, **more):
     monkeypatch.setattr(
         "flower_app.training.training_run.wait_for_nodes", lambda *_: [2 * os.getpid(), 2 * os.getpid() + 1]
     )
-    monkeypatch.setattr("flower_app.training.training_run.write_pictures", lambda _: None)
     monkeypatch.setattr("flower_app.training.training_run.Continued", lambda strategy, _: strategy)
     scored_rounds = []
     models = type("Models", (ScriptedModels,), {"scored_rounds": scored_rounds})

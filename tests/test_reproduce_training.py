@@ -331,7 +331,7 @@ def test_a_session_trains_run_after_run_and_stops_at_the_first_that_fails(tmp_pa
                 raise RuntimeError("out of memory")
             write_summary(self.run_dir, FINISHED)
 
-    monkeypatch.setattr(session_app, "_Run", Run)
+    monkeypatch.setattr(session_app, "TrainingRun", Run)
     with pytest.raises(RuntimeError, match="seed1: out of memory"):
         session_app.train_each(None, context)
     assert seen == [(40, 0), (41, 1)]

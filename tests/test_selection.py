@@ -5,8 +5,9 @@ import math
 import pytest
 
 from flower_app.config.run_config import RunConfig
+from flower_app.config.selection import SelectionConfig
 from flower_app.tasks.base import TASKS, TaskConfig, task
-from flower_app.training.model_selection import Selection, SelectionConfig
+from flower_app.training.model_selection import Selection
 
 
 def follow(values, **config):

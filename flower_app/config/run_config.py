@@ -22,9 +22,9 @@ from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.fault_injection import FaultConfig
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from flower_app.config.privacy_checks import check_privacy
+from flower_app.config.selection import SelectionConfig
 from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.corpus import DataConfig
-from flower_app.training.model_selection import SelectionConfig
 from strategies.aggregation.rules import AggregatorConfig
 from strategies.aggregation.server_optimizers import ServerOptimizerConfig
 from strategies.decoder.config import DecoderConfig

@@ -28,13 +28,6 @@ server = ServerApp()
 client = ClientApp()
 
 
-class _Run(TrainingRun):
-    """One of many: nobody looks at its report."""
-
-    def draw(self) -> None:
-        """Leave the pictures to ``collapipe report``."""
-
-
 @server.main()
 def train_each(grid: Grid, context: Context) -> None:
     """Train the session's runs, up to the first that fails."""
@@ -46,7 +39,7 @@ def train_each(grid: Grid, context: Context) -> None:
             durable.write_text(session / _CURRENT, current, lasting=False)
             with serving(run_dir):
                 try:
-                    _Run(read_run_config(run_dir), run_dir, grid).run()
+                    TrainingRun(read_run_config(run_dir), run_dir, grid).run()
                 except BaseException as error:
                     write_failure(run_dir, error)
                     log = run_dir / "logs" / "error.log"

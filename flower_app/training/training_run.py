@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -31,8 +30,6 @@ from flower_app.config.strategy_choice import (
     make_aggregator,
     make_planner,
 )
-from flower_app.launch.processes import MARK
-from flower_app.report.pictures import write_pictures
 from flower_app.report.timeline import timeline_of
 from flower_app.runs import run_checkpoints, run_directory
 from flower_app.runs.run_inputs import input_digests
@@ -379,10 +376,3 @@ class TrainingRun:
             **({"privacy": self.privacy} if self.privacy else {}),
         )
         log(INFO, "Test: %s", metrics)
-        # After the summary, for nothing of the training waits for it.
-        self.draw()
-
-    def draw(self) -> None:
-        """Draw the report, unless ``collapipe run`` waits to do so."""
-        if not (self.config.run_dir and MARK in os.environ):
-            write_pictures(self.run_dir)

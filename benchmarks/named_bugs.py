@@ -167,4 +167,28 @@ BUGS = (
         "aggregator.py::test_a_cluster_that_fails_is_the_one_that_the_rule_may_bear_with",
         "aggregator.py::test_a_rule_still_bears_with_the_malicious_ones_that_are_left",
     ),
+    _bug(
+        "the older of the committed checkpoints is read",
+        "strategies/checkpoint.py",
+        "for round_ in reversed(rounds):",
+        "for round_ in rounds:",
+        "checkpoint.py::test_of_two_committed_rounds_the_newer_is_read",
+    ),
+    _bug(
+        "a member that has flushed has not waited",
+        f"{RUNTIME}/transport.py",
+        "                work.wait(self._timeout)\n            except RuntimeError as error:\n"
+        '                raise TransportError(f"sending',
+        "                pass\n            except RuntimeError as error:\n"
+        '                raise TransportError(f"sending',
+        "stage.py::test_what_was_sent_is_with_the_neighbour_when_a_member_has_flushed",
+        "stage.py::test_a_flush_that_nobody_reads_ends_with_the_groups_timeout",
+    ),
+    _bug(
+        "a step ends before what it sent has been read",
+        f"{RUNTIME}/stage.py",
+        "    transport.flush()\n    return done\n",
+        "    return done\n",
+        "stage.py",
+    ),
 )

@@ -75,17 +75,22 @@ def assert_equal(found, expected):
 
 def once(unit, *, round_, step, kind, micro_batch, act):
     """Have ``act`` called once, when a micro-batch arrives at the control unit."""
-    pipeline, recovery, before = unit.pipeline, unit.recovery, unit.pipeline.on_progress
+    recovery, run_step = unit.recovery, unit.pipeline.run_step
     done = []
 
-    def watch(event, number):
-        here = (recovery.round, recovery.step, event, number)
-        if not done and here == (round_, step, kind, micro_batch):
-            done.append(here)
-            act()
-        before(event, number)
+    def watched(*arguments):
+        *others, progress = arguments
 
-    pipeline.on_progress = watch
+        def watch(event, number):
+            here = (recovery.round, recovery.step, event, number)
+            if not done and here == (round_, step, kind, micro_batch):
+                done.append(here)
+                act()
+            progress(event, number)
+
+        return run_step(*others, watch)
+
+    unit.pipeline.run_step = watched
     return done
 
 

@@ -30,7 +30,7 @@ def test_going_on_from_the_number_drawn_gives_the_same_batches():
     order, resumed = DataOrder(10, 4, 0, 0), DataOrder(10, 4, 0, 0)
     for _ in range(4):
         order.next_batch()
-    resumed.drawn = order.drawn
+    resumed.go_to(order.drawn)
     assert order.next_batch() == resumed.next_batch()
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,8 @@ def fault(kind, round_, cluster=0, device=None, time=0.0):
 
 
 class Stream:
+    is_remote = True
+
     def __init__(self):
         self.cuts = []
 
@@ -50,7 +53,7 @@ def test_a_cut_is_noted_with_its_place_and_once(tmp_path, kind, lasts_s):
 
 def test_a_cluster_without_a_stream_has_no_cut_to_note(tmp_path):
     injector = FaultInjector(FaultConfig(stream=1.0), 0, 1, tmp_path)
-    injector.begin_round(1, object())
+    injector.begin_round(1, SimpleNamespace(is_remote=False))
     for moment in "FGB":
         injector.arrived(1, moment, 0, 1, {})
     assert read_injected(tmp_path) == []

@@ -22,8 +22,8 @@ def pipeline(monkeypatch):
     return FakePipeline()
 
 
-def begun(pipeline, plan=THREE, replan=LEAN, step=2, replayable=True):
-    recovery = Recovery(pipeline, 7)
+def begun(pipeline, plan=THREE, replan=LEAN, step=2, replayable=True, fault_began=lambda device: None):
+    recovery = Recovery(pipeline, 7, fault_began)
     recovery.begin_round(5, plan, replan, 3.5)
     recovery.begin_step(step, replayable)
     pipeline.asked.clear()
@@ -174,10 +174,11 @@ def test_a_fault_while_a_plan_is_applied_is_one_like_any_other(pipeline):
 
 
 def test_the_first_finished_micro_batch_ends_a_fault_and_says_how_long_it_took(pipeline):
-    recovery = begun(pipeline)
+    injected = {}
+    recovery = begun(pipeline, fault_began=injected.get)
     pipeline.deadline.waited_s = 20.0
     recovery.run(Action(DeviceFault("device 0", FROZEN, (0,)), DeviceFault("lost", PARTED)))
-    recovery.since = lambda device: time.monotonic() - 500.0
+    injected[1] = time.monotonic() - 500.0
     recovery.run(Action(DeviceFault("device 1", FROZEN, (1,))))
     recovery.finished_micro_batch()
     recovery.finished_micro_batch()
@@ -192,8 +193,7 @@ def test_the_first_finished_micro_batch_ends_a_fault_and_says_how_long_it_took(p
 
 
 def test_a_round_begins_with_who_is_there_and_records_who_was_absent_or_is_back(pipeline):
-    recovery = Recovery(pipeline, 7)
-    recovery.absent = (1,)
+    recovery = Recovery(pipeline, 7, absent=(1,))
     pipeline.pool.lost = {1: KILLED, 2: FROZEN}
     pipeline.returns_after = {2: 1}
     recovery.begin_round(5, THREE, LEAN, 3.5)

@@ -162,7 +162,7 @@ def test_with_one_copy_a_round_only_the_first_step_can_be_played_again(units, st
     once(unit, round_=2, step=step, kind="G", micro_batch=1, act=actor_ends(unit, 1))
     if step == 1:
         assert_equal(train(unit, [2], weights=weights)[0], expected)
-        assert unit.pipeline.snapshots.taken == 2
+        assert unit.pipeline.placement.snapshots.taken == 2
         return
     with pytest.raises(FailedRound, match="snapshots = round keeps no copy of step 1: the round is lost") as error:
         train(unit, [2], weights=weights)
@@ -191,7 +191,7 @@ def test_gradients_that_are_not_finite_fail_the_round_and_no_optimizer_takes_the
     with pytest.raises(FailedRound, match="holds? NaN or Inf") as error:
         train(unit, [1], weights=broken)
     assert [f["kind"] for f in error.value.faults] == ["nan"]
-    unit.order.drawn = 0
+    unit.order.go_to(0)
     assert_equal(train(unit, [1])[0], train(units(), [1])[0])
 
 
@@ -290,5 +290,5 @@ def test_a_link_that_fails_ends_the_round_and_not_the_cluster(units, monkeypatch
     unit._open_link = opened
     expected = units()
     expected.prepare()
-    expected.order.drawn = unit.order.drawn
+    expected.order.go_to(unit.order.drawn)
     assert_equal(train(unit, [1])[0], train(expected, [1])[0])

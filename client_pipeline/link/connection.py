@@ -5,13 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
 import grpc
 
 from client_pipeline.link.address import METHOD, SERVICE, DecoderAddress, LinkCertificates, open_channel
-from client_pipeline.link.base import LinkError, NotFiniteLink
+from client_pipeline.link.base import Cut, LinkError, NotFiniteLink
 from client_pipeline.link.frames import Frame, FrameError, decode, encode
 
 REOPEN_S = 15.0
@@ -48,6 +48,43 @@ class Journal:
         return [data for number in sorted(self._frames) if number >= step for data in self._frames[number]]
 
 
+class _Call:
+    """One gRPC call to the decoder: answers come out of it as it is gone through."""
+
+    def __init__(self, address: DecoderAddress, certificates: LinkCertificates) -> None:
+        self._channel = open_channel(address, certificates)
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        exchange = self._channel.stream_stream(
+            f"/{SERVICE}/{METHOD}", request_serializer=None, response_deserializer=None
+        )
+        self._answers: Any = exchange(iter(self._outbox.get, None))
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._answers)
+
+    def __next__(self) -> bytes:
+        answer: bytes = next(self._answers)
+        return answer
+
+    def put(self, data: bytes) -> None:
+        """Send a frame."""
+        self._outbox.put(data)
+
+    def end(self) -> None:
+        """Send no more: the decoder ends the call when it has read so far."""
+        self._outbox.put(None)
+
+    def cancel(self) -> None:
+        """Break the call off."""
+        self._answers.cancel()
+
+    def close(self) -> None:
+        """Break the call off and close its channel."""
+        self.end()  # the thread in grpc that reads the outbox has no other way to end
+        self.cancel()
+        self._channel.close()
+
+
 class DecoderConnection:
     """A bidirectional gRPC call with a thread that reads it. Safe to call from several threads.
 
@@ -68,8 +105,8 @@ class DecoderConnection:
         self.journal = Journal()
         self.confirmed = 0
         """Last step that the decoder is known to have taken."""
-        self.cuts: list[tuple[float, float, int]] = []
-        """Of each cut that was mended: when it was noticed [s, monotonic], how long it took [s], bytes sent again."""
+        self.cuts: list[Cut] = []
+        """Cuts that were mended."""
         self._certificates = certificates
         self._hello = hello
         self._resume = ""
@@ -83,23 +120,10 @@ class DecoderConnection:
         """Until then a stream that was cut on purpose stays so [s, monotonic]."""
         self._ready = True
         """Whether frames go out at once; between a cut and its end they are only noted."""
-        self._open_call()
-        self._outbox.put(hello(address.token))
+        self._call = _Call(address, certificates)
+        self._call.put(hello(address.token))
         self._reader = threading.Thread(target=self._read, name="decoder-stream", daemon=True)
         self._reader.start()
-
-    def _open_call(self) -> None:
-        self._channel = open_channel(self.address, self._certificates)
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        exchange = self._channel.stream_stream(
-            f"/{SERVICE}/{METHOD}", request_serializer=None, response_deserializer=None
-        )
-        self._call: Any = exchange(iter(self._outbox.get, None))
-
-    def _close_call(self) -> None:
-        self._outbox.put(None)  # the thread in grpc that reads the outbox has no other way to end
-        self._call.cancel()
-        self._channel.close()
 
     @property
     def failure(self) -> LinkError | None:
@@ -121,7 +145,7 @@ class DecoderConnection:
         with self._lock:
             self.journal.add(step, data)
             if self._ready:
-                self._outbox.put(data)
+                self._call.put(data)
 
     def confirm(self, step: int) -> None:
         """Note that the decoder has taken a step."""
@@ -160,12 +184,12 @@ class DecoderConnection:
             if self._closed:
                 return
             self._closed = True
-            self._outbox.put(encode({"kind": "leave", "reason": reason[:300]}))
-            self._outbox.put(None)
+            self._call.put(encode({"kind": "leave", "reason": reason[:300]}))
+            self._call.end()
         # The decoder ends the stream when it has read so far; it may be waiting for other clusters.
         self._reader.join(timeout=_LEAVE_S)
         with self._lock:
-            self._close_call()
+            self._call.close()
         self._reader.join(timeout=_LEAVE_S)
 
     # The reader.
@@ -182,7 +206,7 @@ class DecoderConnection:
         with self._lock:
             self._failure = self._failure_of(ended)
             if not self._closed:
-                self._close_call()
+                self._call.close()
         self._inbox.put(self._failure)
 
     def _failure_of(self, ended: grpc.RpcError | None) -> LinkError:
@@ -206,9 +230,9 @@ class DecoderConnection:
             with self._lock:
                 if self._closed:
                     return ended
-                self._close_call()
-                self._open_call()
-                self._outbox.put(self._hello(self.address.token))
+                self._call.close()
+                self._call = _Call(self.address, self._certificates)
+                self._call.put(self._hello(self.address.token))
 
     def _drain(self) -> grpc.RpcError | None:
         """Read the call to its end; returns the error that it ended with."""
@@ -244,9 +268,9 @@ class DecoderConnection:
                 if self._closed or not self._resume:
                     return False
                 self._ready = False
-                self._close_call()
-                self._open_call()
-                self._outbox.put(self._hello(self._resume))
+                self._call.close()
+                self._call = _Call(self.address, self._certificates)
+                self._call.put(self._hello(self._resume))
             welcome = self._welcome()
             if isinstance(welcome, grpc.RpcError):
                 return welcome
@@ -260,8 +284,8 @@ class DecoderConnection:
                 self.journal.confirm(step - 1)
                 again = self.journal.since(step + int(welcome.header.get("closed", 0)))
                 for data in again:
-                    self._outbox.put(data)
-                self.cuts.append((noticed, time.monotonic() - noticed, sum(map(len, again))))
+                    self._call.put(data)
+                self.cuts.append(Cut(noticed, time.monotonic() - noticed, sum(map(len, again))))
             return None
         return False
 

@@ -2,71 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from client_pipeline.link.base import DecoderLink, Gradient, LinkError
+from client_pipeline.link.base import DecoderLink, ForwardingLink, Gradient, LinkError
 from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, clip_gradient, clip_tokens, private_activations
 from client_pipeline.partition.micro_batches import StepId
 
 
-class PrivateLink:
+class PrivateLink(ForwardingLink):
     """A link to the decoder on which activations are clipped and noised.
 
     The gradient that comes back is taken through the clipping, so that training minimises the loss of what was sent.
     """
 
     def __init__(self, link: DecoderLink, config: PrivacyConfig, noise: NoiseSource) -> None:
-        self.link = link
+        super().__init__(link)
         self.config = config
         self.noise = noise
         self._step: StepId | None = None
         self._sent: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
-    @property
-    def bytes_up(self) -> int:
-        """See :class:`DecoderLink`."""
-        return self.link.bytes_up
-
-    @property
-    def bytes_down(self) -> int:
-        """See :class:`DecoderLink`."""
-        return self.link.bytes_down
-
-    @property
-    def payload_up(self) -> int:
-        """See :class:`DecoderLink`."""
-        return self.link.payload_up
-
-    @property
-    def payload_down(self) -> int:
-        """See :class:`DecoderLink`."""
-        return self.link.payload_down
-
-    def cut(self, for_s: float = 0.0) -> None:
-        """Cut the stream, for faults that a user injects."""
-        getattr(self.link, "cut", lambda for_s: None)(for_s)
-
-    @property
-    def cuts(self) -> Sequence[Any]:
-        """What the stream says of its cuts."""
-        return getattr(self.link, "cuts", ())
-
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
         """See :class:`DecoderLink`."""
         self._step = step
         self._sent.clear()
-        self.link.begin_step(step, num_micro_batches, total_weight)
-
-    def send_tied(self, tied: Mapping[str, Tensor]) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.send_tied(tied)
-
-    def receive_tied(self) -> dict[str, Tensor]:
-        """See :class:`DecoderLink`."""
-        return self.link.receive_tied()
+        super().begin_step(step, num_micro_batches, total_weight)
 
     def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
         """Hand over the activations as :func:`private_activations` has them."""
@@ -75,11 +37,11 @@ class PrivateLink:
         real_BTD = hidden_BTD.detach() * mask_BT[..., None]
         self._sent[micro_batch] = (real_BTD, clip_tokens(real_BTD, mask_BT, self.config.activation_clip)[1], mask_BT)
         private_BTD = private_activations(real_BTD, mask_BT, self.config, self.noise, *place)
-        self.link.send(micro_batch, private_BTD, mask_BT, targets)
+        super().send(micro_batch, private_BTD, mask_BT, targets)
 
     def receive(self) -> Gradient:
         """Wait for the gradient of the next micro-batch, with respect to its activations before they were clipped."""
-        gradient = self.link.receive()
+        gradient = super().receive()
         sent = self._sent.pop(gradient.micro_batch, None)
         if sent is None:
             raise LinkError(f"the step of micro-batch {gradient.micro_batch} was dropped before its gradient came")
@@ -96,16 +58,4 @@ class PrivateLink:
     def drop_step(self) -> None:
         """See :class:`DecoderLink`."""
         self._sent.clear()
-        self.link.drop_step()
-
-    def end_step(self, scale: float) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.end_step(scale)
-
-    def close(self) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.close()
-
-    def abort(self) -> None:
-        """See :class:`DecoderLink`."""
-        self.link.abort()
+        super().drop_step()

@@ -19,7 +19,7 @@ from client_pipeline.link.address import (
     channel_options,
     read_pem,
 )
-from client_pipeline.link.base import Gradient, LinkError
+from client_pipeline.link.base import Cut, Gradient, LinkError
 from client_pipeline.link.connection import DecoderConnection
 from client_pipeline.link.frames import PROTOCOL_VERSION, TARGET_PREFIX, Frame, FrameError, decode, encode
 from client_pipeline.link.tied import TiedRows, pieces
@@ -53,6 +53,7 @@ class DecoderStream:
     def __init__(self, address: DecoderAddress, certificates: LinkCertificates, codec: ActivationCodec) -> None:
         self.address = address
         self.codec = codec
+        self.is_remote = True
         self.decoder_sync = ""
         """``step`` or ``round``, as the decoder said in its welcome."""
         self.bytes_up = self.bytes_down = self.payload_up = self.payload_down = 0
@@ -102,20 +103,20 @@ class DecoderStream:
         """
         stream = cls(address, certificates or LinkCertificates(), codec)
         try:
-            welcome = stream._take("welcome", "its welcome", address.join_timeout_s).header
-            stream.decoder_sync = str(welcome["decoder_sync"])
-            stream._connection.resume_with(str(welcome.get("resume", "")))
+            stream._await_welcome()
         except BaseException:
             stream.abort()
             raise
         return stream
 
-    @property
-    def cuts(self) -> list[tuple[float, float, int]]:
-        """Of each cut that was mended: when it was noticed [s, monotonic], how long it took [s], bytes sent again.
+    def _await_welcome(self) -> None:
+        welcome = self._take("welcome", "its welcome", self.address.join_timeout_s).header
+        self.decoder_sync = str(welcome["decoder_sync"])
+        self._connection.resume_with(str(welcome.get("resume", "")))
 
-        These bytes are in no other count.
-        """
+    @property
+    def cuts(self) -> list[Cut]:
+        """Cuts that were mended; the bytes sent again are in no other count."""
         return self._connection.cuts
 
     def cut(self, for_s: float = 0.0) -> None:

@@ -115,6 +115,10 @@ class ErrorFeedback:
         """What e will be if the update of ``pending_round`` counts. A checkpoint keeps both."""
         self.pending_round = 0
 
+    def restore(self, residual: dict[str, Tensor], pending: dict[str, Tensor], pending_round: int) -> None:
+        """Go on from what a checkpoint kept."""
+        self.residual, self.pending, self.pending_round = residual, pending, pending_round
+
     def settle(self, counted: int) -> None:
         """Take over what waits since the last update if that was of the round that ``counted``; else forget it."""
         if self.pending_round and self.pending_round == counted:

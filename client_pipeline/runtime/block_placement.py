@@ -1,4 +1,7 @@
-"""Which device holds which TEB: moves with the plan, and putting TEBs back after a fault."""
+"""Which device holds which TEB, and whether that is sure: moves with the plan, commits, TEBs put back after a fault.
+
+Whoever has a reason to doubt it says so here (:meth:`BlockPlacement.doubt`); nobody else keeps a record of it.
+"""
 
 from __future__ import annotations
 
@@ -12,61 +15,90 @@ from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import Segment
 from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.snapshots import Snapshots
+from client_pipeline.runtime.stage import MovedBlock
 
 
 class BlockPlacement:
     """The TEBs of one cluster on its devices.
 
     While all is well a TEB that changes owner goes from device to device. After a fault nothing is sure: then every
-    device says what it holds and after which step, and what is not as the last snapshot has it is put back from there.
+    device says what it holds and after which step, and what is not as the last commit has it is put back from there.
 
     Parameters
     ----------
     pool : the devices
-    snapshots : the last copies
     frozen : what adapters are added to, by global name
     """
 
-    def __init__(self, pool: DevicePool, snapshots: Snapshots, frozen: Mapping[str, Tensor]) -> None:
+    def __init__(self, pool: DevicePool, frozen: Mapping[str, Tensor]) -> None:
+        self.snapshots = Snapshots(pool.runtime.timeout)
+        """Copies of all TEBs as of the last commit."""
         self.moved_blocks = 0
         """TEBs that changed owner since the pipeline began, first placements and repairs left out."""
         self.moved_bytes = 0
         """Bytes of their weights and optimizer state."""
         self.restored_bytes = 0
         """Bytes that were put back after faults."""
-        self.owner: dict[int, int] = {}
-        self.sure = False
-        """Whether every TEB is where ``owner`` says, after the same step as all others."""
-        self.version = 0
+        self._owner: dict[int, int] = {}
+        self._sure = False
+        self._version = 0
         """Optimizer step that the TEBs are after."""
         self._pool = pool
-        self._snapshots = snapshots
         self._frozen = frozen
         # Two control units of a cluster, one after the other, count steps alike and mean other weights.
         self._lineage = uuid.uuid4().hex
 
+    @property
+    def sure(self) -> bool:
+        """Whether every TEB is where the last plan put it, after the same step as all others."""
+        return self._sure
+
+    def doubt(self) -> None:
+        """Note a reason not to be sure any more: the next plan asks the devices what they hold."""
+        self._sure = False
+
+    def stepped(self, version: int) -> None:
+        """Note that all TEBs have taken optimizer step ``version``."""
+        self._version = version
+
+    def restore(self, states: Mapping[int, MovedBlock]) -> None:
+        """Give TEBs that no device holds yet the weights and optimizer state of a checkpoint, when they are placed."""
+        self.snapshots.restore(states)
+
+    def commit(self, segments: list[Segment]) -> None:
+        """Copy all TEBs: from here on they are put back to this step.
+
+        Raises
+        ------
+        DeviceFault
+            If a device is gone: the last commit stands.
+        """
+        actors = {segment.device: self._pool[segment.device] for segment in segments}
+        blocks = {segment.device: list(segment.blocks) for segment in segments}
+        self.snapshots.commit(actors, blocks, self._version, self._pool.answers)
+
     def place(self, segments: list[Segment]) -> None:
         """Have the devices hold the segments of a plan, and start those that are needed."""
         wanted = {index: segment.device for segment in segments for index in segment.blocks}
-        self._pool.start([segment.device for segment in segments], set(self.owner.values()))
-        if self.sure:
+        self._pool.start([segment.device for segment in segments], set(self._owner.values()))
+        if self._sure:
             # A failure here must not leave a wrong owner.
-            self.sure = False
+            self._sure = False
             self._move(wanted)
         else:
             self._put_back(wanted)
-        self.owner, self.sure = wanted, True
+        self._owner, self._sure = wanted, True
 
     def _move(self, wanted: Mapping[int, int]) -> None:
         arriving: dict[int, list[tuple[int, Any]]] = {}
         for index, device in sorted(wanted.items()):
-            owner = self.owner[index]
+            owner = self._owner[index]
             if owner != device:
                 # The object goes from device to device; the control unit holds a reference only.
                 arriving.setdefault(device, []).append((index, self._pool[owner].take.remote(index)))
         placed = {
             device: self._pool[device].place.remote(
-                [i for i, _ in blocks], self.version, *(moved for _, moved in blocks)
+                [i for i, _ in blocks], self._version, *(moved for _, moved in blocks)
             )
             for device, blocks in arriving.items()
         }
@@ -75,16 +107,16 @@ class BlockPlacement:
         self.moved_bytes += sum(sum(sizes) for sizes in brought.values())
 
     def _put_back(self, wanted: Mapping[int, int]) -> None:
-        version = self._snapshots.version
+        version = self.snapshots.version
         devices = sorted(set(wanted.values()))
         held = self._pool.call(devices, lambda actor, _: actor.settle.remote(self._lineage), "settling")
         placed = {}
         for device in devices:
-            own = sorted(index for index, owner in wanted.items() if owner == device)
-            keep = [index for index in own if held[device].get(index) == version]
-            blocks, copies = self._snapshots.sources(index for index in own if index not in keep)
+            assigned = sorted(index for index, owner in wanted.items() if owner == device)
+            keep = [index for index in assigned if held[device].get(index) == version]
+            blocks, copies = self.snapshots.sources(index for index in assigned if index not in keep)
             frozen = {index: block_weights(self._frozen, index) for index, _ in blocks}
             placed[device] = self._pool[device].put_back.remote(keep, blocks, version, frozen, *copies)
         brought = self._pool.answers(placed, "putting TEBs back")
         self.restored_bytes += sum(sum(sizes) for sizes in brought.values())
-        self.version = version
+        self._version = version

@@ -86,15 +86,11 @@ class ControlUnit:
             frozen=setup.frozen,
             codec=self.codec,
             placement=setup.placement,
+            absent=setup.absent,
         )
-        self.recovery = Recovery(self.pipeline, setup.cluster)
-        self.recovery.absent = setup.absent
-        for device in setup.absent:
-            self.pipeline.pool.miss(device)
-        self.pipeline.on_progress = self._arrived
-        self.noise = NoiseSource(setup.privacy.seed)
         self.injector = FaultInjector(setup.faults, setup.cluster, setup.local_steps, setup.folder)
-        self.recovery.since = self.injector.since
+        self.recovery = Recovery(self.pipeline, setup.cluster, self.injector.since, setup.absent)
+        self.noise = NoiseSource(setup.privacy.seed)
         self.speed = SpeedWatch()
         self._slow: dict[int, float] = {}
         """Devices that were found slow in this round, and by how much; and those of the last one."""
@@ -123,7 +119,7 @@ class ControlUnit:
                 elif setup.resume_round:
                     logger.warning("%s: no checkpoints are written: optimizer states begin anew", setup.actor_name)
                     steps = setup.resume_round * setup.local_steps * setup.gradient_accumulation
-                    self.order.drawn = steps * setup.batch_size
+                    self.order.go_to(steps * setup.batch_size)
                 self.data = data
             counts = {
                 "num_examples": len(self.data),
@@ -161,7 +157,8 @@ class ControlUnit:
                 self.feedback.settle(order.counted)
             try:
                 # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
-                link = self.faults.link = self._open_link(order)
+                link = self._open_link(order)
+                self.faults.begin_link(link)
                 result = self._train(order, self.injector.begin_round(order.round, link), start)
             except BaseException as error:
                 if link is not None:
@@ -173,7 +170,7 @@ class ControlUnit:
                 raise
             finally:
                 self.injector.end_round()
-                self.faults.link = None
+                self.faults.end_link()
             result.report["stream_bytes"] = {"up": link.bytes_up, "down": link.bytes_down}
             result.report["payload_bytes"] = {
                 "up": link.payload_up,
@@ -248,14 +245,14 @@ class ControlUnit:
         if self.setup.runtime.snapshots != "step":
             self.optimizer = PartOptimizer(self.parameters, self.setup.optimizer)
             self.optimizer.load_state(optimizer)
-            self.pipeline.placement.sure = False
+            self.pipeline.placement.doubt()
 
     def _arrived(self, kind: str, micro_batch: int) -> None:
         if kind == "B":
             self.faults.finished_micro_batch()
         self.faults.keep()
         if self.setup.faults.any:
-            here = ray.get_runtime_context().get_node_id()
+            this_node = ray.get_runtime_context().get_node_id()
             all_pids = self.pipeline.pool.pids
             pids = {device: all_pids[device] for device in self.recovery.plan.devices if device in all_pids}
             self.injector.arrived(
@@ -263,7 +260,7 @@ class ControlUnit:
                 kind,
                 micro_batch,
                 self.pipeline.num_micro_batches,
-                {device: pid for device, (pid, node) in pids.items() if node == here},
+                {device: pid for device, (pid, node) in pids.items() if node == this_node},
             )
 
     def _head(self) -> HeadTrainer:
@@ -272,7 +269,8 @@ class ControlUnit:
             head = build_head(spec)
             if spec.lora is not None:
                 # What the head has in common with the embedding comes once.
-                shared = {name: frozen[f"embedding.{own}"] for name, own in self.adapter.tied(spec).items()}
+                tied = self.adapter.tied(spec)
+                shared = {name: frozen[f"embedding.{tied_to}"] for name, tied_to in tied.items()}
                 load_parameters(frozen_parameters(head), part_weights(frozen, "head") | shared, "head (frozen)")
             self._own_head = HeadTrainer(
                 head, self.setup.optimizer, unit=self.num_blocks, precision=self.setup.runtime.precision
@@ -298,20 +296,19 @@ class ControlUnit:
 
     def _restore(self, folder: Path, committed: int) -> None:
         """Go on from a checkpoint; the weights of the next round come from the server."""
-        found = cluster_checkpoint.read_checkpoint(folder, committed, self.setup.identity, self.setup.data)
-        if found is None:
+        checkpoint = cluster_checkpoint.read_checkpoint(folder, committed, self.setup.identity, self.setup.data)
+        if checkpoint is None:
             return
         self.restored = True
         assert self.order is not None
-        self.order.drawn = found.drawn
+        self.order.go_to(checkpoint.drawn)
         # With adapters nothing of the embedding is trained.
-        self.optimizer.load_state(found.states.get("embedding", MovedBlock()).optimizer)
-        self.pipeline.restore({i: found.states[f"block.{i}"] for i in range(self.num_blocks)})
+        self.optimizer.load_state(checkpoint.states.get("embedding", MovedBlock()).optimizer)
+        self.pipeline.placement.restore({i: checkpoint.states[f"block.{i}"] for i in range(self.num_blocks)})
         if self.feedback is not None:
-            self.feedback.residual = found.residual
-            self.feedback.pending, self.feedback.pending_round = found.pending, found.pending_round
-        if "head" in found.states:
-            self._head().optimizer.load_state(found.states["head"].optimizer)
+            self.feedback.restore(checkpoint.residual, checkpoint.pending, checkpoint.pending_round)
+        if "head" in checkpoint.states:
+            self._head().optimizer.load_state(checkpoint.states["head"].optimizer)
 
     def _local_step(self, order: RoundOrder, number: int, link: DecoderLink) -> StepOutcome:
         setup = self.setup
@@ -320,7 +317,7 @@ class ControlUnit:
         batches = [
             self.data.collate(self.order.next_batch(), step.data_seed) for _ in range(setup.gradient_accumulation)
         ]
-        committed = self.pipeline.snapshots.version
+        committed = self.pipeline.placement.snapshots.version
         global_step = (order.round - 1) * setup.local_steps + number
         # Before a round's first step the TEBs have its weights, and the optimizer states of the last commit.
         first = committed <= global_step - number
@@ -350,7 +347,7 @@ class ControlUnit:
         setup, clip = self.setup, self.setup.optimizer.clip_norm
         try:
             outcome = self.pipeline.run_step(
-                step, batches, self.embedding, link, None if clip > 0 else global_step, order.pace
+                step, batches, self.embedding, link, None if clip > 0 else global_step, order.pace, self._arrived
             )
             norm_sq = self.optimizer.gradient_norm_sq() + (outcome.decoder_norm_sq or 0.0)
             norm_sq += sum(report.norm_sq for report in outcome.devices.values())

@@ -23,21 +23,30 @@ class DataOrder:
         self.num_examples = num_examples
         self.batch_size = batch_size
         self._key = (seed, cluster)
-        self.drawn = 0
+        self._drawn = 0
+        self._permuted: tuple[int, np.ndarray] | None = None
+        """Epoch, and its examples in their order."""
+
+    @property
+    def drawn(self) -> int:
         """Examples drawn so far: all the state there is."""
+        return self._drawn
+
+    def go_to(self, drawn: int) -> None:
+        """Go on as if so many examples had been drawn."""
+        self._drawn = drawn
 
     def next_batch(self) -> list[int]:
         """Indices of the next b examples."""
         batch: list[int] = []
         while len(batch) < self.batch_size:
-            epoch, position = divmod(self.drawn, self.num_examples)
+            epoch, position = divmod(self._drawn, self.num_examples)
             piece = self._permutation(epoch)[position : position + self.batch_size - len(batch)]
             batch.extend(int(i) for i in piece)
-            self.drawn += len(piece)
+            self._drawn += len(piece)
         return batch
 
     def _permutation(self, epoch: int) -> np.ndarray:
-        if getattr(self, "_cached_epoch", None) != epoch:
-            self._cached_epoch = epoch
-            self._cached = np.random.default_rng([*self._key, epoch]).permutation(self.num_examples)
-        return self._cached
+        if self._permuted is None or self._permuted[0] != epoch:
+            self._permuted = epoch, np.random.default_rng([*self._key, epoch]).permutation(self.num_examples)
+        return self._permuted[1]

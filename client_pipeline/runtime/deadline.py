@@ -50,6 +50,10 @@ class ProgressDeadline:
         self._last = clock()
         self._extensions = 0
 
+    def allow(self, most_s: float) -> None:
+        """Set the longest time without progress from here on [s]."""
+        self.most_s = most_s
+
     def begin(self) -> None:
         """Begin a wait: the time since the last sign of progress was no wait."""
         with self._lock:

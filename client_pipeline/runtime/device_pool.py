@@ -46,10 +46,17 @@ class DevicePool:
     name : the cluster's; actors are named after it
     spec, optimizer, runtime : what a device is made with
     placement : where the devices are
+    absent : devices that are lost from the beginning
     """
 
     def __init__(
-        self, name: str, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig, placement: Placement
+        self,
+        name: str,
+        spec: ModelSpec,
+        optimizer: OptimizerConfig,
+        runtime: RuntimeConfig,
+        placement: Placement,
+        absent: Iterable[int] = (),
     ) -> None:
         self.name = name
         self._placement = placement
@@ -61,6 +68,8 @@ class DevicePool:
         self._made_with = (spec, optimizer, runtime)
         self._actors: dict[int, Any] = {}
         self._lost: dict[int, _Lost] = {}
+        for device in absent:
+            self.miss(device)
 
     @property
     def running(self) -> list[int]:

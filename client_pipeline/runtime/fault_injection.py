@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from client_pipeline.link.base import DecoderLink
+from client_pipeline.link.base import DecoderLink, ForwardingLink
+from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.fault_files import note_injected
 
 logger = logging.getLogger("collapipe.faults")
@@ -143,7 +143,7 @@ class FaultInjector:
             logger.warning("cluster %s, round %s: to be injected: %s", self._cluster, round_, fault)
         poisoned = [fault for fault in self._due if fault.kind == "nan"]
         self._due = [fault for fault in self._due if fault.kind != "nan"]
-        return _Poisoned(link, poisoned[0], self._note) if poisoned else link
+        return _PoisonedLink(link, poisoned[0], self._note) if poisoned else link
 
     def end_round(self) -> None:
         """Let go of the devices that were slow."""
@@ -181,9 +181,9 @@ class FaultInjector:
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind in ("stream", "partition"):
             # A cluster that trains its decoder itself has no stream.
-            if (cut := getattr(self._link, "cut", None)) is not None:
+            if self._link is not None and self._link.is_remote:
                 self._note(fault)
-                cut(self.config.partition_seconds if fault.kind == "partition" else 0.0)
+                self._link.cut(self.config.partition_seconds if fault.kind == "partition" else 0.0)
         elif devices := sorted(pids.keys() - self._began.keys()):
             device = devices[min(int(fault.who * len(devices)), len(devices) - 1)]
             self._note(fault, device)
@@ -217,22 +217,20 @@ def _shell(script: str, *arguments: float) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
-class _Poisoned:
+class _PoisonedLink(ForwardingLink):
     """A link on which the activations of one micro-batch become NaN."""
 
     def __init__(self, link: DecoderLink, fault: InjectedFault, note: Callable[[InjectedFault], None]) -> None:
-        self._link, self._fault, self._step, self._size = link, fault, 0, 1
-        self._note = note
+        super().__init__(link)
+        self._fault, self._note = fault, note
+        self._step, self._size = 0, 1
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._link, name)
-
-    def begin_step(self, step: Any, num_micro_batches: int, total_weight: float) -> None:
+    def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
         self._step, self._size = step.step, num_micro_batches
-        self._link.begin_step(step, num_micro_batches, total_weight)
+        super().begin_step(step, num_micro_batches, total_weight)
 
     def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
         if self._step == self._fault.step and micro_batch == int(self._fault.place * self._size):
             self._note(self._fault)
             hidden_BTD = torch.full_like(hidden_BTD, torch.nan)
-        self._link.send(micro_batch, hidden_BTD, mask_BT, targets)
+        super().send(micro_batch, hidden_BTD, mask_BT, targets)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from client_pipeline.link.base import Gradient, LinkError, NotFiniteLink
+from client_pipeline.link.base import Cut, Gradient, LinkError, NotFiniteLink
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.head import Contribution, HeadTrainer
 
@@ -41,6 +41,8 @@ class LocalDecoder:
         self.trainer = trainer
         self.local_steps = local_steps
         self.timeout_s = timeout_s
+        self.is_remote = False
+        self.cuts: tuple[Cut, ...] = ()
         self.bytes_up = self.bytes_down = self.payload_up = self.payload_down = 0
         self._waiting: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._step: StepId | None = None
@@ -123,3 +125,6 @@ class LocalDecoder:
         self.drop_step()
 
     abort = close
+
+    def cut(self, for_s: float = 0.0) -> None:
+        """Do nothing: there is no network."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import Batch, target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan, Segment, micro_batch_sizes
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.batch_run import BatchRun
+from client_pipeline.runtime.batch_run import BatchRun, Progress
 from client_pipeline.runtime.block_placement import BlockPlacement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
@@ -28,7 +28,6 @@ from client_pipeline.runtime.group import Group
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.placement import Placement
-from client_pipeline.runtime.snapshots import Snapshots
 from client_pipeline.runtime.stage import MovedBlock, StepOrder
 
 T = TypeVar("T")
@@ -73,6 +72,15 @@ class StepOutcome:
 class Pipeline:
     """The devices of one cluster.
 
+    Parameters
+    ----------
+    name : the cluster's; its devices' actors are named after it
+    spec, optimizer, runtime : what a device is made with
+    placement : where the devices are
+    frozen : what adapters are added to, by global name
+    codec : how activations and gradients travel between the devices
+    absent : devices that have no machine yet; they are lost until they come
+
     After a :class:`DeviceFault` the caller decides on a plan for the devices that :meth:`survivors` names;
     :meth:`apply_plan` then puts all TEBs back to the last :meth:`commit`.
     """
@@ -87,6 +95,7 @@ class Pipeline:
         placement: Placement = Placement(),  # noqa: B008 (it is frozen)
         frozen: Mapping[str, Tensor] | None = None,
         codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
+        absent: Iterable[int] = (),
     ) -> None:
         self.name = name
         self.spec = spec
@@ -94,20 +103,16 @@ class Pipeline:
         self.width = adapter(spec.family).width(spec)
         self.carried = carried_examples(spec)
         self.codec = codec
-        """How activations and gradients travel between the devices."""
         self.tied = tied(spec)
         """What the decoder reads of the embedding: its own name and the embedding's own name of each matrix."""
         self.segments: list[Segment] = []
         self.schedule = "gpipe"
         self.num_micro_batches = 1
-        self.pool = DevicePool(name, spec, optimizer, runtime, placement)
-        self.snapshots = Snapshots(runtime.timeout)
-        self.placement = BlockPlacement(self.pool, self.snapshots, frozen or {})
+        self.pool = DevicePool(name, spec, optimizer, runtime, placement, absent)
+        self.placement = BlockPlacement(self.pool, frozen or {})
         self.group = Group(self.pool, placement.host, codec.name)
         self.deadline = ProgressDeadline(runtime.timeout, first_s=LEAST_S)
         """Of a step's waits; it remembers over steps how long micro-batches take."""
-        self.on_progress: Callable[[str, int], None] = lambda kind, micro_batch: None
-        """Told of each arrival at the control unit, in the threads of a step; see :data:`batch_run.Progress`."""
 
     # The plan.
 
@@ -141,8 +146,9 @@ class Pipeline:
             # Devices leave their group when they say what they hold: the same ring has to join anew.
             self.group.leave()
         self.placement.place(segments)
-        self.deadline.most_s = self.runtime.timeout + decoder_wait_s
-        self.group.join(tuple(segment.device for segment in segments), self.deadline.most_s)
+        most_s = self.runtime.timeout + decoder_wait_s
+        self.deadline.allow(most_s)
+        self.group.join(tuple(segment.device for segment in segments), most_s)
         self.segments, self.schedule, self.num_micro_batches = segments, plan.schedule, plan.m
 
     def disconnect(self) -> None:
@@ -161,7 +167,7 @@ class Pipeline:
         Those that can be planned with. A device that was given up earlier is one of them as soon as it answers.
         """
         self.disconnect()
-        self.placement.sure = False
+        self.placement.doubt()
         for device, kind in self.pool.interrupt(self.pool.running, self.group.generation).items():
             self.pool.lose(device, kind)
         return self.usable(devices)
@@ -172,7 +178,7 @@ class Pipeline:
         back = {device for device in lost if device in devices and self.pool.is_back(device)}
         if back:
             # It may hold what was true when it was lost.
-            self.placement.sure = False
+            self.placement.doubt()
         return [device for device in devices if device not in lost or device in back]
 
     def _on_devices(self, call: Callable[[Any, int], Any], what: str) -> dict[int, Any]:
@@ -194,10 +200,6 @@ class Pipeline:
         """Collect weights and optimizer state of all TEBs, for a checkpoint."""
         return _joined(self._on_devices(lambda actor, _: actor.states.remote(), "collecting optimizer state"))
 
-    def restore(self, states: Mapping[int, MovedBlock]) -> None:
-        """Give TEBs that no device holds yet the weights and optimizer state of a checkpoint, when they are placed."""
-        self.snapshots.restore(states)
-
     def memory(self) -> dict[int, dict[str, int]]:
         """Memory of each scheduled device's process, as :meth:`DeviceActor.memory` says."""
         return self._on_devices(lambda actor, _: actor.memory.remote(), "asking for memory")
@@ -213,23 +215,15 @@ class Pipeline:
     def apply(self, step: int, scale: float) -> None:
         """All devices take optimizer step ``step`` with their gradients times ``scale``."""
         self._on_devices(lambda actor, _: actor.apply.remote(step, scale), "taking the optimizer step")
-        self.placement.version = step
+        self.placement.stepped(step)
 
     def discard(self) -> None:
         """All devices forget their waiting gradients."""
         self._on_devices(lambda actor, _: actor.discard.remote(), "discarding gradients")
 
     def commit(self) -> None:
-        """Copy all TEBs: from here on a lost device is put back to this step.
-
-        Raises
-        ------
-        DeviceFault
-            If a device is gone: the last commit stands.
-        """
-        actors = {segment.device: self.pool[segment.device] for segment in self.segments}
-        blocks = {segment.device: list(segment.blocks) for segment in self.segments}
-        self.snapshots.commit(actors, blocks, self.placement.version, self.pool.answers)
+        """Copy all TEBs as they are; see :meth:`BlockPlacement.commit`."""
+        self.placement.commit(self.segments)
 
     # One local step.
 
@@ -241,6 +235,7 @@ class Pipeline:
         link: DecoderLink,
         apply_step: int | None = None,
         pace: Pace | None = None,
+        progress: Progress = lambda kind, micro_batch: None,
     ) -> StepOutcome:
         """Forward and backward of one batch after the other; the embedding's gradients are left waiting.
 
@@ -255,6 +250,7 @@ class Pipeline:
         apply_step : optimizer step that the devices take as soon as they are done; None leaves their
             gradients waiting for :meth:`apply`
         pace : what the devices' actions take; None: as fast as they go
+        progress : told of each arrival at the control unit, in the threads of the step
 
         Raises
         ------
@@ -270,7 +266,7 @@ class Pipeline:
         m, last = self.num_micro_batches, len(batches) - 1
         link.begin_step(step, m * len(batches), sum(target_weight(targets(batch)) for batch in batches))
         if self.tied:
-            link.send_tied({name: embedding.get_parameter(own).detach() for name, own in self.tied.items()})
+            link.send_tied({name: embedding.get_parameter(tied_to).detach() for name, tied_to in self.tied.items()})
         outcomes = [
             self._run_batch(
                 replace(step, first=m * i),
@@ -280,11 +276,12 @@ class Pipeline:
                 is_last=i == last,
                 apply_step=apply_step if i == last else None,
                 pace=pace,
+                progress=progress,
             )
             for i, batch in enumerate(batches)
         ]
         if apply_step is not None:
-            self.placement.version = apply_step
+            self.placement.stepped(apply_step)
         return functools.reduce(operator.add, outcomes)
 
     def _run_batch(
@@ -297,9 +294,10 @@ class Pipeline:
         is_last: bool,
         apply_step: int | None,
         pace: Pace | None,
+        progress: Progress,
     ) -> StepOutcome:
         """Run one batch of a step; after the last one the decoder gives the gradient of the tied matrices."""
-        shared = {name: embedding.get_parameter(own) for name, own in self.tied.items()} if is_last else {}
+        shared = {name: embedding.get_parameter(tied_to) for name, tied_to in self.tied.items()} if is_last else {}
         order = StepOrder(
             step=step,
             schedule=self.schedule,
@@ -309,6 +307,11 @@ class Pipeline:
             carried=self.carried,
             pace=pace,
         )
+
+        def arrived(kind: str, number: int) -> None:
+            self.deadline.progress()
+            progress(kind, number)
+
         transport = self.group.transport
         self.deadline.begin()
         reports = {s.device: self.pool[s.device].run.remote(order, apply_step) for s in self.segments}
@@ -320,7 +323,7 @@ class Pipeline:
             link=link,
             shared=shared,
             precision=self.runtime.precision,
-            progress=self._arrived,
+            progress=arrived,
         )
         run.start()
         try:
@@ -328,7 +331,7 @@ class Pipeline:
             devices = self.pool.answers(reports, "ending the step")
             transport.flush()
         except BaseException:
-            self.placement.sure = False
+            self.placement.doubt()
             self.disconnect()
             run.abandon()
             # Those who wait for a lost neighbour would do so for as long as a step may take.
@@ -347,15 +350,11 @@ class Pipeline:
             segments=self.segments,
         )
 
-    def _arrived(self, kind: str, micro_batch: int) -> None:
-        self.deadline.progress()
-        self.on_progress(kind, micro_batch)
-
     def close(self) -> None:
         """End the devices of this cluster."""
         self.disconnect()
         self.pool.close()
-        self.placement.sure = False
+        self.placement.doubt()
 
 
 def _joined(by_device: Mapping[int, Mapping[int, T]]) -> dict[int, T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -32,17 +32,24 @@ class Recovery:
     ----------
     pipeline : the cluster's
     cluster : its index, for the records
+    fault_began : when a fault of a device began [s, ``time.monotonic``], where someone knows: who injects faults
+    absent : devices that are not there when the control unit starts; the first round records them
     """
 
-    def __init__(self, pipeline: Pipeline, cluster: int) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        cluster: int,
+        fault_began: Callable[[int], float | None] = lambda device: None,
+        absent: Iterable[int] = (),
+    ) -> None:
         self.records: list[FaultRecord] = []
         """Since :meth:`begin_round`; what is not over yet is missing."""
         self.plan = ClusterPlan(delta=(), order=(), m=1)
         """That is applied."""
-        self.absent: Sequence[int] = ()
-        """Devices that were not there when the control unit started; empty as soon as they are recorded."""
-        self.since: Callable[[int], float | None] = lambda device: None
-        """When a fault of a device began [s, ``time.monotonic``], where someone knows: who injects faults."""
+        self._absent = tuple(absent)
+        """Empty as soon as they are recorded."""
+        self._fault_began = fault_began
         self._pipeline = pipeline
         self._cluster = cluster
         self._replan: Replan | None = None
@@ -68,7 +75,7 @@ class Recovery:
         """
         self.records, self._open = [], []
         self.round, self.step, self._replayable = round_, 0, True
-        absent, self.absent, now = self.absent, (), time.monotonic()
+        absent, self._absent, now = self._absent, (), time.monotonic()
         reason = "its machine was not there when the control unit started"
         self._open = [(self._record("device", device, reason), now) for device in absent]
         self._replan, self._decoder_wait_s = replan, decoder_wait_s
@@ -102,7 +109,7 @@ class Recovery:
             logger.warning("cluster %s, round %s: device %s is %.1f times slower than usual", *where, device, factor)
             if device not in known:
                 record = self._record("slow", device, f"{factor:.1f} times slower than usual")
-                began = self.since(device)
+                began = self._fault_began(device)
                 self._open.append((record, time.monotonic() if began is None else began))
         usable = [device for device in range(len(self.plan.delta)) if device not in self._pipeline.pool.lost]
         before = self._pipeline.placement.moved_bytes
@@ -162,7 +169,7 @@ class Recovery:
         logger.warning("cluster %s, round %s, step %s: %s", self._cluster, self.round, self.step, fault)
         for device in sorted(gone) if gone else (None,):
             kind = fault.kind if device is None else pool.lost.get(device, fault.kind)
-            began = None if device is None else self.since(device)
+            began = None if device is None else self._fault_began(device)
             record = self._record(_KINDS[kind], device, str(fault).splitlines()[0][:300])
             self._open.append((record, last_sign if began is None else began))
         if not self._replayable:
@@ -197,6 +204,10 @@ class Recovery:
             return self._replan(plan, usable, slowdown or {})
         except NoPlan as error:
             raise LostRound(str(error)) from error
+
+    def note(self, record: FaultRecord) -> None:
+        """Add a record of something else that is over."""
+        self.records.append(record)
 
     def finished_micro_batch(self) -> None:
         """Note that a micro-batch is through: whatever was wrong is over."""

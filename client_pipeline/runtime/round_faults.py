@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from client_pipeline.link.base import DecoderLink, LinkError, NotFiniteLink
+from client_pipeline.link.base import Cut, DecoderLink, LinkError, NotFiniteLink
 from client_pipeline.runtime import fault_files
 from client_pipeline.runtime.faults import FailedRound, FaultRecord, NotFinite, PipelineError
 from client_pipeline.runtime.recovery import Recovery
@@ -24,7 +25,7 @@ class RoundFaults:
     """
 
     def __init__(self, recovery: Recovery, cluster: int, folder: Path | None, lost_at: float | None) -> None:
-        self.link: DecoderLink | None = None
+        self._link: DecoderLink | None = None
         """Of the round in progress."""
         self._recovery, self._cluster, self._folder, self._lost_at = recovery, cluster, folder, lost_at
         self._kept: list[FaultRecord] = []
@@ -35,26 +36,34 @@ class RoundFaults:
 
     def begin_round(self, round_: int) -> None:
         """Forget the round before."""
-        self.link, self._kept, self._cut_s = None, [], []
+        self._link, self._kept, self._cut_s = None, [], []
         fault_files.keep(self._folder, round_, [])
+
+    def begin_link(self, link: DecoderLink) -> None:
+        """Record the cuts of a link from here on."""
+        self._link = link
+
+    def end_link(self) -> None:
+        """Look at the link no longer."""
+        self._link = None
 
     def finished_micro_batch(self) -> None:
         """Whoever was lost has come back at the latest now."""
         if self._lost_at is not None:
-            self._recovery.records.append(self._restarted(time.time() - self._lost_at))
+            self._recovery.note(self._restarted(time.time() - self._lost_at))
             self._lost_at = None
         self._recovery.finished_micro_batch()
-        for noticed, _, _ in getattr(self.link, "cuts", ())[len(self._cut_s) :]:
-            self._cut_s.append(time.monotonic() - noticed)
+        for cut in self._mended()[len(self._cut_s) :]:
+            self._cut_s.append(time.monotonic() - cut.noticed)
 
     def keep(self) -> None:
         """Have the records so far outlive this process: whoever finds it gone adds them to the round's."""
         # Three threads of a step come here.
         with self._keeping:
-            found = [*self._recovery.known, *self._cuts()]
-            if found != self._kept:
-                self._kept = found
-                fault_files.keep(self._folder, self._recovery.round, found)
+            records = [*self._recovery.known, *self._cuts()]
+            if records != self._kept:
+                self._kept = records
+                fault_files.keep(self._folder, self._recovery.round, records)
 
     def end_round(self, recovered: bool) -> list[FaultRecord]:
         """The round's records; ``recovered`` says whether what was still open is mended."""
@@ -88,6 +97,9 @@ class RoundFaults:
             reason="the control unit that was lost trains again",
         )
 
+    def _mended(self) -> Sequence[Cut]:
+        return () if self._link is None else self._link.cuts
+
     def _cuts(self) -> list[FaultRecord]:
         return [
             FaultRecord(
@@ -96,8 +108,8 @@ class RoundFaults:
                 round=self._recovery.round,
                 recovered=True,
                 seconds=self._cut_s[i] if i < len(self._cut_s) else None,
-                bytes=size,
+                bytes=cut.resent_bytes,
                 reason="the stream to the decoder was cut, and opened again",
             )
-            for i, (_, _, size) in enumerate(getattr(self.link, "cuts", ()))
+            for i, cut in enumerate(self._mended())
         ]

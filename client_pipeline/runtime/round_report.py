@@ -32,7 +32,7 @@ def round_report(
     """
     start, ready, trained, end = clock
     blocks = {segment.device: len(segment.blocks) for segment in pipeline.segments}
-    kept = pipeline.snapshots
+    snapshots = pipeline.placement.snapshots
     return {
         "plan": plan.to_dict(),
         "devices": {
@@ -48,7 +48,12 @@ def round_report(
         "moved_blocks": pipeline.moved_blocks,
         "moved_bytes": pipeline.moved_bytes,
         # Since the control unit began.
-        "snapshots": {"taken": kept.taken, "bytes": kept.bytes, "copy_s": kept.copy_s, "fetch_s": kept.fetch_s},
+        "snapshots": {
+            "taken": snapshots.taken,
+            "bytes": snapshots.bytes,
+            "copy_s": snapshots.copy_s,
+            "fetch_s": snapshots.fetch_s,
+        },
         "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
         "timeline": timeline(outcomes[-1], pipeline.num_micro_batches),
         "prepare_s": ready - start,

@@ -97,6 +97,11 @@ class TrainedBlock:
     version: int = 0
     """Optimizer step that it is after."""
 
+    def apply(self, step: int, scale: float) -> None:
+        """Take optimizer step ``step`` with the waiting gradients times ``scale``."""
+        self.optimizer.apply(step, scale)
+        self.version = step
+
     def state(self) -> MovedBlock:
         """What a checkpoint keeps."""
         return MovedBlock({name: p.detach() for name, p in self.parameters.items()}, self.optimizer.state())
@@ -195,8 +200,7 @@ class Stage:
     def apply(self, step: int, scale: float) -> None:
         """Take the optimizers' step number ``step``."""
         for block in self.blocks.values():
-            block.optimizer.apply(step, scale)
-            block.version = step
+            block.apply(step, scale)
 
     def not_finite(self) -> list[int]:
         """TEBs whose waiting gradients hold NaN or Inf."""

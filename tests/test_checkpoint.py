@@ -208,7 +208,7 @@ def committed_run(run_dir, **flat):
 def test_a_run_does_not_go_on_under_another_configuration(tmp_path):
     """A changed config.toml, or flwr run with other values, used to go on without a word."""
     from flower_app.config.run_config import RunConfig
-    from flower_app.launch.simulation import continued_run
+    from flower_app.launch.single_run import continued_run
     from flower_app.runs.run_directory import write_config
 
     run_dir = tmp_path / "run"
@@ -226,7 +226,7 @@ def test_a_run_does_not_go_on_under_another_configuration(tmp_path):
 
 def test_a_run_of_a_stateful_strategy_is_not_resumed(tmp_path):
     from flower_app.config.run_config import RunConfig
-    from flower_app.launch.simulation import continued_run
+    from flower_app.launch.single_run import continued_run
     from flower_app.runs.run_directory import write_config
 
     run_dir = tmp_path / "run"

@@ -14,9 +14,10 @@ from flower_app import verify
 from flower_app.cli.main import app
 from flower_app.config.run_config import RunConfig
 from flower_app.config.sources import load_config
-from flower_app.launch import simulation as simulation_run
-from flower_app.launch.flower_run import Outcome
+from flower_app.launch import single_run
+from flower_app.launch.launcher import Outcome
 from flower_app.launch.preflight import check_run
+from flower_app.launch.simulation import SimulationLauncher
 from flower_app.runs.run_directory import append_round, create_run_directory, read_run_config, write_config
 from flower_app.saved_model import save_model
 from flower_app.tasks.base import task
@@ -49,7 +50,7 @@ def no_launch(monkeypatch):
     def launched(*args, **kwargs):
         raise AssertionError("the run was started")
 
-    monkeypatch.setattr(simulation_run, "launch", launched)
+    monkeypatch.setattr(SimulationLauncher, "launch", launched)
 
 
 @pytest.fixture
@@ -223,13 +224,13 @@ def test_data_files_are_checked_before_anything_starts(tmp_path, lines, message)
     ("status", "code"), [("finished", 0), ("failed", 1), ("bad-input", 2), ("infeasible", 3), ("interrupted", 130)]
 )
 def test_the_exit_code_of_a_run_is_what_the_run_wrote(monkeypatch, status, code):
-    def launched(run_dir, folder, config_file, num_supernodes, watch, kept):
-        assert (folder / "flower_app" / "server_app.py").is_file()
-        append_round(run_dir, {"round": 1, "train_loss": 2.5, "round_s": 1.0, "metrics": {"bleu": 12.0}})
-        watch()
+    def launched(self, order):
+        assert (order.app / "flower_app" / "server_app.py").is_file()
+        append_round(order.run_dir, {"round": 1, "train_loss": 2.5, "round_s": 1.0, "metrics": {"bleu": 12.0}})
+        order.watch()
         return Outcome(status, "" if code == 0 else "it went wrong", {"status": status, "metrics": {"bleu": 12.5}})
 
-    monkeypatch.setattr(simulation_run, "launch", launched)
+    monkeypatch.setattr(SimulationLauncher, "launch", launched)
     result = call("run", "--json", "--set", "name=quick", "--set", "scenario=two-clusters")
     assert result.exit_code == code
     found = json.loads(result.stdout)
@@ -247,8 +248,8 @@ def test_an_interrupted_run_exits_130(monkeypatch):
     def launched(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(simulation_run, "launch", launched)
-    monkeypatch.setattr(simulation_run, "assemble_app", lambda folder: folder.mkdir(parents=True) or folder)
+    monkeypatch.setattr(SimulationLauncher, "launch", launched)
+    monkeypatch.setattr(single_run, "assemble_app", lambda folder: folder.mkdir(parents=True) or folder)
     result = call("run")
     assert result.exit_code == 130
     assert "interrupted" in result.stderr

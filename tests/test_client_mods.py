@@ -45,7 +45,9 @@ def session(tmp_path):
     for run_dir, privacy in zip(runs, (PrivacyConfig(), clipped), strict=True):
         run_dir.mkdir()
         write_config(run_dir, replace(RunConfig(), run_dir=str(run_dir), privacy=privacy))
-    (tmp_path / session_app.RUNS).write_text(json.dumps([str(run_dir) for run_dir in runs]))
+    (tmp_path / session_app.RUNS).write_text(
+        json.dumps([{"run-dir": str(run_dir), "resume": False} for run_dir in runs])
+    )
 
     def begin(number):
         told = {"number": number, "run-dir": str(runs[number])}

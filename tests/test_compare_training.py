@@ -1,6 +1,7 @@
 """Strategies and policies trained beside each other: what is refused, and what the figures say."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ import torch
 from flower_app.compare import trained as compare_training
 from flower_app.compare.trained import contenders
 from flower_app.config.run_config import RunConfig
-from flower_app.launch.flower_run import Outcome
+from flower_app.launch.launcher import Outcome
+from flower_app.launch.session_app import RUNS
 from flower_app.runs import run_checkpoints
-from flower_app.runs.run_directory import FAILED, FINISHED, append_round, write_config, write_summary
+from flower_app.runs.run_directory import FAILED, FINISHED, append_round, read_run_config, write_summary
 from flower_app.runs.run_inputs import input_digests
 from strategies.checkpoint import Checkpoint
 
@@ -46,40 +48,56 @@ def fake_round(number, scale):
     }
 
 
-def fake_run(run_dir, config, say, quiet):
+def fake_run(run_dir, config, resume):
     """What a run leaves behind: the first round of four takes a hundred times as long."""
-    write_config(run_dir, config)
     for number in range(1, 5):
         append_round(run_dir, fake_round(number, (100 if number == 1 else 1) * (1 + config.seed)))
-    summary = {"rounds": 4, "wall_s": 1.0, "metrics": {"loss": 1.0, "bleu": 40.0 + config.seed}}
-    write_summary(run_dir, FINISHED, **summary)
-    return Outcome(FINISHED, "", {"status": FINISHED, **summary})
+    write_summary(run_dir, FINISHED, rounds=4, wall_s=1.0, metrics={"loss": 1.0, "bleu": 40.0 + config.seed})
 
 
-def test_every_contender_is_checked_before_the_first_is_trained(tmp_path, monkeypatch):
+class FakeLauncher:
+    """Trains the runs of a session by a function, up to the first that fails."""
+
+    def __init__(self, train=fake_run):
+        self.train = train
+
+    def launch(self, order):
+        for entry in json.loads((order.run_dir / RUNS).read_text()):
+            run_dir = Path(entry["run-dir"])
+            try:
+                self.train(run_dir, read_run_config(run_dir), entry["resume"])
+            except RuntimeError as error:
+                write_summary(run_dir, FAILED, error=str(error))
+                return Outcome(FAILED, f"{run_dir.name}: {error}")
+        return Outcome(FINISHED)
+
+
+def compare(configs, num_seeds, out, say=lambda _: None, train=fake_run):
+    return compare_training.compare_training(configs, num_seeds, out, say, FakeLauncher(train))
+
+
+def test_every_contender_is_checked_before_the_first_is_trained(tmp_path):
     """The second name used to be looked at when the first had been trained, and left an empty folder that was in
     the way of the next try."""
-    monkeypatch.setattr(compare_training, "simulate", fake_run)
     for strategies, message in (
         ("titanic,nope", "strategy: expected collapipe"),
         ("titanic,FedAdam:x", "cannot import"),
     ):
         for _ in range(2):
             with pytest.raises(ValueError, match=message):
-                compare_training.compare_training(contenders(base(), "", strategies), 1, tmp_path, lambda _: None)
+                compare(contenders(base(), "", strategies), 1, tmp_path)
             assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="policy: expected one of dssda"):
-        compare_training.compare_training(contenders(base(), "dssda,best", ""), 1, tmp_path, lambda _: None)
+        compare(contenders(base(), "dssda,best", ""), 1, tmp_path)
     with pytest.raises(ValueError, match="dssda is named twice"):
         contenders(base(), "dssda,dssda", "")
     with pytest.raises(ValueError, match="nothing to compare"):
         contenders(base(), " , ", "")
 
 
-def test_means_leave_out_the_first_quarter_and_go_over_seeds(tmp_path, monkeypatch):
-    monkeypatch.setattr(compare_training, "simulate", fake_run)
+def test_means_leave_out_the_first_quarter_and_go_over_seeds(tmp_path):
     configs = contenders(base(), "dssda", "vanilla-fl")
-    found = compare_training.compare_training(configs, 2, tmp_path, lambda _: None)
+    found = compare(configs, 2, tmp_path)
     assert found == json.loads((tmp_path / "compare.json").read_text())
     assert [run["name"] for run in found["runs"]] == ["dssda", "vanilla-fl"]
     run = found["runs"][0]
@@ -100,49 +118,47 @@ def test_means_leave_out_the_first_quarter_and_go_over_seeds(tmp_path, monkeypat
     assert compare_training.training_table(found).row_count == 2
 
 
-def test_an_interrupted_comparison_goes_on_and_another_configuration_is_refused(tmp_path, monkeypatch):
+def test_an_interrupted_comparison_goes_on_and_another_configuration_is_refused(tmp_path):
     trained = []
 
-    def run(run_dir, config, say, quiet):
+    def run(run_dir, config, resume):
         trained.append(run_dir.name)
         if len(trained) == 2:
-            return Outcome(FAILED, "no such luck")
-        return fake_run(run_dir, config, say, quiet)
+            raise RuntimeError("no such luck")
+        fake_run(run_dir, config, resume)
 
-    monkeypatch.setattr(compare_training, "simulate", run)
     configs = contenders(base(), "dssda,uniform", "")
-    with pytest.raises(RuntimeError, match="uniform: no such luck; logs: .*uniform-seed0"):
-        compare_training.compare_training(configs, 1, tmp_path, lambda _: None)
+    with pytest.raises(RuntimeError, match="uniform-seed0: no such luck; logs: .*The same command goes on"):
+        compare(configs, 1, tmp_path, train=run)
     # The same command goes on; once the unfinished run's folder was in its way.
-    compare_training.compare_training(configs, 1, tmp_path, lambda _: None)
+    compare(configs, 1, tmp_path, train=run)
     assert trained == ["dssda-seed0", "uniform-seed0", "uniform-seed0"]
     with pytest.raises(ValueError, match="dssda-seed0: was trained with local-steps = 4, wanted is 2"):
-        compare_training.compare_training(contenders(base(**{"local-steps": 2}), "dssda", ""), 1, tmp_path, lambda _: 0)
+        compare(contenders(base(**{"local-steps": 2}), "dssda", ""), 1, tmp_path)
 
 
-def test_a_run_of_a_comparison_that_stopped_goes_on_from_its_checkpoint_or_begins_again(tmp_path, monkeypatch):
+def test_a_run_of_a_comparison_that_stopped_goes_on_from_its_checkpoint_or_begins_again(tmp_path):
     """One behaviour, whether it is compared or drawn: it used to be refused here."""
     begun = []
 
-    def run(run_dir, config, say, quiet):
-        begun.append(config.resume)
-        write_config(run_dir, config)
+    def run(run_dir, config, resume):
+        assert not (run_dir / "summary.json").exists()
+        begun.append(resume)
         if len(begun) < 3:
             # The first stops before a checkpoint, the second after it.
             (run_dir / "plans" / "left-over.json").write_text("{}")
             if len(begun) == 2:
                 round_state = Checkpoint(1, {"w": torch.ones(1)}, {}, {}, {})
                 run_checkpoints.commit(run_dir, round_state, config, input_digests(config))
-            return Outcome(FAILED, "stopped")
-        return fake_run(run_dir, config, say, quiet)
+            raise RuntimeError("stopped")
+        fake_run(run_dir, config, resume)
 
-    monkeypatch.setattr(compare_training, "simulate", run)
     configs = contenders(base(), "dssda", "")
     said = []
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="dssda: stopped"):
-            compare_training.compare_training(configs, 1, tmp_path, said.append)
-    compare_training.compare_training(configs, 1, tmp_path, said.append)
+        with pytest.raises(RuntimeError, match="dssda-seed0: stopped"):
+            compare(configs, 1, tmp_path, said.append, run)
+    compare(configs, 1, tmp_path, said.append, run)
     assert begun == [False, False, True]
     assert "dssda-seed0: did not finish, and has no checkpoint; begins again" in said
     assert "dssda-seed0: goes on from its checkpoint" in said
@@ -152,5 +168,5 @@ def test_a_comparison_removes_nothing_that_is_not_its_own(tmp_path):
     (tmp_path / "dssda-seed0").mkdir()
     (tmp_path / "dssda-seed0" / "thesis.tex").write_text("all of it")
     with pytest.raises(ValueError, match="dssda-seed0: holds something that is no run; move it away"):
-        compare_training.compare_training(contenders(base(), "dssda", ""), 1, tmp_path, lambda _: None)
+        compare(contenders(base(), "dssda", ""), 1, tmp_path)
     assert (tmp_path / "dssda-seed0" / "thesis.tex").read_text() == "all of it"

@@ -13,6 +13,7 @@ import pytest
 from flower_app.deployment import deployed_run
 from flower_app.deployment.credentials import ServerFiles
 from flower_app.deployment.deployed_run import Deployment
+from flower_app.launch.launcher import LaunchOrder
 from flower_app.runs.run_directory import read_summary, write_summary
 
 ANSWERS = {
@@ -56,7 +57,15 @@ def follow(tmp_path, monkeypatch):
     def run(watch=lambda: None, **answers):
         (tmp_path / "answers.json").write_text(json.dumps(ANSWERS | answers))
         deployment = Deployment(address="127.0.0.1:1", control="127.0.0.1:2", certs=ServerFiles(tmp_path))
-        return deployment.run(run_dir, tmp_path, tmp_path / "run.toml", 1, watch, poll_s=0.01), run_dir
+        order = LaunchOrder(
+            run_dir=run_dir,
+            app=tmp_path,
+            run_config=tmp_path / "run.toml",
+            num_clusters=1,
+            watch=watch,
+            poll_s=0.01,
+        )
+        return deployment.launch(order), run_dir
 
     return SimpleNamespace(run=run, run_dir=run_dir, monkeypatch=monkeypatch)
 

@@ -18,8 +18,9 @@ import tomli_w
 from tiny_app import launch_tiny_app, left_over, write_tiny_app
 
 from flower_app.launch import superlink
-from flower_app.launch.flower_run import Outcome, _death, last_error
+from flower_app.launch.launcher import Outcome, last_error
 from flower_app.launch.processes import MARK, RunProcesses, _family, is_alive
+from flower_app.launch.simulation import _death
 from flower_app.runs.run_directory import read_rounds, read_summary
 
 
@@ -122,8 +123,11 @@ def test_a_launcher_that_is_killed_leaves_no_process(tiny_app, run_dir):
     config = run_dir / "config.toml"
     config.write_text(tomli_w.dumps({"behave": "hang", "run-dir": str(run_dir)}))
     code = (
-        "import sys; from pathlib import Path; from flower_app.launch.flower_run import launch; "
-        "launch(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), 2)"
+        "import sys; from pathlib import Path; from flower_app.launch.launcher import LaunchOrder; "
+        "from flower_app.launch.simulation import SimulationLauncher; "
+        "run_dir, app, config = map(Path, sys.argv[1:]); "
+        "order = LaunchOrder(run_dir=run_dir, app=app, run_config=config, num_clusters=2); "
+        "SimulationLauncher().launch(order)"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code, run_dir, tiny_app, config])
     try:

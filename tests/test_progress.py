@@ -97,22 +97,23 @@ import sys
 from pathlib import Path
 from flower_app.config.run_config import RunConfig
 from flower_app.console import print_json, say
-from flower_app.launch.flower_run import Outcome
+from flower_app.launch.launcher import Outcome
 from flower_app.runs.run_directory import append_round, write_summary
-from flower_app.launch.simulation import simulate
+from flower_app.launch.single_run import launch_run
 
-def start(run_dir, app, run_config, num_clusters, watch, kept):
-    sys.stdin.readline()
-    for number in range(1, 4):
-        append_round(run_dir, {"round": number, "train_loss": 1.0, "metrics": {"bleu": 1.0}})
-        watch()
-    write_summary(run_dir, "finished", rounds=3)
-    return Outcome("finished", "", {})
+class Launcher:
+    def launch(self, order):
+        sys.stdin.readline()
+        for number in range(1, 4):
+            append_round(order.run_dir, {"round": number, "train_loss": 1.0, "metrics": {"bleu": 1.0}})
+            order.watch()
+        write_summary(order.run_dir, "finished", rounds=3)
+        return Outcome("finished", "", {})
 
 run_dir = Path(sys.argv[1])
 (run_dir / "logs").mkdir(parents=True)
 say(f"run: {run_dir}")
-outcome = simulate(run_dir, RunConfig(num_clusters=3), say, start=start)
+outcome = launch_run(run_dir, RunConfig(num_clusters=3), say, Launcher())
 say("the end")
 print_json({"status": outcome.status})
 (run_dir / "ended").touch()

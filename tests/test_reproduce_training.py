@@ -16,7 +16,8 @@ from flower_app.experiments.curves import load_curves
 from flower_app.experiments.reproduce import Options, reproduce
 from flower_app.experiments.results import mean_rows, read_rows, write_table
 from flower_app.experiments.theorem1_problems import SmallTransformer, SoftmaxRegression, curvature
-from flower_app.launch import session_app
+from flower_app.launch import run_series, session_app
+from flower_app.launch.single_run import check_new_run
 from flower_app.runs.run_directory import FAILED, FINISHED, append_round, read_summary, write_config, write_summary
 from strategies.aggregation.server_optimizers import ServerOptimizerConfig, make_aggregator
 from strategies.records import reply_content, to_tensors
@@ -80,7 +81,7 @@ def test_fig6_trains_all_four_frameworks_once_and_draws_without_training(tmp_pat
         "translation: CollaPipe against TITANIC",
     }
     assert (tmp_path / "fig6" / "figure.png").stat().st_size > 10_000
-    monkeypatch.setattr(training, "train_each", None)
+    monkeypatch.setattr(run_series, "_train_session", None)
     assert reproduce("fig6", options, said.append)["fig6"] == found
     assert "4 runs, 4 finished before" in said
     assert reproduce("fig6", replace(options, plot_only=True), quiet)["fig6"] == found
@@ -88,15 +89,14 @@ def test_fig6_trains_all_four_frameworks_once_and_draws_without_training(tmp_pat
 
 def test_what_has_finished_is_not_trained_again_and_what_has_not_begins_anew(tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(training, "train_each", lambda configs, folder, say: trained.extend(configs))
-    monkeypatch.setattr(training, "check_new_run", lambda config: 2)
+    monkeypatch.setattr(run_series, "_train_session", lambda claimed, *_: trained.extend(claimed))
     wanted = training.trainings([replace(curves()[0], seeds=3)], tmp_path)
     assert [one.config.seed for one in wanted] == [0, 1, 2]
     finish(wanted[:2])
     write_summary(wanted[1].run_dir, FAILED, error="killed")
     training.train_all(wanted, tmp_path, quiet)
-    assert [config.run_dir for config in trained] == [str(one.run_dir) for one in wanted[1:]]
-    assert not wanted[1].run_dir.exists()
+    assert [run_dir for run_dir, _ in trained] == [one.run_dir for one in wanted[1:]]
+    assert not (wanted[1].run_dir / "rounds.jsonl").exists()
     other = [replace(one, config=replace(one.config, batch_size=7)) for one in wanted]
     with pytest.raises(ValueError, match="was trained with batch-size = 32, wanted is 7; remove the folder"):
         training.train_all(other, tmp_path, quiet)
@@ -151,7 +151,7 @@ def test_the_grid_tells_what_s_m_and_seed_change_each():
 @pytest.mark.parametrize(("name", "masks"), [("fig9", False), ("fig10", True)])
 def test_the_grid_reads_its_runs_and_speaks_of_masks_where_there_is_dropout(name, masks, tmp_path, monkeypatch):
     """Once masks were said to tell the runs of fig9 apart, which has no dropout."""
-    monkeypatch.setattr(training, "train_each", None)
+    monkeypatch.setattr(run_series, "_train_session", None)
     wanted = load_curves(name, smoke=True)
     runs = [
         grid._training(curve, seed, m, tmp_path)
@@ -176,7 +176,7 @@ def test_the_grid_reads_its_runs_and_speaks_of_masks_where_there_is_dropout(name
 
 @pytest.mark.parametrize(("panel", "score", "unit"), [("translation", "BLEU", 1), ("entities", "span F1 [%]", 100)])
 def test_every_panel_of_fig6_is_told_from_its_runs(panel, score, unit, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "train_each", None)
+    monkeypatch.setattr(run_series, "_train_session", None)
     wanted = load_curves("fig6", smoke=True, only=panel)
     finish(training.trainings(wanted, tmp_path))
     rows = list(fig6.run(wanted, tmp_path, quiet))
@@ -211,7 +211,7 @@ def test_the_grid_trains_even_segments_with_the_wanted_micro_batches(tmp_path):
     plans = json.loads((tmp_path / "plans" / "3-S4-m4.json").read_text())["clusters"]
     assert config.plan.endswith("3-S4-m4.json") and len(plans) == 2
     assert all(sorted(plan["delta"]) == [1, 1, 1, 1] and plan["m"] == 4 for plan in plans)
-    assert training.check_new_run(config) == 2
+    assert check_new_run(config) == 2
 
 
 def test_table3_compares_the_largest_devices():
@@ -315,7 +315,9 @@ def test_a_session_trains_run_after_run_and_stops_at_the_first_that_fails(tmp_pa
         write_config(one.run_dir, one.config)
     session = tmp_path / "session"
     session.mkdir()
-    (session / session_app.RUNS).write_text(json.dumps([str(one.run_dir) for one in wanted]))
+    (session / session_app.RUNS).write_text(
+        json.dumps([{"run-dir": str(one.run_dir), "resume": False} for one in wanted])
+    )
     state, seen = RecordDict(), []
     context = Context(40, 1, {"partition-id": 0}, state, {"run-dir": str(session)})
 

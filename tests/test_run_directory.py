@@ -9,7 +9,7 @@ import torch
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.spec import ModelSpec
 from flower_app.config.run_config import RunConfig
-from flower_app.launch.simulation import continued_run
+from flower_app.launch.single_run import continued_run
 from flower_app.runs.run_directory import (
     append_round,
     claim_run_directory,

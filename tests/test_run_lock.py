@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 
 from flower_app import server_app
 from flower_app.config.run_config import RunConfig
-from flower_app.launch.simulation import continued_run
+from flower_app.launch.single_run import continued_run
 from flower_app.runs.run_directory import read_summary, write_config
 from flower_app.training.training_run import TrainingRun
 

@@ -16,7 +16,7 @@ from client_pipeline.system.scenario import load_scenario
 from flower_app.config.run_config import RunConfig
 from flower_app.config.sources import load_config
 from flower_app.config.strategy_choice import BASELINES, check_first_round, check_pace, make_planner
-from flower_app.launch.session import train_each
+from flower_app.launch.run_series import SeriesRun, train_series
 from flower_app.report.pictures import write_pictures
 from flower_app.saved_model import load_model
 from flower_app.training.network import training_scenario
@@ -72,8 +72,8 @@ def trained(tmp_path_factory):
         for name, more in cases.items()
     }
     run_dirs = {name: folder / "runs" / name.replace(":", "-") for name in wanted}
-    configs = [replace(config, run_dir=str(run_dirs[name])) for name, config in wanted.items()]
-    train_each(configs, folder / "session", print)
+    series = [SeriesRun(name, replace(config, run_dir=str(run_dirs[name]))) for name, config in wanted.items()]
+    train_series(series, folder / "session", print)
     return run_dirs
 
 

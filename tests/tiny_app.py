@@ -3,7 +3,8 @@
 import psutil
 import tomli_w
 
-from flower_app.launch.flower_run import launch
+from flower_app.launch.launcher import LaunchOrder
+from flower_app.launch.simulation import SimulationLauncher
 
 PROJECT = """
 [project]
@@ -99,4 +100,5 @@ def launch_tiny_app(app, run_dir, behave, watch=lambda: None):
     """Launch it; ``behave`` is well, raise, refuse or hang."""
     config = run_dir / "config.toml"
     config.write_text(tomli_w.dumps({"behave": behave, "run-dir": str(run_dir)}))
-    return launch(run_dir, app, config, 2, watch)
+    order = LaunchOrder(run_dir=run_dir, app=app, run_config=config, num_clusters=2, watch=watch)
+    return SimulationLauncher().launch(order)

@@ -69,19 +69,19 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train: the Flower app in simulation, with all clusters at once. Without options: the default run."""
-    from flower_app.launch.simulation import continued_run, new_run, simulate
+    from flower_app.launch.single_run import continued_run, launch_run, new_run
 
     if resume and (config or sets):
         raise ValueError("--resume: a run goes on as it began; leave out --config and --set")
-    start, own = None, list(sets or ())
+    deployment, overrides = None, list(sets or ())
     if superlink:
         from flower_app.deployment.deployed_run import Deployment
 
         deployment = Deployment.of(superlink, certs, control_port)
-        start, own = deployment.run, [*own, *deployment.settings(config, own)]
-    run_dir, resolved = continued_run(resume) if resume else new_run(config, own)
+        overrides += deployment.settings(config, overrides)
+    run_dir, resolved = continued_run(resume) if resume else new_run(config, overrides)
     say(f"run: {run_dir}")
-    outcome = simulate(run_dir, resolved, say, start=start)
+    outcome = launch_run(run_dir, resolved, say, deployment)
     if as_json:
         print_json({"run_dir": str(run_dir), "status": outcome.status, "error": outcome.error} | outcome.summary)
     raise typer.Exit(outcome.exit_code)

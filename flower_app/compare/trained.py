@@ -13,11 +13,12 @@ import numpy as np
 from rich.table import Table
 
 from client_pipeline import durable
-from flower_app.compare.past_runs import go_on, has_finished
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import COLLAPIPE
-from flower_app.launch.simulation import check_new_run, simulate
-from flower_app.runs.run_directory import FINISHED, read_rounds, read_summary
+from flower_app.launch.launcher import Launcher
+from flower_app.launch.run_series import SeriesRun, train_series
+from flower_app.report.pictures import write_pictures
+from flower_app.runs.run_directory import read_rounds, read_summary
 
 CURVES = ("round", "virtual_s", "bytes", "energy_j", "train_loss", "metric")
 """Columns of ``curves.csv`` after name and seed; bytes, seconds and joules are sums up to the round."""
@@ -56,7 +57,11 @@ def contenders(base: RunConfig, policies: str, strategies: str, plan_file: str =
 
 
 def compare_training(
-    configs: Mapping[str, RunConfig], num_seeds: int, out: Path, say: Callable[[str], None]
+    configs: Mapping[str, RunConfig],
+    num_seeds: int,
+    out: Path,
+    say: Callable[[str], None],
+    launcher: Launcher | None = None,
 ) -> dict[str, Any]:
     """Train every contender with every seed, and write ``compare.json``, ``curves.csv`` and ``curves.png``.
 
@@ -68,6 +73,7 @@ def compare_training(
     num_seeds : seeds of model and data order, and of the network, from the configurations' own on
     out : folder of runs and results
     say : told what runs, and what went wrong
+    launcher : see :func:`~flower_app.launch.run_series.train_series`
 
     Raises
     ------
@@ -79,18 +85,18 @@ def compare_training(
     if num_seeds < 1:
         raise ValueError(f"--seeds: expected at least 1, found {num_seeds}")
     out = out.resolve()
-    todo = [
-        (name, replace(seeded(config, i), run_dir=str(out / f"{_file_name(name)}-seed{i}")))
+    series = [
+        SeriesRun(name, replace(seeded(config, i), run_dir=str(out / f"{_file_name(name)}-seed{i}")))
         for i in range(num_seeds)
         for name, config in configs.items()
     ]
-    # All before the first one: hours later is late for a misspelt name.
-    for _, config in todo:
-        if not has_finished(config):
-            check_new_run(config)
+    train_series(series, out / "session", say, launcher)
     runs: dict[str, list[Path]] = {name: [] for name in configs}
-    for name, config in todo:
-        runs[name].append(_run(name, config, say))
+    for name, config in series:
+        run_dir = Path(config.run_dir)
+        runs[name].append(run_dir)
+        if not (run_dir / "report.html").is_file() and (report := write_pictures(run_dir)):
+            say(f"report: {report}")
     figures = [_figures(name, folders) for name, folders in runs.items()]
     rows = [
         row for name, folders in runs.items() for i, folder in enumerate(folders) for row in _curve(name, i, folder)
@@ -114,19 +120,6 @@ def seeded(config: RunConfig, i: int) -> RunConfig:
 
     network = config.scenario_seed if config.scenario_seed >= 0 else load_scenario(config.scenario).seed
     return replace(config, seed=config.seed + i, scenario_seed=network + i)
-
-
-def _run(name: str, config: RunConfig, say: Callable[[str], None]) -> Path:
-    run_dir = Path(config.run_dir)
-    if has_finished(config):
-        say(f"{name}: finished before, {run_dir}")
-        return run_dir
-    _, complete = go_on(config, say)
-    say(f"{name}: {run_dir}")
-    outcome = simulate(run_dir, complete, say, quiet=True)
-    if outcome.status != FINISHED:
-        raise RuntimeError(f"{name}: {outcome.error}; logs: {run_dir / 'logs'}")
-    return run_dir
 
 
 def _figures(name: str, folders: Sequence[Path]) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,10 @@ from flower_app.deployment.edge_server import (
     write_connection,
 )
 from flower_app.deployment.ray_node import with_port
-from flower_app.launch.flower_run import Outcome, last_error
+from flower_app.launch.launcher import LaunchOrder, Outcome, last_error
 from flower_app.launch.processes import interruptible
 from flower_app.launch.superlink import flower_environment, program_path
 from flower_app.runs.run_directory import FAILED, FINISHED, INTERRUPTED, read_summary, write_summary
-from flower_app.runs.run_lock import is_served
 
 DECODER_PORT = 9443
 JOIN_TIMEOUT_S = 300.0
@@ -92,17 +90,8 @@ class Deployment:
         given = set(read_sets(sets)) | set(read_config(find_config(config)) if config else ())
         return [f"{key}={value}" for key, value in ours.items() if key not in given]
 
-    def run(
-        self,
-        run_dir: Path,
-        app: Path,
-        run_config: Path,
-        num_clusters: int,
-        watch: Callable[[], None] = lambda: None,
-        poll_s: float = 0.5,
-        kept: Sequence[int] = (),
-    ) -> Outcome:
-        """Hand the app to the SuperLink and follow it to its end, as :func:`flower_app.launch.flower_run.launch` does.
+    def launch(self, order: LaunchOrder) -> Outcome:
+        """Run a Flower app to its end; see :meth:`flower_app.launch.launcher.Launcher.launch`.
 
         The processes are the SuperLink's, so ``kept`` is of no use here; ``num_clusters`` is in the configuration.
 
@@ -111,30 +100,25 @@ class Deployment:
         KeyboardInterrupt
             On Ctrl-C, SIGTERM and SIGHUP, after the run was stopped.
         """
-        del num_clusters, kept
-        (run_dir / "logs").mkdir(exist_ok=True)
-        flower = run_dir / "flower"
-        write_connection(flower / "home", self.control, self.certs.ca)
-        flwr = _Flwr(flower_environment(flower / "home"), run_dir / "logs" / "run.log")
+        order.logs.mkdir(exist_ok=True)
+        home = order.flower / "home"
+        write_connection(home, self.control, self.certs.ca)
+        flwr = _Flwr(flower_environment(home), order.logs / "run.log")
         run_id = ""
         try:
             with interruptible():
-                run_id = flwr.submit(app, run_config)
-                outcome = _follow(flwr, run_id, run_dir, watch, poll_s)
+                run_id = flwr.submit(order.app, order.run_config)
+                outcome = _follow(flwr, run_id, order)
         except KeyboardInterrupt:
             try:
                 if run_id:
-                    _stop(flwr, run_id, run_dir)
+                    _stop(flwr, run_id, order.run_dir)
             finally:
                 # It may have finished just before.
-                if (left := read_summary(run_dir)) is None or left.get("status") != FINISHED:
-                    write_summary(run_dir, INTERRUPTED, error="interrupted")
+                if (summary := read_summary(order.run_dir)) is None or summary.get("status") != FINISHED:
+                    write_summary(order.run_dir, INTERRUPTED, error="interrupted")
             raise
-        if outcome.status == FINISHED:
-            shutil.rmtree(flower, ignore_errors=True)
-        elif read_summary(run_dir) is None and not is_served(run_dir):
-            write_summary(run_dir, outcome.status, error=outcome.error)
-        return outcome
+        return order.conclude(outcome)
 
 
 class _Flwr:
@@ -206,13 +190,13 @@ class _Flwr:
             return {"error-message": done.stdout.strip()}
 
 
-def _follow(flwr: _Flwr, run_id: str, run_dir: Path, watch: Callable[[], None], poll_s: float) -> Outcome:
+def _follow(flwr: _Flwr, run_id: str, order: LaunchOrder) -> Outcome:
     """Poll until there is a summary, the SuperLink says that the run ended without one, or it stays silent."""
     log, silent_since = flwr.follow_log(run_id), None
     try:
         while True:
-            watch()
-            if outcome := _summary(run_dir):
+            order.watch()
+            if outcome := order.outcome():
                 return outcome
             if log.poll() is not None:
                 # The SuperLink was restarted, or the network was away for a moment.
@@ -223,16 +207,16 @@ def _follow(flwr: _Flwr, run_id: str, run_dir: Path, watch: Callable[[], None], 
                         silent_since = time.monotonic()
                         say(f"warning: no contact with the SuperLink, trying again: {error}")
                     if time.monotonic() - silent_since > _WITHOUT_CONTACT_S:
-                        return _no_contact(run_dir, error)
+                        return _no_contact(order.run_dir, error)
                     time.sleep(_RECONNECT_S)
                 else:
                     if ended:
-                        return _last_words(flwr, run_dir, ended)
+                        return _last_words(flwr, order, ended)
                     if silent_since is not None:
                         say("the SuperLink answers again")
                     time.sleep(_RECONNECT_S)
                     log, silent_since = flwr.follow_log(run_id), None
-            time.sleep(poll_s)
+            time.sleep(order.poll_s)
     finally:
         _end(log)
 
@@ -264,22 +248,15 @@ def _no_contact(run_dir: Path, error: ConnectionError) -> Outcome:
     )
 
 
-def _last_words(flwr: _Flwr, run_dir: Path, ended: str) -> Outcome:
+def _last_words(flwr: _Flwr, order: LaunchOrder, ended: str) -> Outcome:
     deadline = time.monotonic() + _LAST_WORDS_S
     while time.monotonic() < deadline:
-        if outcome := _summary(run_dir):
+        if outcome := order.outcome():
             return outcome
         time.sleep(0.1)
     reason = last_error(flwr.log) or f"see {flwr.log}"
     return Outcome(
         FAILED,
-        f"the run ended ({ended}) without a result in {run_dir}: {reason}; give the command on the edge server itself: "
-        "what a run leaves is written there",
+        f"the run ended ({ended}) without a result in {order.run_dir}: {reason}; give the command on the edge server "
+        "itself: what a run leaves is written there",
     )
-
-
-def _summary(run_dir: Path) -> Outcome | None:
-    summary = read_summary(run_dir)
-    if summary is None:
-        return None
-    return Outcome(str(summary.get("status")), str(summary.get("error", "")), summary)

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from flower_app.compare.past_runs import clear_unfinished, has_finished
 from flower_app.compare.trained import seeded
 from flower_app.config.run_config import RunConfig
 from flower_app.experiments.experiment import Curve, Row
-from flower_app.launch.session import train_each
-from flower_app.launch.simulation import check_new_run
+from flower_app.launch.run_series import SeriesRun, train_series
 from flower_app.runs.run_directory import read_rounds, read_summary
 
 SCORES = {"bleu": "BLEU", "f1": "span F1 [%]", "accuracy": "accuracy [%]", "macro_f1": "macro-F1 [%]"}
@@ -81,21 +79,8 @@ def train_all(wanted: Sequence[Training], folder: Path, say: Callable[[str], Non
     RuntimeError
         If a run fails.
     """
-    todo = [training for training in wanted if not has_finished(training.config)]
-    say(f"{len(wanted)} runs, {len(wanted) - len(todo)} finished before")
-    checked: set[str] = set()
-    for training in todo:
-        # Seeds change no key that could be wrong.
-        if training.curve.name not in checked:
-            try:
-                check_new_run(training.config)
-            except (ValueError, FileNotFoundError) as error:
-                raise type(error)(f"{training.curve.name}: {error}") from error
-            checked.add(training.curve.name)
-    for training in todo:
-        clear_unfinished(training.config, say)
-    if todo:
-        train_each([training.config for training in todo], (folder / "session").resolve(), say)
+    series = [SeriesRun(training.curve.name, training.config) for training in wanted]
+    train_series(series, (folder / "session").resolve(), say)
 
 
 def score_of(metrics: dict[str, float], name: str) -> float | None:

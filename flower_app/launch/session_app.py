@@ -1,4 +1,4 @@
-"""The Flower app of a session: the app of one run, again and again; see :mod:`flower_app.launch.session`.
+"""The Flower app of a session: the app of one run, again and again; see :mod:`flower_app.launch.run_series`.
 
 Which run it is stands in a file of the session's folder: all its processes run on one machine, and one run after the
 other.
@@ -7,6 +7,7 @@ other.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -21,7 +22,7 @@ from flower_app.runs.run_lock import serving
 from flower_app.training.training_run import TrainingRun
 
 RUNS = "runs.json"
-"""The session's run directories, in their order."""
+"""The session's runs, in their order: each run's directory, and whether it goes on from its checkpoint."""
 _CURRENT = "current.json"
 
 server = ServerApp()
@@ -33,13 +34,15 @@ def train_each(grid: Grid, context: Context) -> None:
     """Train the session's runs, up to the first that fails."""
     session = Path(str(context.run_config["run-dir"]))
     try:
-        for number, name in enumerate(json.loads((session / RUNS).read_text(encoding="utf-8"))):
-            run_dir = Path(name)
+        for number, entry in enumerate(json.loads((session / RUNS).read_text(encoding="utf-8"))):
+            run_dir = Path(entry["run-dir"])
             current = json.dumps({"number": number, "run-dir": str(run_dir)})
             durable.write_text(session / _CURRENT, current, lasting=False)
             with serving(run_dir):
                 try:
-                    TrainingRun(read_run_config(run_dir), run_dir, grid).run()
+                    # The directory is complete; that the run goes on is no part of its configuration.
+                    config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=entry["resume"])
+                    TrainingRun(config, run_dir, grid).run()
                 except BaseException as error:
                     write_failure(run_dir, error)
                     log = run_dir / "logs" / "error.log"

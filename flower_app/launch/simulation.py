@@ -1,130 +1,102 @@
-"""A run in simulation from the command line: its directory, its processes, and what it leaves behind."""
+"""Launching a run in simulation, on this machine, and watching its processes from start to end.
+
+A killed simulation shows as running for a minute: so the launcher looks at the processes themselves.
+"""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+import time
+from contextlib import closing
 
-import tomli_w
+from flower_app.launch.launcher import LaunchOrder, Outcome, last_error
+from flower_app.launch.processes import interruptible, is_alive
+from flower_app.launch.superlink import SIMULATION, PrivateSuperLink
+from flower_app.runs.run_directory import FAILED, FINISHED, INTERRUPTED, write_summary
 
-from flower_app.config.run_config import RunConfig, nested
-from flower_app.config.sources import load_config
-from flower_app.config.strategy_choice import check_can_resume
-from flower_app.launch.app_folder import assemble_app
-from flower_app.launch.flower_run import Outcome, launch
-from flower_app.launch.preflight import check_run
-from flower_app.launch.progress import RunProgress
-from flower_app.report.pictures import write_pictures
-from flower_app.runs import run_checkpoints
-from flower_app.runs.run_directory import (
-    FINISHED,
-    claim_run_directory,
-    create_run_directory,
-    find_run,
-    read_run_config,
-    read_summary,
-    write_config,
-)
-from flower_app.runs.run_lock import locked
+_LAST_WORDS_S = 2.0
+"""Time for a summary to appear after the processes ended [s]."""
+_SUBMISSION_S = 300.0
+_LOG_S = 60.0
+"""Time for a finished simulation to end by itself, so that its log is whole [s]."""
+_PORTS = 5
+"""Ports that are tried for the SuperLink."""
 
 
-def new_run(config: str | None, sets: Sequence[str] = ()) -> tuple[Path, RunConfig]:
-    """Check a configuration and make its run directory.
+class SimulationLauncher:
+    """Launches runs with a SuperLink of their own, whose nodes are simulated here."""
 
-    Parameters
-    ----------
-    config : a TOML file, or the name of a packaged one; None: the default run
-    sets : ``KEY=VALUE`` overrides
+    def launch(self, order: LaunchOrder) -> Outcome:
+        """Run a Flower app to its end; see :meth:`flower_app.launch.launcher.Launcher.launch`.
 
-    Raises
-    ------
-    ValueError, FileNotFoundError, InfeasibleRound
-        Before anything is started.
-    """
-    return claim(load_config(config, sets))
-
-
-def claim(resolved: RunConfig) -> tuple[Path, RunConfig]:
-    """Check a configuration and make its run directory; see :func:`new_run`."""
-    num_clusters = check_new_run(resolved)
-    if resolved.run_dir:
-        run_dir = claim_run_directory(resolved.run_dir)
-    else:
-        run_dir = create_run_directory(resolved.runs_dir, resolved.name)
-    # All clusters run at once here, so the decoder may wait for all of them in every step.
-    sync = "step" if resolved.decoder_sync == "auto" else resolved.decoder_sync
-    return run_dir, replace(resolved, run_dir=str(run_dir), num_clusters=num_clusters, decoder_sync=sync)
-
-
-def check_new_run(resolved: RunConfig) -> int:
-    """Check a configuration; see :func:`new_run`. Returns its number of clusters."""
-    if resolved.resume:
-        raise ValueError("resume: use collapipe run --resume RUN")
-    return check_run(resolved)
+        Raises
+        ------
+        KeyboardInterrupt
+            On Ctrl-C, SIGTERM and SIGHUP, after all processes were ended.
+        """
+        order.logs.mkdir(exist_ok=True)
+        try:
+            with interruptible():
+                for attempt in range(_PORTS):
+                    superlink = PrivateSuperLink(order.flower, order.logs)
+                    with closing(superlink):
+                        superlink.start(order.app, order.run_config, order.num_clusters, order.kept)
+                        outcome = _follow(superlink, order)
+                        if outcome.status == FINISHED:
+                            superlink.pass_log_on(_LOG_S)
+                    # The port was free when it was chosen.
+                    if not superlink.lost_its_port or attempt == _PORTS - 1:
+                        break
+        except KeyboardInterrupt:
+            # The server app may have written that it was killed; that was us.
+            write_summary(order.run_dir, INTERRUPTED, error="interrupted")
+            raise
+        return order.conclude(outcome)
 
 
-def continued_run(run: str) -> tuple[Path, RunConfig]:
-    """Find a run that stopped, and check that it can go on.
-
-    Raises
-    ------
-    ValueError, FileNotFoundError
-        If it has finished, or has no checkpoint.
-    """
-    run_dir = find_run(run)
-    summary = read_summary(run_dir)
-    if summary is not None and summary.get("status") == FINISHED:
-        raise ValueError(
-            f"--resume: {run_dir} has finished its {summary.get('rounds')} rounds; there is nothing to go on"
-        )
-    config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=True)
-    check_can_resume(config)
-    # What looks left over belongs to a run that still goes on.
-    with locked(run_dir):
-        run_checkpoints.newest(run_dir, config)
-    check_run(config)
-    return run_dir, config
+def _follow(superlink: PrivateSuperLink, order: LaunchOrder) -> Outcome:
+    """Poll until there is a summary, or nobody left to write one."""
+    simulation: int | None = None
+    started = time.monotonic()
+    while True:
+        order.watch()
+        if outcome := order.outcome():
+            return outcome
+        assert superlink.processes is not None
+        simulation = simulation or superlink.processes.find(SIMULATION)
+        reason = _death(superlink, simulation, time.monotonic() - started)
+        if reason:
+            return _last_words(superlink, order, reason)
+        time.sleep(order.poll_s)
 
 
-def simulate(
-    run_dir: Path,
-    config: RunConfig,
-    say: Callable[[str], None],
-    quiet: bool = False,
-    start: Callable[..., Outcome] | None = None,
-) -> Outcome:
-    """Run to the end, whatever it is, and write the report.
+def _death(superlink: PrivateSuperLink, simulation: int | None, waited_s: float) -> str:
+    """Why no summary can come any more; empty if one can."""
+    assert superlink.server is not None and superlink.submission is not None
+    if superlink.server.poll() is not None:
+        return f"the SuperLink ended with exit code {superlink.server.returncode}; see {superlink.superlink_log}"
+    if simulation is not None:
+        # flwr run only passes the log on by now: a run goes on without it.
+        return "" if is_alive(simulation) else "the simulation ended without a result"
+    if superlink.submission.poll() is not None:
+        if superlink.submission.returncode:
+            return "flwr run did not accept the app"
+        return "the simulation ended without a result"
+    if waited_s > _SUBMISSION_S:
+        return f"no simulation started within {_SUBMISSION_S:.0f} s; see {superlink.superlink_log}"
+    return ""
 
-    Parameters
-    ----------
-    run_dir : the run's directory
-    config : complete: run directory and number of clusters included
-    say : told what went wrong
-    quiet : no progress
-    start : what the app is handed to, in place of :func:`~flower_app.launch.flower_run.launch`
-    """
-    with locked(run_dir) as lock:
-        if not config.resume:
-            write_config(run_dir, config)
-        # One that failed before may have left its own.
-        shutil.rmtree(run_dir / "flower", ignore_errors=True)
-        folder = assemble_app(run_dir / "flower" / "app")
-        config_file = run_dir / "flower" / "run.toml"
-        config_file.write_text(tomli_w.dumps(nested(config.to_flat())), encoding="utf-8")
-        if config.resume:
-            # Whatever the last process wrote about its end is no longer true.
-            (run_dir / "summary.json").unlink(missing_ok=True)
-        with RunProgress(run_dir, config.num_rounds, quiet=quiet) as progress:
-            begin = start or launch
-            outcome = begin(run_dir, folder, config_file, config.num_clusters, progress.update, kept=[lock])
-            progress.update()
-    if outcome.status != FINISHED:
-        say(f"error: {outcome.error}\nlogs: {run_dir / 'logs'}")
-    elif not quiet:
-        progress.report(outcome.summary)
-    # The run's own processes leave this to us.
-    if report := write_pictures(run_dir):
-        say(f"report: {report}")
-    return outcome
+
+def _last_words(superlink: PrivateSuperLink, order: LaunchOrder, reason: str) -> Outcome:
+    """Wait for a summary written at the last moment, and for the log to arrive."""
+    deadline = time.monotonic() + _LAST_WORDS_S
+    error = ""
+    while time.monotonic() < deadline:
+        if outcome := order.outcome():
+            return outcome
+        error = last_error(superlink.simulation_log)
+        assert superlink.submission is not None
+        if superlink.submission.poll() is not None and error:
+            break
+        time.sleep(0.1)
+    cause = f"{reason}: {error}" if error else reason
+    return Outcome(FAILED, f"{cause}; see {superlink.simulation_log}")

@@ -1,4 +1,4 @@
-"""Runs of a comparison or a figure that were made before: one that has finished is taken, one that stopped goes on.
+"""Runs of a series that were made before: one that has finished is taken, one that stopped goes on.
 
 A run goes on from its last checkpoint, and begins again where it has none.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import FREE_TO_CHANGE, check_can_resume
-from flower_app.launch.simulation import claim, continued_run
+from flower_app.launch.single_run import claim, continued_run
 from flower_app.runs.run_directory import CONFIG, FINISHED, read_run_config, read_summary
 from flower_app.runs.run_lock import locked
 
@@ -44,7 +44,7 @@ def has_finished(config: RunConfig) -> bool:
     return summary is not None and summary.get("status") == FINISHED
 
 
-def clear_unfinished(config: RunConfig, say: Callable[[str], None]) -> None:
+def _clear_unfinished(config: RunConfig, say: Callable[[str], None]) -> None:
     """Remove what a run left that stopped without a checkpoint, so that it begins again."""
     run_dir = Path(config.run_dir)
     if not (run_dir / CONFIG).is_file():
@@ -70,7 +70,7 @@ def go_on(config: RunConfig, say: Callable[[str], None]) -> tuple[Path, RunConfi
         else:
             say(f"{run_dir.name}: goes on from its checkpoint")
             return continued
-    clear_unfinished(config, say)
+    _clear_unfinished(config, say)
     return claim(config)
 
 

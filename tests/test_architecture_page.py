@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from client_pipeline.runtime.fault_injection import KINDS
+from client_pipeline.runtime.fault_injection import INJECTED_KINDS
 from flower_app.cli.main import app
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ def test_no_command_is_left_out():
 
 def test_no_kind_of_fault_is_left_out():
     kinds = {found.group(1) for question, _, _ in ROWS if (found := re.match(r"`([a-z]+)`: ", question))}
-    assert kinds == set(KINDS)
+    assert kinds == set(INJECTED_KINDS)
 
 
 def test_every_room_has_its_line():

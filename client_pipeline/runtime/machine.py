@@ -1,10 +1,12 @@
-"""What the system says of the machine that a process runs on: its clock and its free memory. Linux alone says both."""
+"""What the system says of the machine that a process runs on: its clock and its free memory."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 FALLBACK_FREQUENCY_HZ = 1e9
 """Where the system does not say: only the product with the FLOP per cycle counts."""
@@ -21,36 +23,27 @@ def clock_frequency(root: Path = Path("/")) -> float:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Memory that a new process can have: what the machine has free, and its control groups (v1, v2) allow [byte].
-
-    Raises
-    ------
-    RuntimeError
-        If the system does not say.
-    """
-    free = _fields(root / "proc/meminfo").get("MemAvailable")
-    if free is None:
-        raise RuntimeError(f"{root / 'proc/meminfo'} does not say MemAvailable; memory can be measured on Linux")
-    left = [1024 * free]
+    """Memory that a new process can have: what the machine has free, and its control groups (v1, v2) allow [byte]."""
+    left: list[float] = [psutil.virtual_memory().available]
     groups = root / "sys/fs/cgroup"
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, controllers, own = line.split(":", 2)
+            _, controllers, group = line.split(":", 2)
             if "memory" in controllers.split(","):
                 files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-                left += _group_memory(groups / "memory", own, *files)
+                left += _group_memory(groups / "memory", group, *files)
             elif not controllers:
                 for mount in (groups, groups / "unified"):
-                    left += _group_memory(mount, own, "memory.max", "memory.current", "inactive_file")
+                    left += _group_memory(mount, group, "memory.max", "memory.current", "inactive_file")
     return int(max(min(left), 0))
 
 
-def _group_memory(mount: Path, own: str, limit: str, usage: str, reclaimable: str) -> Iterator[float]:
+def _group_memory(mount: Path, name: str, limit: str, usage: str, reclaimable: str) -> Iterator[float]:
     """What a control group and those above it have left; without a limit they say nothing."""
-    group = mount / own.lstrip("/")
+    group = mount / name.lstrip("/")
     for folder in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):
-            most, used = (float((folder / name).read_text(encoding="ascii")) for name in (limit, usage))
+            most, used = (float((folder / file).read_text(encoding="ascii")) for file in (limit, usage))
             # Pages of files count as used, but go when a process needs them.
             yield most - used + _fields(folder / "memory.stat", " ").get(reclaimable, 0.0)
         if folder == mount:
@@ -59,10 +52,10 @@ def _group_memory(mount: Path, own: str, limit: str, usage: str, reclaimable: st
 
 def _fields(file: Path, separator: str = ":") -> dict[str, float]:
     """First numbers of lines such as ``name: 12 kB``, by name; the first line of each name counts."""
-    found: dict[str, float] = {}
+    fields: dict[str, float] = {}
     with contextlib.suppress(OSError):
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(separator)
             with contextlib.suppress(ValueError, IndexError):
-                found.setdefault(name.strip(), float(value.split()[0]))
-    return found
+                fields.setdefault(name.strip(), float(value.split()[0]))
+    return fields

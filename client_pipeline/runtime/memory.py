@@ -7,6 +7,8 @@ import resource
 import sys
 from pathlib import Path
 
+import psutil
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """``M_TRIM_THRESHOLD`` and ``M_MMAP_THRESHOLD`` of glibc's ``mallopt``."""
 
@@ -40,13 +42,13 @@ def give_freed_memory_back() -> None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process now [byte]; its peak where the system does not say."""
-    return _status("VmRSS") or _largest_resident()
+    """Memory of this process now [byte]."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def peak_bytes() -> int:
     """Most memory of this process since :func:`forget_peak` [byte]; since its start where that cannot be forgotten."""
-    return _status("VmHWM") or _largest_resident()
+    return _high_water_mark() or _largest_resident()
 
 
 def forget_peak() -> None:
@@ -57,12 +59,13 @@ def forget_peak() -> None:
         pass
 
 
-def _status(name: str) -> int:
+def _high_water_mark() -> int:
+    """The peak that can be forgotten, which Linux alone knows, and psutil does not read [byte]; 0 elsewhere."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return 0
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def _largest_resident() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -47,6 +48,8 @@ class CollaPipe(PlannedStrategy):
     >>> strategy = CollaPipe(planner=planner, decoder=service, clusters=clusters)  # doctest: +SKIP
     >>> result = strategy.start(grid, initial_arrays=arrays, num_rounds=20)      # doctest: +SKIP
     """
+
+    traits = replace(PlannedStrategy.traits, decoder_on_server=True, takes_aggregator=True)
 
     def __init__(
         self,

@@ -18,13 +18,18 @@ from client_pipeline.runtime.pacing import Pace
 from strategies.clusters import ClusterState, check_clusters
 from strategies.planning.costs import Times, Work, costs_record, pipeline_work, plan_times, round_costs
 from strategies.planning.planner import Decision, InfeasibleRound, RoundPlanner
+from strategies.planning.policy import RoundPolicy
 from strategies.records import ARRAYS, CONFIG, LOSS_KEY, WEIGHT_KEY, read_metric, read_report, train_config
+from strategies.traits import Traits
 
 OnPlan = Callable[[int, Sequence[ClusterPlan]], None]
 
 
 class PlannedStrategy(Strategy):
     """Plans a round, has the selected clusters train it, and joins what they trained.
+
+    A subclass says by ``traits`` what it does otherwise; what its constructor takes beyond these arguments comes from
+    ``strategy-options``.
 
     Parameters
     ----------
@@ -35,12 +40,12 @@ class PlannedStrategy(Strategy):
     time_scale : paced devices: wall seconds of a virtual second; None lets them run as fast as they can
     """
 
+    traits = Traits(keeps="state")
+    """What the run around it must know."""
     work: Work = staticmethod(pipeline_work)
     """What a local step takes under the system model."""
     times: Times = staticmethod(plan_times)
     """The same of each stage, link and micro-batch of what really runs, for paced devices."""
-    waived: tuple[str, ...] = ()
-    """Constraints that the plans need not meet."""
 
     def __init__(
         self,
@@ -76,6 +81,12 @@ class PlannedStrategy(Strategy):
         return self.planner.scenario.planner.local_steps
 
     # What a subclass may change.
+
+    @classmethod
+    def own_policy(cls, seed: int) -> RoundPolicy | None:
+        """Return the policy that this strategy brings, from the run's seed; None: the run's ``policy`` plans."""
+        del seed
+        return None
 
     def prepare(self, server_round: int, arrays: ArrayRecord, selected: Sequence[ClusterState]) -> None:
         """Get ready for a round that has been planned."""
@@ -129,7 +140,7 @@ class PlannedStrategy(Strategy):
                                     decision.plans[state.cluster],
                                     decoder=self.decoder_for(state),
                                     pace=self._pace(decision, state.cluster),
-                                    waived=self.waived,
+                                    waived=self.traits.waives,
                                 ),
                             }
                         ),
@@ -167,7 +178,7 @@ class PlannedStrategy(Strategy):
         gamma = self.planner.settle(decision, trained)
         costs = round_costs(decision, type(self).work, [s.cluster in trained for s in self.clusters])
         self.record = {
-            "plan": plan_record(self.planner.policy.name, decision) | {"waived": list(self.waived)},
+            "plan": plan_record(self.planner.policy.name, decision) | {"waived": list(self.traits.waives)},
             "virtual": costs_record(decision, costs, gamma, self.planner.scenario.planner.gamma_max),
         }
         return arrays, metrics

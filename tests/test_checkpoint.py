@@ -12,10 +12,10 @@ from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint
 from client_pipeline.runtime.head import Contribution, HeadTrainer
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
 from client_pipeline.runtime.stage import MovedBlock
-from strategies.baselines.stock import stock_strategies
 from strategies.checkpoint import Checkpoint, commit, last_committed
-from strategies.continued import check_resumable
 from strategies.decoder.trainer import DecoderTrainer
+from strategies.registry import stock_strategies
+from strategies.resumed import check_resumable
 
 TRAINED = {"embedding": MovedBlock({"a": torch.ones(3)})}
 

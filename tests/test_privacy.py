@@ -24,6 +24,7 @@ from flower_app.training.releases import Releases, state_after
 from strategies.aggregation.accountant import PrivacyAccountant, Sent, epsilon
 from strategies.grid.recording import RecordingGrid
 from strategies.records import CONFIG, ROUND_KEY
+from strategies.traits import Traits
 
 NOISY = PrivacyConfig(update_clip=2.0, update_noise=0.5, activation_clip=3.0, activation_noise=0.25, seed=7)
 
@@ -339,7 +340,7 @@ def test_noise_is_refused_where_the_embedding_itself_is_sent():
     parts = build_parts(tiny_spec("bert", "masked-lm"), seed=0)
     assert parts.tied
     noisy = PrivacyConfig(update_clip=1.0, update_noise=1.0)
-    run = {"strategy": "collapipe", "family": "bert", "shared": parts.tied.values()}
+    run = {"traits": Traits(decoder_on_server=True), "family": "bert", "shared": parts.tied.values()}
     with pytest.raises(ValueError, match="reads the embedding's .* set local-steps = 1"):
         check_shared_matrices(noisy, local_steps=2, **run)
     check_shared_matrices(noisy, local_steps=1, **run)

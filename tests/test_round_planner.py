@@ -9,8 +9,8 @@ import pytest
 
 from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.system.scenario import load_scenario
-from strategies.baselines.titanic import titanic_policy
-from strategies.baselines.vanilla_fl import vanilla_fl_policy, whole_model_times, whole_model_work
+from strategies.baselines.titanic import Titanic
+from strategies.baselines.vanilla_fl import VanillaFL, whole_model_times, whole_model_work
 from strategies.dssda.evaluation import power_cost
 from strategies.planning.costs import plan_times
 from strategies.planning.planner import InfeasibleRound, RoundPlanner
@@ -97,7 +97,7 @@ def test_without_an_energy_queue_nothing_is_iterated():
 
 def test_titanic_gives_tebs_in_proportion_to_speed_within_memory():
     scenario = load_scenario("table2")
-    decision = RoundPlanner(scenario, titanic_policy(0)).plan(1, FRESH[:3])
+    decision = RoundPlanner(scenario, Titanic.own_policy(0)).plan(1, FRESH[:3])
     for n, plan in enumerate(decision.plans):
         devices = decision.instance.device_arrays(n)
         speed, delta = devices.phi * devices.f, np.array(plan.delta)
@@ -113,7 +113,7 @@ def test_titanic_gives_tebs_in_proportion_to_speed_within_memory():
 
 
 def test_vanilla_fl_waits_for_its_slowest_device_and_holds_the_whole_model_everywhere():
-    decision = RoundPlanner(load_scenario("table2"), vanilla_fl_policy(0)).plan(1, FRESH[:3])
+    decision = RoundPlanner(load_scenario("table2"), VanillaFL.own_policy(0)).plan(1, FRESH[:3])
     instance, devices = decision.instance, decision.instance.device_arrays(1)
     work = whole_model_work(instance, 1, decision.plans[1])
     flop = 12 * (64 / 6 * 2e9 + 2e9)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("flower_process")
 
 
 def test_two_rounds_of_fedavg_go_through_all_layers(tmp_path):
-    link, config = Link(2), RunConfig(num_clusters=2)
+    link, config = Link(2), RunConfig(strategy="FedAvg", num_clusters=2)
     scenario = load_scenario("edge-boxes")
     states = [
         ClusterState(cluster=n, node_id=node, devices=scenario.clusters[0], block_memory=1.0, num_examples=8)
@@ -44,7 +44,7 @@ def test_two_rounds_of_fedavg_go_through_all_layers(tmp_path):
 
     for cluster in range(2):
         threading.Thread(target=node, args=(cluster,), daemon=True).start()
-    grid = run_grid(SinglePulls(link.grid), config, tmp_path, strategy, link.clusters, bounds, None)
+    grid = run_grid(SinglePulls(link.grid), config, tmp_path, None, link.clusters, bounds, None)
     strategy.start(
         grid,
         initial_arrays=to_arrays({"w": torch.zeros(3)}),

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from client_pipeline.system.scenario import load_scenario
-from strategies.baselines.stock import make_stock, stock_strategies
+from strategies.baselines.stock import make_stock
 from strategies.clusters import ClusterState, check_clusters
+from strategies.registry import stock_strategies
 
 
 def states():

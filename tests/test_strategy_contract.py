@@ -15,11 +15,12 @@ from client_pipeline.partition.plan import read_plans
 from client_pipeline.system.scenario import load_scenario
 from flower_app.config.run_config import RunConfig
 from flower_app.config.sources import load_config
-from flower_app.config.strategy_choice import BASELINES, check_first_round, check_pace, make_planner
+from flower_app.config.strategy_choice import check_can_resume, check_first_round, check_pace, make_planner
 from flower_app.launch.run_series import SeriesRun, train_series
 from flower_app.report.pictures import write_pictures
 from flower_app.saved_model import load_model
 from flower_app.training.network import training_scenario
+from strategies.registry import COLLAPIPE, STRATEGIES
 
 SCENARIO = """
 format = "collapipe-scenario/1"
@@ -42,14 +43,16 @@ CASES = {
     "titanic": {"strategy": "titanic"},
     "FedAdam": {"strategy": "FedAdam", "strategy-options": '{"eta": 0.02}'},
     "module:Class": {"strategy": "flwr.serverapp.strategy:FedMedian", "costs": "model"},
+    "outside": {"strategy": "outside_strategy:TradedModels", "strategy-options": '{"every": 1}'},
 }
 CLIP = 0.001
 """Of an update; a round of these runs moves the encoder hundreds of times as far."""
+AVERAGES_NOTHING = ("pipeline", "outside")
 UPLOADS_BY_PLAN = ("random", "uniform", "vanilla-fl", "titanic")
 
 
 def test_the_cases_hold_every_baseline():
-    assert BASELINES.keys() <= CASES.keys()
+    assert STRATEGIES.keys() - {COLLAPIPE} <= CASES.keys()
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +96,8 @@ def test_a_strategy_trains_and_accounts_for_every_round(name, trained):
         assert len(chosen) == (1 if name in UPLOADS_BY_PLAN else 2)
         check_costs(line["virtual"], line)
         assert (line["bytes_up"] == 0) == (name == "pipeline")
+    arrays = load_file(run_dir / "checkpoint" / "round-000002" / "weights.safetensors")
+    assert all(key.startswith("cluster-") for key in arrays) == (name in AVERAGES_NOTHING)
     plans = read_plans(run_dir / "plans" / "round-0002.json")
     assert [sum(plan.delta) for plan in plans] == [4, 4]
     assert load_model(run_dir).parts.weights()
@@ -108,6 +113,28 @@ def test_a_strategy_trains_and_accounts_for_every_round(name, trained):
         assert set(paced) == {None}
     [cluster, *_] = json.loads((run_dir / "timeline.json").read_text())["clusters"]
     assert cluster["measured"] and bool(cluster["modelled"]) == (name != "vanilla-fl")
+
+
+def test_what_a_strategy_from_outside_declares_is_what_the_run_does(trained):
+    """The class of ``outside_strategy`` averages nothing, uploads all the same, and brings its own plan and option."""
+    lines = rounds(trained["outside"])
+    assert [line["plan"]["policy"] for line in lines] == ["traded"] * 2
+    assert all(line["plan"]["waived"] == ["C9"] for line in lines)
+    first, second = (
+        load_file(trained["outside"] / "checkpoint" / f"round-{number:06}" / "weights.safetensors") for number in (1, 2)
+    )
+    for models in (first, second):
+        of_first = {name for name in models if name.startswith("cluster-0/")}
+        pairs = [(models[name], models[name.replace("cluster-0", "cluster-1")]) for name in of_first]
+        assert 2 * len(pairs) == len(models) and not all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    config = {"strategy": "outside_strategy:TradedModels"}
+    with pytest.raises(ValueError, match="every cluster has a model of its own, so none is the best"):
+        RunConfig.from_flat(config | {"selection.load-best-at-end": True})
+    with pytest.raises(ValueError, match="takes no argument 'often'; expected some of every"):
+        make_planner(RunConfig.from_flat(config | {"strategy-options": '{"often": 1}'}), load_scenario("default"))
+    with pytest.raises(ValueError, match="aggregator.name: median goes with strategy = collapipe"):
+        make_planner(RunConfig.from_flat(config | {"aggregator.name": "median"}), load_scenario("default"))
+    check_can_resume(RunConfig.from_flat(config))
 
 
 def test_mods_clip_each_update_of_a_shared_simulation(trained):

@@ -14,11 +14,11 @@ from rich.table import Table
 
 from client_pipeline import durable
 from flower_app.config.run_config import RunConfig
-from flower_app.config.strategy_choice import COLLAPIPE
 from flower_app.launch.launcher import Launcher
 from flower_app.launch.run_series import SeriesRun, train_series
 from flower_app.report.pictures import write_pictures
 from flower_app.runs.run_directory import read_rounds, read_summary
+from strategies.registry import COLLAPIPE
 
 CURVES = ("round", "virtual_s", "bytes", "energy_j", "train_loss", "metric")
 """Columns of ``curves.csv`` after name and seed; bytes, seconds and joules are sums up to the round."""

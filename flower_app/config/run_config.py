@@ -29,6 +29,8 @@ from strategies.aggregation.rules import AggregatorConfig
 from strategies.aggregation.server_optimizers import ServerOptimizerConfig
 from strategies.decoder.config import DecoderConfig
 from strategies.dssda.queues import DRIFTS
+from strategies.registry import strategy_class, traits_of
+from strategies.traits import Traits
 
 Scalar = bool | int | float | str
 
@@ -224,9 +226,9 @@ class RunConfig:
         if self.resume and not self.run_dir:
             raise ValueError("resume: which run? Set run-dir to its directory, or use collapipe run --resume RUN")
         self.strategy_arguments()
-        if self.strategy == "pipeline" and self.compression.update != "none":
+        if self.compression.update != "none" and not self.traits.uploads:
             raise ValueError(
-                f"compression.update: strategy = pipeline uploads nothing that could be compressed, found "
+                f"compression.update: strategy = {self.strategy} uploads nothing that could be compressed, found "
                 f"{self.compression.update!r}; leave it none"
             )
         if self.data.max_length > self.model.max_length:
@@ -239,20 +241,30 @@ class RunConfig:
                 f"selection.patience: {self.selection.patience} evaluations, but evaluate-every = 0 evaluates only "
                 "after the last round; set evaluate-every"
             )
-        if self.selection.load_best_at_end and self.strategy == "pipeline":
+        if self.selection.load_best_at_end and not self.traits.averages:
             raise ValueError(
-                "selection.load-best-at-end: with strategy = pipeline every cluster has a model of its own, so none is "
-                "the best; leave it out"
+                f"selection.load-best-at-end: with strategy = {self.strategy} every cluster has a model of its own, so "
+                "none is the best; leave it out"
             )
-        check_privacy(
-            self.privacy,
-            strategy=self.strategy,
-            aggregator=self.aggregator.name,
-            update=self.compression.update,
-            clip_norm=self.optimizer.clip_norm,
-        )
+        if self.privacy != PrivacyConfig():
+            check_privacy(
+                self.privacy,
+                strategy=self.strategy,
+                traits=self.traits,
+                aggregator=self.aggregator.name,
+                update=self.compression.update,
+                clip_norm=self.optimizer.clip_norm,
+            )
         total = self.num_rounds * self.local_steps
         object.__setattr__(self, "optimizer", replace(self.optimizer, total_steps=total))
+
+    @property
+    def traits(self) -> Traits:
+        """What the strategy declares of itself; the defaults where it is not known here: whoever builds it says so."""
+        try:
+            return _traits_by_name(self.strategy)
+        except ValueError:
+            return Traits()
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         """Return a model's specification with the run's adapters, if it trains any."""
@@ -319,6 +331,11 @@ def unknown_key(key: str) -> str:
         return max(difflib.SequenceMatcher(a=key.replace("_", "-"), b=name).ratio() for name in names)
 
     return f"unknown configuration key {key!r}; did you mean {max(key_types(), key=likeness)!r}?"
+
+
+@cache
+def _traits_by_name(strategy: str) -> Traits:
+    return traits_of(strategy_class(strategy))
 
 
 @cache

@@ -1,8 +1,10 @@
-"""Strategies by name: CollaPipe, its baselines, Flower's own, and anybody's."""
+"""What a run's configuration makes of its strategy: planner, averaging, the strategy itself, and whether it resumes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Sequence
+from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
@@ -10,27 +12,19 @@ from client_pipeline.system.scenario import Scenario
 from flower_app.config.run_config import RunConfig
 from strategies.aggregation.rules import build_aggregator
 from strategies.aggregation.secagg import FEWEST_CLUSTERS
-from strategies.baselines.pipeline import EvenPipelines, PipeLine
 from strategies.baselines.stock import make_stock
-from strategies.baselines.titanic import Titanic, titanic_policy
-from strategies.baselines.vanilla_fl import VanillaFL, vanilla_fl_policy
 from strategies.checkpoint import Checkpoint
-from strategies.continued import check_resumable, check_unchanged, is_free
-from strategies.planned_strategy import PlannedStrategy
+from strategies.clusters import ClusterState
+from strategies.decoder.service import DecoderService
+from strategies.planned_strategy import OnPlan, PlannedStrategy
 from strategies.planning.costs import Work, pipeline_work
 from strategies.planning.planner import Decision, InfeasibleRound, RoundPlanner
 from strategies.planning.policies import make_policy
-from strategies.planning.policy import RoundPolicy
+from strategies.registry import COLLAPIPE, STRATEGIES, strategy_class, traits_of
+from strategies.resumed import check_resumable, check_unchanged, is_free
 
-COLLAPIPE = "collapipe"
 FREE_TO_CHANGE = ("resume", "run-dir", "runs-dir", "tensorboard", "decoder.", "runtime.actor-idle", "runtime.timeout")
 """Keys, and tables, that may be otherwise when a run goes on: places and patience, not numbers."""
-BASELINES: dict[str, tuple[type[PlannedStrategy], Callable[[int], RoundPolicy]]] = {
-    "vanilla-fl": (VanillaFL, vanilla_fl_policy),
-    "pipeline": (PipeLine, lambda _: EvenPipelines()),
-    "titanic": (Titanic, titanic_policy),
-}
-"""By name: the strategy, and its own policy from a seed."""
 
 
 def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
@@ -41,48 +35,103 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     ValueError, FileNotFoundError
         For a name that is unknown, or a setting that the strategy does not take.
     """
-    default = RunConfig()
-    if config.strategy != COLLAPIPE and config.server_optimizer.name != "none":
-        raise ValueError(
-            f"server-optimizer.name: {config.server_optimizer.name} goes with strategy = collapipe, found "
-            f'{config.strategy!r}; leave it out, or set strategy = "FedAdam" and the like for whole models'
-        )
-    if config.strategy == COLLAPIPE:
-        make_aggregator(config, scenario)
-    elif config.aggregator.name != "mean":
-        raise ValueError(
-            f"aggregator.name: {config.aggregator.name} goes with strategy = collapipe, found {config.strategy!r}; "
-            'leave it out, or set strategy = "Krum" and the like for whole models'
-        )
-    paper = config.strategy == COLLAPIPE and config.policy == "dssda-paper" and not config.plan
+    cls = strategy_class(config.strategy)
+    _check_joining(config, scenario, takes_aggregator=traits_of(cls).takes_aggregator)
+    own_policy = cls.own_policy(config.seed) if issubclass(cls, PlannedStrategy) else None
+    chooses_policy = issubclass(cls, PlannedStrategy) and own_policy is None
+    paper = chooses_policy and config.policy == "dssda-paper" and not config.plan
     if not paper and (config.planner.drift != "true" or config.planner.c11):
         raise ValueError('planner.drift and planner.c11: they are of the paper as printed; set policy = "dssda-paper"')
-    if config.strategy == COLLAPIPE:
-        if config.strategy_arguments():
-            raise ValueError(
-                "strategy-options: collapipe takes none; leave it empty, its settings have keys of their own"
-            )
-        name = "fixed" if config.plan else config.policy
-        policy = make_policy(name, plan_file=config.plan, seed=config.seed, c11=config.planner.c11)
-        return RoundPlanner(scenario, policy, drift=config.planner.drift)
-    if config.policy != default.policy:
+    if not chooses_policy and config.policy != RunConfig().policy:
         raise ValueError(
             f"policy: {config.strategy} brings its own plan, found policy = {config.policy!r}; leave policy out, or "
             'set strategy = "collapipe"'
         )
-    if config.strategy not in BASELINES:
+    if not issubclass(cls, PlannedStrategy):
         if config.device_emulation != "none":
             raise ValueError(
-                f"device-emulation: {config.strategy} sends no plan, so nobody knows the pace; use collapipe or "
-                f"{', '.join(BASELINES)}"
+                f"device-emulation: {config.strategy} sends no plan, so nobody knows the pace; use one of "
+                f"{', '.join(STRATEGIES)}"
             )
         make_stock(config.strategy, config.strategy_arguments(), scenario.num_clusters)
         return None
-    if config.plan:
+    if own_policy is not None and config.plan:
         raise ValueError(f"plan: {config.strategy} brings its own plan; leave plan empty")
-    if config.strategy_arguments():
-        raise ValueError(f"strategy-options: {config.strategy} takes none; leave it empty")
-    return RoundPlanner(scenario, BASELINES[config.strategy][1](config.seed))
+    _check_options(config, cls)
+    if own_policy is not None:
+        return RoundPlanner(scenario, own_policy)
+    name = "fixed" if config.plan else config.policy
+    policy = make_policy(name, plan_file=config.plan, seed=config.seed, c11=config.planner.c11)
+    return RoundPlanner(scenario, policy, drift=config.planner.drift)
+
+
+def _check_joining(config: RunConfig, scenario: Scenario, *, takes_aggregator: bool) -> None:
+    """Refuse settings of the average where nothing reads them, or that exclude each other."""
+    if takes_aggregator:
+        make_aggregator(config, scenario)
+        return
+    if config.server_optimizer.name != "none":
+        raise ValueError(
+            f"server-optimizer.name: {config.server_optimizer.name} goes with strategy = collapipe, found "
+            f'{config.strategy!r}; leave it out, or set strategy = "FedAdam" and the like for whole models'
+        )
+    if config.aggregator.name != "mean":
+        raise ValueError(
+            f"aggregator.name: {config.aggregator.name} goes with strategy = collapipe, found {config.strategy!r}; "
+            'leave it out, or set strategy = "Krum" and the like for whole models'
+        )
+
+
+def _check_options(config: RunConfig, cls: type[PlannedStrategy]) -> None:
+    """Refuse options that the constructor of a strategy that plans does not take."""
+    reserved = {"decoder", *inspect.signature(PlannedStrategy).parameters}
+    parameters = inspect.signature(cls).parameters.values()
+    taken = {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD} - reserved
+    if unknown := sorted(config.strategy_arguments().keys() - taken):
+        hint = ", its settings have keys of their own" if config.strategy == COLLAPIPE else ""
+        if taken:
+            raise ValueError(
+                f"strategy-options: {config.strategy} takes no argument {unknown[0]!r}; expected some of "
+                f"{', '.join(sorted(taken))}"
+            )
+        raise ValueError(f"strategy-options: {config.strategy} takes none; leave it empty{hint}")
+
+
+def make_strategy(
+    config: RunConfig,
+    scenario: Scenario,
+    planner: RoundPlanner | None,
+    clusters: Sequence[ClusterState],
+    *,
+    decoder: DecoderService | None,
+    on_plan: OnPlan,
+) -> Strategy:
+    """Build a run's strategy.
+
+    Parameters
+    ----------
+    config, scenario : the run's
+    planner : of :func:`make_planner`
+    clusters : those that take part
+    decoder : the decoder's service where the server trains the decoder; else None
+    on_plan : called with each round's number and plans, if the strategy plans
+    """
+    cls = strategy_class(config.strategy)
+    options = config.strategy_arguments()
+    if planner is None or not issubclass(cls, PlannedStrategy):
+        return make_stock(config.strategy, options, len(clusters))
+    traits = traits_of(cls)
+    arguments: dict[str, Any] = {
+        "planner": planner,
+        "clusters": clusters,
+        "on_plan": on_plan,
+        "time_scale": config.time_scale if config.device_emulation == "paced" else None,
+    }
+    if traits.decoder_on_server:
+        arguments["decoder"] = decoder
+    if traits.takes_aggregator:
+        arguments["aggregator"] = make_aggregator(config, scenario)
+    return cls(**arguments, **options)
 
 
 def make_aggregator(config: RunConfig, scenario: Scenario) -> Strategy:
@@ -104,7 +153,8 @@ def make_aggregator(config: RunConfig, scenario: Scenario) -> Strategy:
 
 def work_of(config: RunConfig) -> Work:
     """What a step of a run's strategy takes on the devices."""
-    return BASELINES[config.strategy][0].work if config.strategy in BASELINES else pipeline_work
+    cls = strategy_class(config.strategy)
+    return cls.work if issubclass(cls, PlannedStrategy) else pipeline_work
 
 
 def check_can_resume(config: RunConfig) -> None:
@@ -115,8 +165,7 @@ def check_can_resume(config: RunConfig) -> None:
     ValueError
         Saying why, and what to do.
     """
-    if config.strategy != COLLAPIPE and config.strategy not in BASELINES:
-        check_resumable(config.strategy, config.strategy_arguments())
+    check_resumable(config.strategy, config.strategy_arguments())
 
 
 def check_same_run(config: RunConfig, found: Checkpoint) -> None:

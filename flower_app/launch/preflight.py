@@ -8,7 +8,7 @@ from torch import nn
 
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app.config.run_config import RunConfig
-from flower_app.config.strategy_choice import COLLAPIPE, check_first_round, check_pace, make_planner
+from flower_app.config.strategy_choice import check_first_round, check_pace, make_planner
 from flower_app.tasks.base import TASKS, task
 from flower_app.training.network import of_clusters, training_scenario
 from strategies.decoder.service import DecoderService
@@ -48,7 +48,7 @@ def check_run(config: RunConfig) -> int:
         from flower_app.report.tensorboard_log import check_available
 
         check_available()
-    if config.strategy == COLLAPIPE:
+    if config.traits.decoder_on_server:
         _try_decoder(config)
     return num_clusters
 

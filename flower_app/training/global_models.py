@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flower_app.saved_model import load_model, save_model
 from flower_app.tasks.base import Prepared
-from strategies.baselines.pipeline import cluster_arrays
 from strategies.records import to_tensors
+from strategies.separate_models import cluster_arrays
 
 
 class GlobalModels:

@@ -6,19 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from client_pipeline.link.update_codec import update_codec
 from flower_app.config.run_config import RunConfig
 from flower_app.runs.run_directory import write_waiting
 from flower_app.training.releases import most_examples
 from strategies.aggregation.secagg import SecureGrid
-from strategies.baselines.pipeline import PipeLine
-from strategies.collapipe import CollaPipe
+from strategies.decoder.trainer import DecoderTrainer
 from strategies.grid.bounded import BoundedGrid
 from strategies.grid.intake import RoundBounds
 from strategies.grid.recording import RecordingGrid
 from strategies.planned_strategy import PlannedStrategy
+from strategies.registry import strategy_class
 
 NODES_TIMEOUT_S = 60.0
 """How long the server waits for its nodes."""
@@ -30,7 +29,7 @@ def run_grid(
     flower_grid: Grid,
     config: RunConfig,
     run_dir: Path,
-    strategy: Strategy,
+    decoder: DecoderTrainer | None,
     clusters: Mapping[int, int],
     bounds: RoundBounds,
     on_train: Callable[[int, list[int]], None] | None,
@@ -40,12 +39,13 @@ def run_grid(
     Parameters
     ----------
     flower_grid : Flower's own
-    config, run_dir, strategy : the run's
+    config, run_dir : the run's
+    decoder : where the server trains the decoder
     clusters : cluster index of each node id
     bounds : what an honest answer keeps to
     on_train : called with the round and its clusters before these are asked to train
     """
-    decoder = strategy.decoder.trainer if isinstance(strategy, CollaPipe) else None
+    plans = issubclass(strategy_class(config.strategy), PlannedStrategy)
     grid: Grid = BoundedGrid(
         flower_grid,
         clusters,
@@ -58,10 +58,10 @@ def run_grid(
     return RecordingGrid(
         grid,
         clusters,
-        None if isinstance(strategy, PlannedStrategy) else NODES_TIMEOUT_S,
+        None if plans else NODES_TIMEOUT_S,
         codec=update_codec(config.compression),
         bounds=bounds,
         borne=_EMPTY_ROUNDS if decoder is not None else 0,
-        count_bytes=not isinstance(strategy, PipeLine),
+        count_bytes=config.traits.uploads,
         on_train=on_train,
     )

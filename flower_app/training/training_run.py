@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from client_pipeline.link.activation_codec import ActivationCodec
@@ -23,13 +22,7 @@ from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.privacy_checks import check_shared_matrices
 from flower_app.config.run_config import RunConfig
-from flower_app.config.strategy_choice import (
-    BASELINES,
-    COLLAPIPE,
-    check_first_round,
-    make_aggregator,
-    make_planner,
-)
+from flower_app.config.strategy_choice import check_first_round, make_planner, make_strategy
 from flower_app.report.timeline import timeline_of
 from flower_app.runs import run_checkpoints, run_directory
 from flower_app.runs.run_inputs import input_digests
@@ -44,13 +37,9 @@ from flower_app.training.releases import accounted
 from flower_app.training.run_grid import NODES_TIMEOUT_S, run_grid
 from flower_app.training.server_faults import ServerFaults
 from strategies.aggregation.accountant import PrivacyAccountant
-from strategies.aggregation.server_optimizers import memory_of, remember
-from strategies.baselines.stock import make_stock
 from strategies.baselines.stock_accounting import stock_record
 from strategies.checkpoint import Checkpoint
 from strategies.clusters import ClusterState
-from strategies.collapipe import CollaPipe
-from strategies.continued import Continued
 from strategies.decoder.service import DecoderService
 from strategies.decoder.step_limits import StepLimits
 from strategies.decoder.trainer import DecoderTrainer
@@ -58,6 +47,7 @@ from strategies.grid.single_pulls import SinglePulls
 from strategies.planned_strategy import PlannedStrategy
 from strategies.planning.planner import RoundPlanner
 from strategies.records import RUN_KEY, to_arrays, to_tensors
+from strategies.resumed import ResumedStrategy, kept_memory, kept_state, restore_kept
 
 MESSAGE_TIMEOUT_S = 24 * 3600.0
 """A round may be long; its own waits are bounded one by one."""
@@ -121,7 +111,7 @@ class TrainingRun:
         self.scenario = of_clusters(training_scenario(config, self.prepared.spec), self.num_clusters)
         check_shared_matrices(
             config.privacy,
-            strategy=config.strategy,
+            traits=config.traits,
             local_steps=config.local_steps,
             family=config.model.family,
             shared=self.parts.tied.values(),
@@ -133,14 +123,13 @@ class TrainingRun:
         self.frozen = self.parts.frozen_weights()
         source = config.model.pretrained or config.model.from_
         self.frozen_digest = frozen_digest(self.frozen, self.resumed.state if self.resumed else None, source)
-        num_own = self.num_clusters if config.strategy == "pipeline" else 0
+        num_own = 0 if config.traits.averages else self.num_clusters
         self.models = GlobalModels(self.prepared, config.seed, self.frozen, num_own)
         if self.resumed is not None:
             self.models.take(to_arrays(self.resumed.weights))
         if self.completed < config.num_rounds and not self.selection.stops:
             # The service first: a port in use is found before any control unit starts.
-            collapipe = config.strategy == COLLAPIPE
-            self.service = self._decoder_service() if collapipe else None
+            self.service = self._decoder_service() if config.traits.decoder_on_server else None
             with self.service or nullcontext():
                 self._train(planner, self._set_up(nodes))
         self._finish()
@@ -193,45 +182,29 @@ class TrainingRun:
         limits = StepLimits.of(self.parts.spec, most, config.data.max_length)
         return DecoderService(config.decoder, trainer, self.num_clusters, codec, limits)
 
-    def _strategy(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> Strategy:
-        config = self.config
-        if planner is None:
-            return make_stock(config.strategy, config.strategy_arguments(), len(clusters))
-        scale = config.time_scale if config.device_emulation == "paced" else None
-        if self.service is not None:
-            return CollaPipe(
-                planner=planner,
-                decoder=self.service,
-                clusters=clusters,
-                aggregator=make_aggregator(config, self.scenario),
-                on_plan=self._begin_round,
-                time_scale=scale,
-            )
-        baseline, _ = BASELINES[config.strategy]
-        return baseline(planner=planner, clusters=clusters, on_plan=self._begin_round, time_scale=scale)
-
     def _train(self, planner: RoundPlanner | None, clusters: Sequence[ClusterState]) -> None:
-        self.strategy = self._strategy(planner, clusters)
+        self.strategy = make_strategy(
+            self.config, self.scenario, planner, clusters, decoder=self.service, on_plan=self._begin_round
+        )
         self.accountant = PrivacyAccountant(self.config.privacy, {s.cluster: s.num_examples for s in clusters})
         releases = accounted(self.config, self.run_dir, self.accountant, self.service, self.resumed, self.identity)
         bounds = round_bounds(self.config, self.scenario.planner.num_blocks, clusters)
         on_train = releases.begin_round if releases else None
         numbers = {state.node_id: state.cluster for state in clusters}
-        self.grid = run_grid(self.flower_grid, self.config, self.run_dir, self.strategy, numbers, bounds, on_train)
+        decoder = self.service.trainer if self.service is not None else None
+        self.grid = run_grid(self.flower_grid, self.config, self.run_dir, decoder, numbers, bounds, on_train)
         weights = self.parts.weights()
         if self.resumed is not None:
             self.grid.receipts.restore(self.resumed.state["updates-counted"])
             # In the model's order: Flower's FedAvgM goes by places, not by names.
             weights = {name: self.resumed.weights[name] for name in weights}
-            if isinstance(self.strategy, PlannedStrategy):
-                self.strategy.restore(self.resumed.state["strategy"])
-            remember(self._averaging(), self.resumed.server)
+            restore_kept(self.strategy, self.resumed.state.get("strategy"), self.resumed.server)
         self.board = self._board()
         self.round_started = time.perf_counter()
         self.round_s = 0.0
         """Of the last round."""
         # A strategy may bring a start of its own; only a run that goes on needs ours.
-        started = Continued(self.strategy, self.completed) if self.completed else self.strategy
+        started = ResumedStrategy(self.strategy, self.completed) if self.completed else self.strategy
         try:
             started.start(
                 self.grid,
@@ -255,10 +228,6 @@ class TrainingRun:
             run_directory.write_waiting(self.run_dir, {})
             if self.board is not None:
                 self.board.close()
-
-    def _averaging(self) -> Strategy:
-        """The strategy of Flower's that averages: within ours, or itself."""
-        return self.strategy.aggregator if isinstance(self.strategy, PlannedStrategy) else self.strategy
 
     def _board(self) -> Any:
         """The TensorBoard files, where they are wanted."""
@@ -350,13 +319,13 @@ class TrainingRun:
             "updates-counted": self.grid.receipts.state(),
             "privacy": self.accountant.state() | {"record": self.privacy},
         }
-        if isinstance(self.strategy, PlannedStrategy):
-            state["strategy"] = self.strategy.state()
+        if (kept := kept_state(self.strategy)) is not None:
+            state["strategy"] = kept
         decoder = {}
         if self.service is not None:
             state["decoder-sync"] = self.service.trainer.decoder_sync
             decoder = self.service.trainer.state()
-        memory = memory_of(self._averaging())
+        memory = kept_memory(self.strategy)
         after = Checkpoint(server_round, to_tensors(arrays), decoder, memory, state, self.identity)
         run_checkpoints.commit(self.run_dir, after, self.config, self.inputs)
 

@@ -5,6 +5,8 @@ In truth a cluster takes one whole-model step on b, which gives the same gradien
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan
@@ -15,7 +17,8 @@ from strategies.dssda.answer import SegmentChoice
 from strategies.dssda.instance import Instance
 from strategies.planned_strategy import PlannedStrategy
 from strategies.planning.costs import StepWork, plan_times
-from strategies.planning.ranked import Selection, random_rank
+from strategies.planning.policy import RoundPolicy
+from strategies.planning.ranked import RankedSelection, random_rank
 
 
 def whole_model_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWork:
@@ -52,12 +55,12 @@ class VanillaFL(PlannedStrategy):
 
     work = staticmethod(whole_model_work)
     times = staticmethod(whole_model_times)
-    waived = ("C7", "C9")
+    traits = replace(PlannedStrategy.traits, waives=("C7", "C9"))
 
-
-def vanilla_fl_policy(seed: int) -> Selection:
-    """Clusters drawn where there are too few channels; channels by upload time, all the power that is allowed."""
-    return Selection("vanilla-fl", random_rank(seed), _segments)
+    @classmethod
+    def own_policy(cls, seed: int) -> RoundPolicy:
+        """Clusters drawn where there are too few channels; channels by upload time, all the power that is allowed."""
+        return RankedSelection("vanilla-fl", random_rank(seed), _segments)
 
 
 def _segments(instance: Instance) -> list[SegmentChoice | None]:

@@ -13,7 +13,7 @@ from strategies.dssda.paper import plan_round_paper
 from strategies.dssda.planner import plan_round
 from strategies.planning.fixed import FixedPlans
 from strategies.planning.policy import Round, RoundPolicy, plan_with
-from strategies.planning.ranked import RANKS, SEGMENTS, Selection
+from strategies.planning.ranked import RANKS, SEGMENTS, RankedSelection
 from strategies.planning.segment_rules import uniform_choice
 
 POLICIES = ("dssda", "dssda-paper", "random", "loss-only", "delay-only", "uniform", "fixed")
@@ -87,7 +87,7 @@ def make_policy(name: str, *, plan_file: str = "", seed: int = 0, c11: bool = Fa
         return FixedPlans(Path(plan_file))
     base, _, segments = name.partition("+")
     if base in RANKS and (not segments or name.endswith(OPTIMAL)) and (segments or "uniform") in SEGMENTS:
-        return Selection(name, RANKS[base](seed), SEGMENTS[segments or "uniform"])
+        return RankedSelection(name, RANKS[base](seed), SEGMENTS[segments or "uniform"])
     plain: dict[str, RoundPolicy] = {p.name: p for p in (DSSDA(), DSSDAPaper(c11), UniformSegments())}
     if name not in plain:
         raise ValueError(

@@ -48,7 +48,7 @@ Rank = Callable[[Round, Offers], Array]
 """(N,): the lowest are selected."""
 
 
-class Selection(RoundPolicy):
+class RankedSelection(RoundPolicy):
     """J clusters by a rank, channels by upload time, all the power that C6 and C8 allow.
 
     The rank never sees the queues.

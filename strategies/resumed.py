@@ -1,20 +1,21 @@
-"""Going on with a run: Flower's ``start`` always counts from round 1."""
+"""Resuming a run: what a strategy keeps, and its rounds, which Flower's ``start`` always counts from 1."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from torch import Tensor
 
-STATELESS = ("FedAvg", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "FedProx")
-"""Flower's strategies that remember nothing from one round to the next."""
-REMEMBERED = ("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi")
-"""Those whose memory checkpoints hold: see :func:`strategies.aggregation.server_optimizers.memory_of`."""
+from strategies.aggregation.server_optimizers import memory_of, remember
+from strategies.planned_strategy import PlannedStrategy
+from strategies.registry import STOCK_KEEPS, strategy_class, traits_of
 
 
-class Continued(Strategy):
+class ResumedStrategy(Strategy):
     """Any strategy, with the rounds that are done already added to every round's number.
 
     Parameters
@@ -70,8 +71,8 @@ def check_unchanged(began: Mapping[str, object], now: Mapping[str, object], free
     """
     changed = sorted(k for k in began.keys() | now.keys() if not is_free(k, free) and began.get(k) != now.get(k))
     if changed:
-        told = ", ".join(f"{key} (it was {began.get(key)!r}, is {now.get(key)!r})" for key in changed)
-        raise ValueError(f"resume: a run goes on as it began, but {told}; put it back, or start a new run")
+        changes = ", ".join(f"{key} (it was {began.get(key)!r}, is {now.get(key)!r})" for key in changed)
+        raise ValueError(f"resume: a run goes on as it began, but {changes}; put it back, or start a new run")
 
 
 def is_free(key: str, free: Collection[str]) -> bool:
@@ -79,21 +80,46 @@ def is_free(key: str, free: Collection[str]) -> bool:
     return key in free or key.rpartition(".")[0] + "." in free
 
 
-def check_resumable(name: str, options: dict[str, object]) -> None:
-    """Refuse to go on with a stock strategy that keeps something from round to round.
+def check_resumable(name: str, options: Mapping[str, object]) -> None:
+    """Refuse to go on with a strategy that keeps something from round to round that no checkpoint has.
 
     Raises
     ------
     ValueError
         Saying why, and what to do.
     """
-    if name not in STATELESS + REMEMBERED:
+    if traits_of(strategy_class(name)).keeps == "unknown":
         raise ValueError(
             f"resume: {name} keeps state of its own from round to round (thresholds or samples), which Flower gives no "
-            f"way to save; start the run anew, or use one of {', '.join(STATELESS + REMEMBERED)}"
+            f"way to save; start the run anew, or use one of {', '.join(STOCK_KEEPS)}"
         )
     if options.get("fraction_train", 1.0) != 1.0:
         raise ValueError(
             f"resume: {name} with fraction_train = {options['fraction_train']} draws its clients without a seed, so a "
-            "continued run would not be the same run; start it anew"
+            "resumed run would not be the same run; start it anew"
         )
+
+
+def kept_memory(strategy: Strategy) -> dict[str, Tensor]:
+    """What the strategy that averages remembers from round to round, for a checkpoint: the strategy itself, or its own.
+
+    See :func:`strategies.aggregation.server_optimizers.memory_of`.
+    """
+    return memory_of(_averaging(strategy))
+
+
+def kept_state(strategy: Strategy) -> dict[str, Any] | None:
+    """What a strategy keeps beside that, as JSON values; None where it is nothing."""
+    return strategy.state() if isinstance(strategy, PlannedStrategy) else None
+
+
+def restore_kept(strategy: Strategy, state: Mapping[str, Any] | None, memory: Mapping[str, Tensor]) -> None:
+    """Give a strategy back what :func:`kept_state` and :func:`kept_memory` took from it."""
+    if isinstance(strategy, PlannedStrategy):
+        assert state is not None
+        strategy.restore(dict(state))
+    remember(_averaging(strategy), memory)
+
+
+def _averaging(strategy: Strategy) -> Strategy:
+    return strategy.aggregator if isinstance(strategy, PlannedStrategy) else strategy

@@ -1,0 +1,83 @@
+"""Strategies by name: CollaPipe, its baselines, Flower's own, and anybody's by ``module:Class``."""
+
+from __future__ import annotations
+
+import inspect
+
+from flwr.serverapp import strategy as flower_strategies
+from flwr.serverapp.strategy import Strategy
+
+from client_pipeline.plugins import class_named
+from strategies.traits import Keeps, Traits
+
+COLLAPIPE = "collapipe"
+STRATEGIES = {
+    COLLAPIPE: "strategies.collapipe:CollaPipe",
+    "vanilla-fl": "strategies.baselines.vanilla_fl:VanillaFL",
+    "pipeline": "strategies.baselines.pipeline:PipeLine",
+    "titanic": "strategies.baselines.titanic:Titanic",
+}
+"""Short names of the strategies of this package. Imported when asked for: a control unit needs none of them."""
+STOCK_KEEPS: dict[str, Keeps] = {
+    **dict.fromkeys(("FedAvg", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "FedProx"), "nothing"),
+    **dict.fromkeys(("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"), "memory"),
+}
+"""What Flower's own classes keep from round to round; they cannot declare it. The others keep something unknown."""
+
+
+def stock_strategies() -> list[str]:
+    """Names of ``flwr.serverapp.strategy`` that ``strategy`` accepts.
+
+    Left out are those that average no arrays (XGBoost) and the wrappers that take another strategy as an argument.
+    """
+    return sorted(
+        name
+        for name, value in vars(flower_strategies).items()
+        if inspect.isclass(value)
+        and issubclass(value, Strategy)
+        and not inspect.isabstract(value)
+        and not name.startswith("FedXgb")
+        and "strategy" not in inspect.signature(value).parameters
+    )
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """Return the class of a strategy.
+
+    Parameters
+    ----------
+    name : one of :data:`STRATEGIES`, a class of ``flwr.serverapp.strategy``, or ``module:Class``
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, or a class that is no strategy.
+    """
+    if name in STRATEGIES or ":" in name:
+        cls = class_named("strategy", STRATEGIES.get(name, name))
+    elif name in stock_strategies():
+        cls = getattr(flower_strategies, name)
+    else:
+        raise ValueError(
+            f"strategy: expected {', '.join(STRATEGIES)}, one of {', '.join(stock_strategies())}, or module:Class, "
+            f"found {name!r}"
+        )
+    if not issubclass(cls, Strategy) or inspect.isabstract(cls):
+        raise ValueError(f"strategy: {name!r}: expected a class of flwr.serverapp.strategy.Strategy, found {cls!r}")
+    return cls
+
+
+def traits_of(cls: type[Strategy]) -> Traits:
+    """Return what a strategy's class declares; of Flower's own classes, what is known of them.
+
+    Raises
+    ------
+    ValueError
+        If ``traits`` is something else.
+    """
+    if getattr(flower_strategies, cls.__name__, None) is cls:
+        return Traits(keeps=STOCK_KEEPS.get(cls.__name__, "unknown"))
+    traits = getattr(cls, "traits", Traits())
+    if not isinstance(traits, Traits):
+        raise ValueError(f"strategy: {cls.__name__}.traits: expected strategies.traits.Traits, found {traits!r}")
+    return traits

@@ -26,7 +26,7 @@ def class_named(key: str, name: str) -> type:
             f"{key}: {name!r}: cannot import {module_name}: {error}; expected module:Class, importable by all "
             "processes of the run (installed, or in a folder of PYTHONPATH)"
         ) from error
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        raise ValueError(f"{key}: {name!r}: expected module:Class, found {found!r} in {module_name}")
-    return found
+    named = getattr(module, class_name, None)
+    if not isinstance(named, type):
+        raise ValueError(f"{key}: {name!r}: expected module:Class, found {named!r} in {module_name}")
+    return named

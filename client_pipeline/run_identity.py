@@ -42,12 +42,12 @@ def unsealed(text: str) -> dict[str, Any]:
     ValueError
         If the text is torn or changed, or was never sealed.
     """
-    found = json.loads(text)
-    if not isinstance(found, dict) or found.keys() != {"sha256", "value"} or not isinstance(found["value"], dict):
+    sealed = json.loads(text)
+    if not isinstance(sealed, dict) or sealed.keys() != {"sha256", "value"} or not isinstance(sealed["value"], dict):
         raise ValueError("expected an object with its SHA-256, found other JSON")
-    value: dict[str, Any] = found["value"]
-    if _digest(json.dumps(value)) != found["sha256"]:
-        raise ValueError(f"expected SHA-256 {str(found['sha256'])[:12]}, found {_digest(json.dumps(value))[:12]}")
+    value: dict[str, Any] = sealed["value"]
+    if _digest(json.dumps(value)) != sealed["sha256"]:
+        raise ValueError(f"expected SHA-256 {str(sealed['sha256'])[:12]}, found {_digest(json.dumps(value))[:12]}")
     return value
 
 

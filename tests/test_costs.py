@@ -91,7 +91,7 @@ def test_uploads_count_the_encoder_and_the_activations_of_the_local_steps():
     assert costs.upload_energy_bits == 32 * (embedding + 12 * 7_087_872)
     # Of each token its activations and its mask, of each sample its label.
     assert costs.upload_time_bits - costs.upload_energy_bits == 3 * 16 * (128 * (768 * 32 + 8) + 64)
-    alone = model_costs(BERT_BASE, sequence_length=128, batch_size=16, local_steps=3, whole=True)
+    alone = model_costs(BERT_BASE, sequence_length=128, batch_size=16, local_steps=3, trains_head=True)
     head = 768 * 768 + 768 + 2 * 768 + 2
     assert alone.upload_time_bits == alone.upload_energy_bits == costs.upload_energy_bits + 32 * head
 

@@ -25,7 +25,7 @@ class CompressionConfig:
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         for name, known in (("update", UPDATES), ("activations", ACTIVATIONS)):
-            if (found := getattr(self, name)) not in known:
-                raise ValueError(f"compression.{name}: expected one of {', '.join(known)}, found {found!r}")
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"compression.{name}: expected one of {', '.join(known)}, found {value!r}")
         if not 0 < self.density <= 1:
             raise ValueError(f"compression.density: expected a number in (0, 1], found {self.density}")

@@ -167,10 +167,10 @@ class DecoderConnection:
         queue.Empty
             If nothing comes in time.
         """
-        found = self._inbox.get(timeout=timeout_s)
-        if isinstance(found, LinkError):
-            self._inbox.put(found)  # for whoever asks next
-        return found
+        answer = self._inbox.get(timeout=timeout_s)
+        if isinstance(answer, LinkError):
+            self._inbox.put(answer)  # for whoever asks next
+        return answer
 
     def cut(self, for_s: float = 0.0) -> None:
         """Cut the stream as a network would, and leave it so for a while [s]: for tests, and for injected faults."""
@@ -211,10 +211,10 @@ class DecoderConnection:
 
     def _failure_of(self, ended: grpc.RpcError | None) -> LinkError:
         if ended is None:
-            return LinkError(self.told("the stream has ended"))
+            return LinkError(self.message("the stream has ended"))
         call = cast(grpc.Call, ended)
         kind = NotFiniteLink if call.code() is grpc.StatusCode.OUT_OF_RANGE else LinkError
-        return kind(self.told(_reason(call.code(), call.details() or "no reason given")))
+        return kind(self.message(_reason(call.code(), call.details() or "no reason given")))
 
     def _drain_first(self) -> grpc.RpcError | None:
         """Read the call to its end; one that a busy decoder turns away before its hello is read is made again."""
@@ -306,7 +306,7 @@ class DecoderConnection:
             timer.cancel()
         return frame if frame.kind == "welcome" else None
 
-    def told(self, text: str) -> str:
+    def message(self, text: str) -> str:
         """A message with the decoder's address, the round and the cluster before it."""
         where = f"round {self.address.round}, cluster {self.address.cluster}"
         return f"decoder at {self.address.target} ({where}): {text}"

@@ -254,7 +254,7 @@ class DecoderStream:
         return {"attempt": self._attempt} if self._attempt else {}
 
     def _error(self, text: str) -> LinkError:
-        return LinkError(self._connection.told(text))
+        return LinkError(self._connection.message(text))
 
     def _put(self, header: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
         if (failure := self._connection.failure) is not None:

@@ -64,9 +64,9 @@ class UpdateCodec:
         """
         size = shape.numel()
         kinds = self.kinds(size)
-        found = {part: (value.dtype, *value.shape) for part, value in parts.items()}
-        if found != kinds:
-            raise UpdateError(f"expected the parts {_said(kinds)}, found {_said(found)}")
+        received = {part: (value.dtype, *value.shape) for part, value in parts.items()}
+        if received != kinds:
+            raise UpdateError(f"expected the parts {_listed(kinds)}, found {_listed(received)}")
         values = parts["values"].float()
         if not all(bool(p.isfinite().all()) for p in parts.values()):
             raise UpdateError("NaN or Inf: training diverged on the control unit")
@@ -100,7 +100,7 @@ class UpdateCodec:
         return trained
 
 
-def _said(kinds: Mapping[str, tuple[object, ...]]) -> str:
+def _listed(kinds: Mapping[str, tuple[object, ...]]) -> str:
     return ", ".join(f"{part} {dtype} {list(shape)}" for part, (dtype, *shape) in sorted(kinds.items())) or "none"
 
 

@@ -233,8 +233,8 @@ def carried_examples(spec: ModelSpec) -> int:
 
     They carry what all TEBs read (DeBERTa's relative positions); 0 for most families.
     """
-    found = getattr(adapter(spec.family), "carried_examples", None)
-    return 0 if found is None else int(found(spec))
+    count = getattr(adapter(spec.family), "carried_examples", None)
+    return 0 if count is None else int(count(spec))
 
 
 def max_length(spec: ModelSpec) -> int | None:
@@ -320,5 +320,5 @@ def load_pretrained(source: str, head: str, num_labels: int = 0, seed: int = 0, 
             f"{source}: the weights lack {len(absent)} of the model's tensors, {sorted(absent)[:3]} among them; give "
             "the whole checkpoint"
         )
-    found = family.spec_from_model(model, head)
-    return family.split(model, replace(found, config={**found.config, **ours}))
+    spec = family.spec_from_model(model, head)
+    return family.split(model, replace(spec, config={**spec.config, **ours}))

@@ -84,20 +84,20 @@ def _targets(config: LoraConfig, linear: Sequence[str]) -> list[str]:
     if config.targets == ALL_LINEAR:
         return list(linear)
 
-    def found(name: str) -> list[str]:
+    def layers_of(name: str) -> list[str]:
         return [path for path in linear if path == name or path.endswith(f".{name}")]
 
     wanted: Sequence[str] = config.target_names
     if not wanted:
-        wanted = next((names for names in _QUERY_AND_VALUE if all(map(found, names))), ())
-    missing = [name for name in wanted if not found(name)]
+        wanted = next((names for names in _QUERY_AND_VALUE if all(map(layers_of, names))), ())
+    missing = [name for name in wanted if not layers_of(name)]
     if missing or not wanted:
         what = f"no layer {missing[0]!r}" if missing else "no query and value projections by a known name"
         raise ValueError(
             f"lora.targets: {what} in a TEB; expected {ALL_LINEAR} or some of {', '.join(linear)} (the last part of a "
             "name is enough)"
         )
-    return [path for name in wanted for path in found(name)]
+    return [path for name in wanted for path in layers_of(name)]
 
 
 def untie(head: nn.Module) -> nn.Module:

@@ -47,12 +47,12 @@ class ClusterPlan:
 
     def segments(self) -> list[Segment]:
         """The S segments in pipeline order."""
-        found, first = [], 0
+        segments, first = [], 0
         for device in self.order:
             if self.delta[device] > 0:
-                found.append(Segment(device, first, first + self.delta[device] - 1))
+                segments.append(Segment(device, first, first + self.delta[device] - 1))
                 first += self.delta[device]
-        return found
+        return segments
 
     @property
     def devices(self) -> list[int]:
@@ -210,8 +210,8 @@ def read_plans(path: Path) -> list[ClusterPlan]:
     except ValueError as error:
         raise ValueError(f"{path}: expected JSON, {error}") from error
     if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
-        found = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise ValueError(f"{path}: format: expected {PLAN_FORMAT!r}, found {found!r}")
+        found_format = document.get("format") if isinstance(document, dict) else type(document).__name__
+        raise ValueError(f"{path}: format: expected {PLAN_FORMAT!r}, found {found_format!r}")
     clusters = document.get("clusters")
     if not isinstance(clusters, list) or not clusters:
         raise ValueError(f"{path}: clusters: expected a list with one plan for each cluster, found {clusters!r}")

@@ -173,10 +173,10 @@ def _has_own_lm_head(model: Any) -> bool:
 def split(model: Any, spec: ModelSpec) -> ModelParts:
     """Split a ``T5ForConditionalGeneration``; the parts share its parameters."""
     encoder = model.encoder
-    own = _has_own_lm_head(model)
-    if own != bool(spec.config.get(OWN_LM_HEAD)):
+    own_output = _has_own_lm_head(model)
+    if own_output != bool(spec.config.get(OWN_LM_HEAD)):
         raise ValueError(
-            f"model.{OWN_LM_HEAD}: expected {own}, as this T5's output layer is; set it in the specification"
+            f"model.{OWN_LM_HEAD}: expected {own_output}, as this T5's output layer is; set it in the specification"
         )
     blocks = []
     for index, layer in enumerate(encoder.block):

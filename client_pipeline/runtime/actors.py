@@ -68,10 +68,10 @@ def join_ray(placement: Placement) -> None:
         return
     address = placement.ray_address or "auto"
     # Several Ray nodes may run on one machine: the address says which is this control unit's.
-    own = {"_node_ip_address": placement.host} if placement.spread else {}
+    own_address = {"_node_ip_address": placement.host} if placement.spread else {}
     try:
         check_answers(placement.ray_address)
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **own)
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **own_address)
     except (OSError, RuntimeError, ray.exceptions.RayError) as error:
         raise ValueError(
             f"no Ray of this cluster answers at {address}: {error}; start it with collapipe up cu, and look for a "
@@ -144,7 +144,7 @@ def _make(setup: ClusterSetup, joined: Collection[int]) -> Any:
     if absent:
         logger.warning("%s: goes on without devices %s", setup.actor_name, ", ".join(map(str, absent)))
     # The data is here, on the node that this process belongs to.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # A thread of its own answers whether the process still runs while another trains.
     return (
         ray.remote(concurrency_groups={LIVENESS: 1})(ControlUnit)
@@ -154,7 +154,7 @@ def _make(setup: ClusterSetup, joined: Collection[int]) -> Any:
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
-            scheduling_strategy=here,
+            scheduling_strategy=this_node,
         )
         .remote(replace(setup, absent=absent))
     )

@@ -128,26 +128,26 @@ def read_checkpoint(
     for round_ in reversed(_rounds(folder)):
         path = _place(folder, round_)
         try:
-            found = _read(path, identity.run)
+            checkpoint = _read(path, identity.run)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path}: expected a control unit's checkpoint, {error}; the cluster cannot go on as it was: restore "
                 "the file, or remove it to go on with a fresh optimizer"
             ) from error
-        if found is None:
+        if checkpoint is None:
             logger.warning("%s: belongs to another run of the same name; it is removed", path)
             durable.remove(path)
             continue
         for key, of_file, now in (
-            ("configuration", found.identity.config, identity.config),
-            ("data", found.data, data),
+            ("configuration", checkpoint.identity.config, identity.config),
+            ("data", checkpoint.data, data),
         ):
             if of_file != now:
                 raise ValueError(
                     f"{path}: {key}: expected that with which the run goes on (SHA-256 {now[:12] or 'none'}), found "
                     f"another one ({of_file[:12] or 'none'}); put it back as it was, or start a new run"
                 )
-        return found
+        return checkpoint
     return None
 
 
@@ -155,9 +155,10 @@ def _read(path: Path, run: str) -> ClusterCheckpoint | None:
     """Read a file; None if it is another run's."""
     with safe_open(path, framework="pt") as file:
         head: dict[str, Any] = json.loads((file.metadata() or {})["collapipe"])
-        if (found := head.get("format", "none")) != CLUSTER_CHECKPOINT_FORMAT:
+        if (found_format := head.get("format", "none")) != CLUSTER_CHECKPOINT_FORMAT:
             raise ValueError(
-                f"format: expected {CLUSTER_CHECKPOINT_FORMAT}, found {found}: it is of another version of CollaPipe"
+                f"format: expected {CLUSTER_CHECKPOINT_FORMAT}, found {found_format}: it is of "
+                "another version of CollaPipe"
             )
         if head["run"] != run:
             return None

@@ -174,8 +174,8 @@ class DeviceActor:
                 del self.stage.blocks[index]
             brought = []
             for index, place in blocks:
-                own = MovedBlock() if place < 0 else MovedBlock.from_arrays(copies[place][index])
-                brought.append(own._replace(frozen=frozen[index]))
+                block = MovedBlock() if place < 0 else MovedBlock.from_arrays(copies[place][index])
+                brought.append(block._replace(frozen=frozen[index]))
                 self.stage.place(index, brought[-1], version)
             return [moved.nbytes for moved in brought]
 

@@ -147,16 +147,16 @@ class DevicePool:
         if not signs:
             return {}
         ready, _ = ray.wait(list(signs.values()), num_returns=len(signs), timeout=wait_s)
-        found = {}
+        lost = {}
         for device, sign in signs.items():
             if sign not in ready:
-                found[device] = FROZEN
+                lost[device] = FROZEN
                 continue
             try:
                 ray.get(sign)
             except ray.exceptions.RayActorError:
-                found[device] = KILLED
-        return found
+                lost[device] = KILLED
+        return lost
 
     def lose(self, device: int, kind: str) -> None:
         """Give a device up; one whose process ended is started again, to be there when it is needed next."""
@@ -205,17 +205,17 @@ class DevicePool:
         PipelineError
             If one failed, or does not answer although it is there; the message names it.
         """
-        waiting, found = dict(references), dict.fromkeys(references)
+        waiting, answers = dict(references), dict.fromkeys(references)
         deadline = ProgressDeadline(self.runtime.timeout, first_s=LEAST_S)
         while waiting:
             ready, _ = ray.wait(list(waiting.values()), num_returns=1, timeout=WATCH_INTERVAL_S)
             if ready:
                 deadline.progress()
             for device in [device for device, reference in waiting.items() if reference in ready]:
-                found[device] = self._answer(device, waiting.pop(device), what)
+                answers[device] = self._answer(device, waiting.pop(device), what)
             if waiting and not ready:
                 self.look_after(waiting, deadline, what)
-        return found
+        return answers
 
     def look_after(self, devices: Iterable[int], deadline: ProgressDeadline, what: str) -> None:
         """Ask devices whether they are there if a wait for them is overdue.
@@ -286,9 +286,9 @@ class DevicePool:
             return None
         silent = self.silent(references)
         for kind, happened in ((KILLED, "its process ended"), (FROZEN, "no answer")):
-            if found := tuple(device for device, how in silent.items() if how == kind):
-                text = f"{self.name}: device {found[0]}: {happened}; a neighbour says: {lost}"
-                return DeviceFault(text, kind, found)
+            if lost_devices := tuple(device for device, how in silent.items() if how == kind):
+                text = f"{self.name}: device {lost_devices[0]}: {happened}; a neighbour says: {lost}"
+                return DeviceFault(text, kind, lost_devices)
         return DeviceFault(f"{self.name}: the devices lost each other: {lost}", PARTED)
 
     def call(self, devices: Iterable[int], call: Callable[[Any, int], Any], what: str) -> dict[int, Any]:
@@ -299,12 +299,12 @@ class DevicePool:
 
     def close(self) -> None:
         """End all devices."""
-        here = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        this_node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
         for device, actor in [*self._actors.items(), *((d, lost.actor) for d, lost in self._lost.items())]:
             ray.kill(actor)
             pid, node = self.pids.get(device, (0, ""))
             # A process that was stopped hears no one but the system.
-            if device in self._lost and pid and node == here:
+            if device in self._lost and pid and node == this_node:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self._actors.clear()

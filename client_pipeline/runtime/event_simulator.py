@@ -140,7 +140,7 @@ class _Run:
                 self._transfer(kind, link, micro_batch, sent, ("shared", 0))
             else:
                 break
-        if any(place < len(own) for place, own in zip(self._next, self._todo, strict=True)):
+        if any(place < len(todo) for place, todo in zip(self._next, self._todo, strict=True)):
             raise AssertionError("the schedule dead-locks")
         events = sorted(self._events, key=lambda e: (e.start, e.end))
         return Simulation(max(e.end for e in events), events)

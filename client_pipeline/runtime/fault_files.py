@@ -63,7 +63,7 @@ def forget(folder: Path) -> None:
 def kept(folder: Path, round_: int) -> list[dict[str, Any]]:
     """Return what a control unit had recorded in a round before it was lost, as JSON values."""
     try:
-        found = json.loads((folder / _KEPT).read_text(encoding="utf-8"))
+        document = json.loads((folder / _KEPT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
-    return list(found["faults"]) if found["round"] == round_ else []
+    return list(document["faults"]) if document["round"] == round_ else []

@@ -94,14 +94,14 @@ class InjectedFault:
 
 def draw_faults(config: FaultConfig, round_: int, cluster: int, local_steps: int) -> list[InjectedFault]:
     """The faults of a cluster in a round; ``server`` is not among them."""
-    found = []
+    faults = []
     for number, kind in enumerate(INJECTED_KINDS):
         draw = np.random.default_rng([config.seed, round_, cluster, number])
         hit, place, who = draw.random(3)
         step, moment = int(draw.integers(1, local_steps + 1)), _MOMENTS[int(draw.integers(len(_MOMENTS)))]
         if kind != "server" and hit < getattr(config, kind):
-            found.append(InjectedFault(kind=kind, step=step, moment=moment, place=float(place), who=float(who)))
-    return found
+            faults.append(InjectedFault(kind=kind, step=step, moment=moment, place=float(place), who=float(who)))
+    return faults
 
 
 def server_dies(config: FaultConfig, round_: int) -> float | None:
@@ -170,8 +170,8 @@ class FaultInjector:
         pids : process of each device that the plan uses and that runs on this machine, by device
         """
         for fault in list(self._due):
-            here = fault.step == step and fault.moment == moment
-            if here and micro_batch == int(fault.place * num_micro_batches):
+            is_due = fault.step == step and fault.moment == moment
+            if is_due and micro_batch == int(fault.place * num_micro_batches):
                 self._due.remove(fault)
                 self._strike(fault, pids)
 
@@ -212,8 +212,8 @@ kill -CONT $1
 
 def _shell(script: str, *arguments: float) -> subprocess.Popen[bytes]:
     """Run a script that outlives this process: whom it stops must go on even if the control unit is killed."""
-    told = (str(a) if isinstance(a, int) else f"{a:.6f}" for a in arguments)
-    command = ["sh", "-c", script, "sh", *told]
+    texts = (str(a) if isinstance(a, int) else f"{a:.6f}" for a in arguments)
+    command = ["sh", "-c", script, "sh", *texts]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 

@@ -67,12 +67,12 @@ class Group:
         joined = {device: self._pool[device].connect.remote(address, rank + 1) for rank, device in enumerate(ring)}
         # In a thread of its own: a device that dies now keeps whoever waits for it until the end of join_s.
         thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="join")
-        own = thread.submit(GlooTransport, address, 0)
+        membership = thread.submit(GlooTransport, address, 0)
         try:
             self._pool.answers(joined, "joining the cluster's group")
-            self._transport = own.result(timeout=address.join_s)
+            self._transport = membership.result(timeout=address.join_s)
         except (RuntimeError, TimeoutError) as error:
-            own.add_done_callback(_close)
+            membership.add_done_callback(_close)
             if isinstance(error, RuntimeError) and not isinstance(error, DeviceFault):
                 text = f"{self._pool.name}: joining the cluster's group: {error}"
                 raise DeviceFault(text, PARTED) from error

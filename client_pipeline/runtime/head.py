@@ -49,8 +49,8 @@ class HeadTrainer:
 
     def copy(self) -> HeadTrainer:
         """Another trainer with the same weights and optimizer state; what no trainer trains is shared."""
-        own = {id(p) for p in self.parameters.values()}
-        shared = {id(p): p for p in self.head.parameters() if id(p) not in own}
+        trained = {id(p) for p in self.parameters.values()}
+        shared = {id(p): p for p in self.head.parameters() if id(p) not in trained}
         return copy.deepcopy(self, shared)
 
     def gradient(
@@ -83,11 +83,11 @@ class HeadTrainer:
                 loss_sum = self.head(hidden, mask_BT, dict(targets))
         parameters = [*self.parameters.values(), *leaves.values()]
         grads = torch.autograd.grad(loss_sum / total_weight, [hidden, *parameters], allow_unused=True)
-        mine = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads[1:], strict=True)]
+        contribution = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads[1:], strict=True)]
         if step.cluster in self._collected:
-            torch._foreach_add_(self._collected[step.cluster], mine)
+            torch._foreach_add_(self._collected[step.cluster], contribution)
         else:
-            self._collected[step.cluster] = mine
+            self._collected[step.cluster] = contribution
         activation_gradient = torch.zeros_like(hidden) if grads[0] is None else grads[0]
         return activation_gradient, float(loss_sum.detach())
 
@@ -127,12 +127,12 @@ class HeadTrainer:
             parameter.grad = grad
         for c in ordered:
             if c.cluster in self._collected:
-                mine = self._collected.pop(c.cluster)[: len(grads)]
-                torch._foreach_add_(grads, mine, alpha=c.weight * c.scale / total)
+                collected = self._collected.pop(c.cluster)[: len(grads)]
+                torch._foreach_add_(grads, collected, alpha=c.weight * c.scale / total)
         self.optimizer.apply(step)
 
 
-def check_tied(expected: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> None:
+def check_tied(expected: Mapping[str, torch.Size], received: Mapping[str, Tensor]) -> None:
     """Refuse tied matrices that are not those that the head reads.
 
     Raises
@@ -140,9 +140,9 @@ def check_tied(expected: Mapping[str, torch.Size], found: Mapping[str, Tensor]) 
     ValueError
         If one is missing, unknown or of another shape; the message names it.
     """
-    for name in sorted(expected.keys() ^ found.keys()):
+    for name in sorted(expected.keys() ^ received.keys()):
         kind = "missing" if name in expected else "not one of this head's"
-        raise ValueError(f"tied matrix {name}: {kind}; expected {sorted(expected)}, found {sorted(found)}")
+        raise ValueError(f"tied matrix {name}: {kind}; expected {sorted(expected)}, found {sorted(received)}")
     for name, shape in expected.items():
-        if found[name].shape != shape:
-            raise ValueError(f"tied matrix {name}: expected shape {list(shape)}, found {list(found[name].shape)}")
+        if received[name].shape != shape:
+            raise ValueError(f"tied matrix {name}: expected shape {list(shape)}, found {list(received[name].shape)}")

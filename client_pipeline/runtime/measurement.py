@@ -273,9 +273,9 @@ def _ring(num_devices: int) -> list[tuple[int, int]]:
 def _measure_link(
     actors: Sequence[Any], hosts: Sequence[str], first: int, second: int, generation: int, timeout_s: float
 ) -> LinkMeasurement:
-    here = ray.util.get_node_ip_address()
+    own_address = ray.util.get_node_ip_address()
     # Gloo listens on the loopback where nobody else needs to hear it.
-    host = "127.0.0.1" if hosts[first] == hosts[second] == here else here
+    host = "127.0.0.1" if hosts[first] == hosts[second] == own_address else own_address
     pair = [actors[first], actors[second]]
 
     def both(references: list[Any]) -> Any:

@@ -105,8 +105,8 @@ class PartOptimizer:
     @torch.no_grad()
     def _step(self, names: Sequence[str], lr: float, weight_decay: float, scale: float) -> None:
         parameters: list[Tensor] = [self.parameters[name] for name in names]
-        found = [parameter.grad for parameter in parameters]
-        slopes = [gradient if scale == 1.0 else gradient.mul_(scale) for gradient in found if gradient is not None]
+        waiting = [parameter.grad for parameter in parameters]
+        slopes = [gradient if scale == 1.0 else gradient.mul_(scale) for gradient in waiting if gradient is not None]
         config, held = self.config, [self._state.setdefault(name, {}) for name in names]
         if config.name == "sgd":
             buffers = [state.get("momentum_buffer") for state in held]

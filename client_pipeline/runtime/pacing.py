@@ -77,13 +77,13 @@ class PacedClock:
 
     def compute(self, kind: str, micro_batch: int) -> None:
         """Wait until the action's computation would be done."""
-        own = self._pace.forward_s if kind == "F" else self._pace.backward_s
-        self._occupy(own[micro_batch])
+        times_s = self._pace.forward_s if kind == "F" else self._pace.backward_s
+        self._occupy(times_s[micro_batch])
 
     def send(self, kind: str, micro_batch: int) -> None:
         """Wait until the link has taken the action's result."""
-        own = self._pace.forward_link_s if kind == "F" else self._pace.backward_link_s
-        self._occupy(own[micro_batch])
+        times_s = self._pace.forward_link_s if kind == "F" else self._pace.backward_link_s
+        self._occupy(times_s[micro_batch])
 
     def _occupy(self, seconds: float) -> None:
         self._free += seconds

@@ -75,19 +75,19 @@ def device_nodes() -> dict[int, dict[str, Any]]:
     ValueError
         If two nodes say that they are the same device.
     """
-    found: dict[int, dict[str, Any]] = {}
+    nodes: dict[int, dict[str, Any]] = {}
     for node in ray.nodes():
         for name in node["Resources"] if node["Alive"] else ():
             if match := re.fullmatch(rf"{DEVICE_PREFIX}(\d+)", name):
                 device = int(match[1])
-                if device in found:
-                    both = f"{found[device]['NodeManagerAddress']} and {node['NodeManagerAddress']}"
+                if device in nodes:
+                    both = f"{nodes[device]['NodeManagerAddress']} and {node['NodeManagerAddress']}"
                     raise ValueError(
                         f"device {device}: both {both} say they are it; give each device of a cluster a number of its "
                         "own (collapipe up device --device)"
                     )
-                found[device] = node
-    return found
+                nodes[device] = node
+    return nodes
 
 
 def joined_devices() -> dict[int, str]:
@@ -119,10 +119,10 @@ def wait_for_devices(num_devices: int, timeout_s: float, least: int | None = Non
         if time.monotonic() > deadline:
             if num_devices - len(missing) >= least:
                 break
-            here = ", ".join(map(str, sorted(joined))) or "none"
+            came = ", ".join(map(str, sorted(joined))) or "none"
             raise ValueError(
                 f"devices {', '.join(map(str, missing))} of {num_devices} have not joined the cluster's Ray within "
-                f"{timeout_s:g} s (there: {here}); start them with collapipe up device, or describe the devices that "
+                f"{timeout_s:g} s (there: {came}); start them with collapipe up device, or describe the devices that "
                 "the cluster has in a device profile"
             )
         time.sleep(0.5)
@@ -171,13 +171,13 @@ def check_devices(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) 
     ValueError
         Naming the device, what it has, and the remedy.
     """
-    mine = code_digest()
+    own_digest = code_digest()
     for device, answer in device_software(devices, timeout_s).items():
         where = f"device {device} at {devices[device]}"
         if isinstance(answer, str):
             raise ValueError(f"{where}: cannot run CollaPipe: {answer}; install the same release there")
-        if answer["code"] != mine:
+        if answer["code"] != own_digest:
             raise ValueError(
-                f"{where}: another release of CollaPipe (code {answer['code']}, here {mine}); install the same "
+                f"{where}: another release of CollaPipe (code {answer['code']}, here {own_digest}); install the same "
                 "release on the server, the control units and the devices"
             )

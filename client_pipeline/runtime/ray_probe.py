@@ -60,8 +60,8 @@ def versions(address: str) -> Mapping[str, str]:
     import ray
     from ray._common.usage.usage_lib import get_cluster_metadata
 
-    found = get_cluster_metadata(ray._raylet.GcsClient(address=address)) or {}
-    return {"ray": str(found.get("ray_version", "")), "python": str(found.get("python_version", ""))}
+    metadata = get_cluster_metadata(ray._raylet.GcsClient(address=address)) or {}
+    return {"ray": str(metadata.get("ray_version", "")), "python": str(metadata.get("python_version", ""))}
 
 
 def _answer(address: str, own_host: str) -> dict[str, Any]:

@@ -89,12 +89,12 @@ class Snapshots:
         copies: list[Any] = []
         numbers: dict[int, int] = {}
         for index in blocks:
-            found = next((i for i, copy in enumerate(self._copies) if index in copy.blocks), None)
-            if found is not None:
-                if found not in numbers:
-                    numbers[found] = len(copies)
-                    copies.append(self._copies[found].states)
-                placed.append((index, numbers[found]))
+            number = next((i for i, copy in enumerate(self._copies) if index in copy.blocks), None)
+            if number is not None:
+                if number not in numbers:
+                    numbers[number] = len(copies)
+                    copies.append(self._copies[number].states)
+                placed.append((index, numbers[number]))
             elif index in self._at_rest:
                 placed.append((index, len(copies)))
                 copies.append({index: self._at_rest[index].as_arrays()})

@@ -34,7 +34,7 @@ class SpeedWatch:
         pace = {device: report.busy_s / report.work for device, report in reports.items() if report.work > 0}
         slow, suspects = {}, set()
         for device in sorted(pace):
-            others = [value for other, value in pace.items() if other != device]
+            others = [value for another, value in pace.items() if another != device]
             ratio = pace[device] / statistics.median(others) if others and min(others) > 0 else pace[device]
             usual = self._usual.setdefault(device, deque(maxlen=_REMEMBERED))
             normal = statistics.median(usual) if len(usual) >= _ENOUGH else None

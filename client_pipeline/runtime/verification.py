@@ -99,7 +99,7 @@ def verify_split(
     own_threads = torch.get_num_threads()
     torch.set_num_threads(runtime.threads)
     try:
-        whole = whole_step(parts, step, batch, plan.m)
+        from_whole = whole_step(parts, step, batch, plan.m)
     finally:
         torch.set_num_threads(own_threads)
     del parts
@@ -122,21 +122,21 @@ def verify_split(
             pipeline.load({i: block_weights(weights, i) for i in range(num_blocks)})
             outcome = pipeline.run_step(step, [batch], split.embedding, link)
             embedding = gradients(own_parameters(split.embedding))
-            found = join_weights(embedding, pipeline.gradients(), trainer.gradients(0))
+            from_split = join_weights(embedding, pipeline.gradients(), trainer.gradients(0))
         finally:
             link.close()
             pipeline.close()
-    largest = float(torch.stack([g.abs().max() for g in whole.gradients.values()]).max())
+    largest = float(torch.stack([g.abs().max() for g in from_whole.gradients.values()]).max())
     return Verification(
-        output=_difference(torch.cat(link.outputs), whole.output_BTD),
-        loss=abs(outcome.loss_sum - whole.loss_sum) / max(abs(whole.loss_sum), 1e-12),
-        gradients={n: _difference(found[n], g, SMALLEST_SCALE * largest) for n, g in whole.gradients.items()},
+        output=_difference(torch.cat(link.outputs), from_whole.output_BTD),
+        loss=abs(outcome.loss_sum - from_whole.loss_sum) / max(abs(from_whole.loss_sum), 1e-12),
+        gradients={n: _difference(from_split[n], g, SMALLEST_SCALE * largest) for n, g in from_whole.gradients.items()},
         reference=reference,
     )
 
 
-def _difference(found: Tensor, expected: Tensor, smallest: float = 1e-12) -> float:
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(smallest))
+def _difference(actual: Tensor, expected: Tensor, smallest: float = 1e-12) -> float:
+    return float((actual - expected).abs().max() / expected.abs().max().clamp_min(smallest))
 
 
 @torch.no_grad()

@@ -92,7 +92,7 @@ def model_costs(
     gradient_accumulation: int = 1,
     optimizer: str = "adamw",
     compression: CompressionConfig | None = None,
-    whole: bool = False,
+    trains_head: bool = False,
 ) -> Costs:
     """Costs of a model in the terms of a scenario's ``[block]``, per sample.
 
@@ -113,7 +113,7 @@ def model_costs(
     gradient_accumulation : batches of each
     optimizer : one of :data:`OPTIMIZER_STATES`
     compression : of updates and activations; None: none
-    whole : the decoder or head is trained in the cluster and goes up with the encoder, and no activations do
+    trains_head : the decoder or head is trained in the cluster and goes up with the encoder, and no activations do
 
     Raises
     ------
@@ -134,7 +134,7 @@ def model_costs(
     family, teb = adapter(spec.family), teb_costs(spec, sequence_length)
     with torch.device("meta"):
         embedding = own_parameters(build_embedding(spec))
-        head = own_parameters(build_head(spec)) if whole else {}
+        head = own_parameters(build_head(spec)) if trains_head else {}
         # TEBs need not be alike: ModernBERT's first has no norm before its attention, DeBERTa's alone a convolution.
         blocks = [own_parameters(build_block(spec, index)) for index in range(family.num_blocks(spec))]
     sent = [p.numel() for part in (embedding, *blocks, head) for p in part.values()]
@@ -155,7 +155,7 @@ def model_costs(
         g_bits=activation_bits,
         act_scaling="sample",
         lat=0.0,
-        upload_time_bits=update_bits + (0.0 if whole else stream_bits),
+        upload_time_bits=update_bits + (0.0 if trains_head else stream_bits),
         upload_energy_bits=update_bits,
         block_memory=teb.parameter_bytes
         + teb.trained_bytes * (1.0 + OPTIMIZER_STATES[optimizer])

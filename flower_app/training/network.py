@@ -54,7 +54,7 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
             gradient_accumulation=config.gradient_accumulation,
             optimizer="momentum" if momentum else config.optimizer.name,
             compression=config.compression,
-            whole=not config.traits.decoder_on_server,
+            trains_head=not config.traits.decoder_on_server,
         )
     return replace(scenario, planner=settings, costs=costs)
 

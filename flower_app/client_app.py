@@ -15,6 +15,8 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 from torch import Tensor
@@ -43,17 +45,18 @@ from flower_app.config.run_config import RunConfig
 from flower_app.error_text import error_text
 from flower_app.node import kept_setup
 from flower_app.node.config import NodeConfig
-from flower_app.node.mods import chosen_mods
 from flower_app.runs.run_directory import CLUSTERS
 from flower_app.runs.run_inputs import data_digest
 from flower_app.tasks.base import task
 from flower_app.training.network import training_scenario
+from strategies.aggregation.secagg import secure_mod
 from strategies.clusters import ClusterState
 from strategies.planning.replan import ScheduledReplan
 from strategies.records import ARRAYS, CONFIG, TrainOrder, failure_reason, read_train_config, reply_content, to_tensors
 
 STATE = "collapipe"
 """Record of this app in a node's state."""
+_CLIPPING: dict[str, Mod] = {"client-fixed": fixedclipping_mod, "client-adaptive": adaptiveclipping_mod}
 
 app = ClientApp()
 
@@ -203,6 +206,22 @@ def train(message: Message, context: Context) -> Message:
         log(ERROR, "round failed", exc_info=error)
         reason = failure_reason(error_text(error), error.faults if isinstance(error, ControlUnitError) else ())
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def chosen_mods(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Pass a message through the mod that ``[privacy]`` names; through none by default."""
+    return mod_of(context.run_config)(message, context, call_next)
+
+
+def mod_of(flat: Mapping[str, Any]) -> Mod:
+    """Return Flower's mod for a run's configuration."""
+    if flat.get("privacy.secure-aggregation"):
+        return secure_mod
+    return _CLIPPING.get(str(flat.get("privacy.update-mechanism")), _none)
+
+
+def _none(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    return call_next(message, context)
 
 
 def _train(message: Message, context: Context) -> Message:

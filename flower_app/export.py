@@ -11,7 +11,7 @@ from typing import Any
 from client_pipeline import durable
 from client_pipeline.partition.families import library_families, max_length, merged
 from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION
-from flower_app.saved_model import FOLDER, SavedModel, load_model
+from flower_app.saved_model import MODEL_FOLDER, SavedModel, load_model
 from flower_app.tasks.tokenizer import TextTokenizer
 
 _SPECIAL_TOKENS = {
@@ -56,8 +56,8 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
         raise ValueError(
             f"{run_dir}: the model is of family {saved.spec.family}, an architecture that the transformers library "
             "does not know, so it cannot be exported. Use it with collapipe predict and collapipe evaluate, or in "
-            f"Python with flower_app.saved_model.load_model; its weights are plain safetensors in {run_dir / FOLDER}. "
-            f"Models of the families {', '.join(library_families())} can be exported"
+            f"Python with flower_app.saved_model.load_model; its weights are plain safetensors in "
+            f"{run_dir / MODEL_FOLDER}. Models of the families {', '.join(library_families())} can be exported"
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))

@@ -20,6 +20,7 @@ class PlainConsole(Console):
     def __init__(self, **options: Any) -> None:
         plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
         super().__init__(**(plain | options))
+        self.quiet = bool(options.get("quiet"))
 
     def on_broken_pipe(self) -> None:
         """Say no more, in place of ending the program."""

@@ -20,7 +20,7 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import ModelParts
 from client_pipeline.partition.spec import ModelSpec
 
-FOLDER = "model"
+MODEL_FOLDER = "model"
 VERSIONS = "models"
 _VERSION = re.compile(r"^round-(\d{6,})(?:-(\d+))?$")
 WEIGHTS = "model.safetensors"
@@ -84,8 +84,8 @@ def save_model(
     for file, text in texts.items():
         files[file] = partial(_write_text, text)
     durable.write_folder(versions / name, files)
-    durable.point(run_dir / FOLDER, f"{VERSIONS}/{name}")
-    return run_dir / FOLDER
+    durable.point(run_dir / MODEL_FOLDER, f"{VERSIONS}/{name}")
+    return run_dir / MODEL_FOLDER
 
 
 def _write_text(text: str, path: Path) -> None:
@@ -101,7 +101,7 @@ def keep_versions(run_dir: Path, rounds: Collection[int]) -> None:
             durable.remove(run_dir / VERSIONS / _name(version))
 
 
-def go_back(run_dir: Path, round_: int) -> None:
+def restore_version(run_dir: Path, round_: int) -> None:
     """Make the model folder that of a run which goes on from a round: what was saved later is dropped."""
     if not (run_dir / VERSIONS).is_dir():
         return
@@ -110,9 +110,9 @@ def go_back(run_dir: Path, round_: int) -> None:
     versions = _versions(run_dir)
     valid = [version for version in versions if version[0] <= round_]
     if valid:
-        durable.point(run_dir / FOLDER, f"{VERSIONS}/{_name(valid[-1])}")
+        durable.point(run_dir / MODEL_FOLDER, f"{VERSIONS}/{_name(valid[-1])}")
     else:
-        durable.remove(run_dir / FOLDER)
+        durable.remove(run_dir / MODEL_FOLDER)
     for version in versions[len(valid) :]:
         durable.remove(run_dir / VERSIONS / _name(version))
 
@@ -141,7 +141,7 @@ def load_model(run_dir: Path) -> SavedModel:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    link = run_dir / FOLDER
+    link = run_dir / MODEL_FOLDER
     # All files of one version: a run may save another one meanwhile.
     folder = link.parent / link.readlink() if link.is_symlink() else link
     for name in (WEIGHTS, SPEC, TOKENIZER, TASK):

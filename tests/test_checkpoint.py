@@ -201,7 +201,7 @@ def committed_run(run_dir, **flat):
     write_config(run_dir, config)
     append_round(run_dir, {"round": 1})
     inputs = run_checkpoints.input_digests(config)
-    run_checkpoints.commit(run_dir, Checkpoint(1, {"w": torch.ones(1)}, {}, {}, {}), config, inputs)
+    run_checkpoints.commit_round(run_dir, Checkpoint(1, {"w": torch.ones(1)}, {}, {}, {}), config, inputs)
     return config
 
 

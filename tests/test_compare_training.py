@@ -149,7 +149,7 @@ def test_a_run_of_a_comparison_that_stopped_goes_on_from_its_checkpoint_or_begin
             (run_dir / "plans" / "left-over.json").write_text("{}")
             if len(begun) == 2:
                 round_state = Checkpoint(1, {"w": torch.ones(1)}, {}, {}, {})
-                run_checkpoints.commit(run_dir, round_state, config, input_digests(config))
+                run_checkpoints.commit_round(run_dir, round_state, config, input_digests(config))
             raise RuntimeError("stopped")
         fake_run(run_dir, config, resume)
 

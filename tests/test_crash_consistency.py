@@ -75,7 +75,7 @@ class Training:
             run_directory.append_round(self.run_dir, {"round": round_, "loss": 1 / round_})
             state = {"privacy": self.accountant.state()}
             after = Checkpoint(round_, self.weights, {"d": torch.ones(1)}, {}, state, IDENTITY)
-            run_checkpoints.commit(self.run_dir, after, CONFIG, INPUTS)
+            run_checkpoints.commit_round(self.run_dir, after, CONFIG, INPUTS)
             self.round = self.committed = round_
 
 

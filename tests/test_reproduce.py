@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from flower_app.cli.main import app
 from flower_app.experiments import fig11
 from flower_app.experiments.curves import load_curves
-from flower_app.experiments.experiment import Finding
+from flower_app.experiments.experiment import PaperFinding
 from flower_app.experiments.fig11 import jain
-from flower_app.experiments.reproduce import EXPERIMENTS, Options, reproduce
+from flower_app.experiments.reproduce import EXPERIMENTS, ReproduceOptions, reproduce
 from flower_app.experiments.results import COMPACT, FINDINGS, TABLE, markdown, read_rows
 
 PLANNING = [name for name, experiment in EXPERIMENTS.items() if not experiment.trains]
@@ -53,7 +53,7 @@ def cell(text):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_published_number_is_told_by_its_file(name):
     folder = DOCS / "results" / name
-    found = [Finding(**finding) for finding in json.loads((folder / FINDINGS).read_text(encoding="utf-8"))]
+    found = [PaperFinding(**finding) for finding in json.loads((folder / FINDINGS).read_text(encoding="utf-8"))]
     assert found
     assert markdown(found) in (DOCS / "results.md").read_text(encoding="utf-8")
     # The others' rows are too many; what stands for them is told from the rows themselves.
@@ -117,7 +117,7 @@ def test_every_experiment_has_curves(name, smoke):
 
 @pytest.mark.parametrize("name", PLANNING)
 def test_an_experiment_leaves_rows_picture_and_findings(name, tmp_path):
-    found = reproduce(name, Options(out=tmp_path, smoke=True), quiet)[name]
+    found = reproduce(name, ReproduceOptions(out=tmp_path, smoke=True), quiet)[name]
     folder = tmp_path / name
     assert [vars(f) for f in found] == json.loads((folder / "findings.json").read_text())
     assert (folder / "figure.png").stat().st_size > 10_000
@@ -125,13 +125,13 @@ def test_an_experiment_leaves_rows_picture_and_findings(name, tmp_path):
     assert len((folder / "results.csv").read_text().splitlines()) == len(rows) + 1
     # Drawing needs the rows alone, and finds the same.
     (folder / "figure.png").unlink()
-    assert reproduce(name, Options(out=tmp_path, plot_only=True), quiet)[name] == found
+    assert reproduce(name, ReproduceOptions(out=tmp_path, plot_only=True), quiet)[name] == found
     assert (folder / "figure.png").is_file()
 
 
 def test_a_curve_made_again_alone_leaves_rows_and_findings_as_they_are(tmp_path):
     """Once the first curve went last when it was made again, and another took its place in the findings."""
-    options = Options(out=tmp_path, smoke=True, sets=["num-rounds=4"])
+    options = ReproduceOptions(out=tmp_path, smoke=True, sets=["num-rounds=4"])
     found, rows = reproduce("fig7", options, quiet), read_rows(tmp_path / "fig7")
     table = (tmp_path / "fig7" / "results.csv").read_text()
     for again in (replace(options, only="1-collapipe"), replace(options, plot_only=True)):
@@ -141,7 +141,7 @@ def test_a_curve_made_again_alone_leaves_rows_and_findings_as_they_are(tmp_path)
 
 
 def test_what_is_kept_of_fig5_tells_its_findings(tmp_path):
-    found = reproduce("fig5", Options(out=tmp_path, smoke=True), quiet)["fig5"]
+    found = reproduce("fig5", ReproduceOptions(out=tmp_path, smoke=True), quiet)["fig5"]
     with (tmp_path / "fig5" / "compact.csv").open() as file:
         kept = [row for row in csv.DictReader(file)]
     own = [row for row in kept if row["curve"] == "1-dssda"]
@@ -176,14 +176,14 @@ def test_fig11_holds_every_cluster_to_the_threshold():
 
 def test_the_same_curves_give_the_same_rows(tmp_path):
     for out in ("a", "b"):
-        reproduce("drift", Options(out=tmp_path / out, smoke=True), quiet)
+        reproduce("drift", ReproduceOptions(out=tmp_path / out, smoke=True), quiet)
     assert read_rows(tmp_path / "a" / "drift") == read_rows(tmp_path / "b" / "drift")
 
 
 def test_a_reader_can_change_a_curve(tmp_path):
     (tmp_path / "curves" / "drift").mkdir(parents=True)
     (tmp_path / "curves" / "drift" / "mine.toml").write_text(CURVE)
-    options = Options(out=tmp_path, smoke=False, curves=tmp_path / "curves", sets=["planner.v=0.5"])
+    options = ReproduceOptions(out=tmp_path, smoke=False, curves=tmp_path / "curves", sets=["planner.v=0.5"])
     reproduce("drift", options, quiet)
     rows = read_rows(tmp_path / "drift")
     assert [(row["seed"], row["round"]) for row in rows] == [(i, t) for i in (0, 1) for t in (1, 2, 3)]

@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from flower_app.experiments import fig6, grid, table3, theorem1, training
 from flower_app.experiments.curves import load_curves
-from flower_app.experiments.reproduce import Options, reproduce
+from flower_app.experiments.reproduce import ReproduceOptions, reproduce
 from flower_app.experiments.results import mean_rows, read_rows, write_table
 from flower_app.experiments.theorem1_problems import SmallTransformer, SoftmaxRegression, curvature
 from flower_app.launch import run_series, session_app
@@ -62,7 +62,7 @@ def curves(experiment="fig6", only="classes-1"):
 
 @pytest.mark.timeout(1200)
 def test_fig6_trains_all_four_frameworks_once_and_draws_without_training(tmp_path, monkeypatch):
-    options = Options(out=tmp_path, smoke=True, only="translation", sets=["num-rounds=4"])
+    options = ReproduceOptions(out=tmp_path, smoke=True, only="translation", sets=["num-rounds=4"])
     said = []
     found = reproduce("fig6", options, said.append)["fig6"]
     rows = read_rows(tmp_path / "fig6")
@@ -240,7 +240,7 @@ def convex():
 
 
 def test_the_bound_holds_on_a_convex_problem_in_every_round(tmp_path):
-    reproduce("theorem1", Options(out=tmp_path, smoke=True, only="distorted"), quiet)
+    reproduce("theorem1", ReproduceOptions(out=tmp_path, smoke=True, only="distorted"), quiet)
     rows = read_rows(tmp_path / "theorem1")
     assert {(row["seed"], row["round"]) for row in rows} >= {(s, t) for s in (0, 1) for t in (1, 2, 3, 100)}
     assert rows[0]["broken_rounds"] == rows[0]["gap_broken_rounds"] == 0
@@ -335,7 +335,7 @@ def test_a_session_trains_run_after_run_and_stops_at_the_first_that_fails(tmp_pa
 
     monkeypatch.setattr(session_app, "TrainingRun", Run)
     with pytest.raises(RuntimeError, match="seed1: out of memory"):
-        session_app.train_each(None, context)
+        session_app.train_runs(None, context)
     assert seen == [(40, 0), (41, 1)]
     assert [(read_summary(one.run_dir) or {}).get("status") for one in wanted] == [FINISHED, FAILED, None]
     assert "seed1: out of memory" in read_summary(session)["error"]

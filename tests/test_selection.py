@@ -7,11 +7,11 @@ import pytest
 from flower_app.config.run_config import RunConfig
 from flower_app.config.selection import SelectionConfig
 from flower_app.tasks.base import TASKS, TaskConfig, task
-from flower_app.training.model_selection import Selection
+from flower_app.training.model_selection import ModelSelection
 
 
 def follow(values, **config):
-    selection = Selection(SelectionConfig(**config))
+    selection = ModelSelection(SelectionConfig(**config))
     metric = selection.config.metric
     better = [selection.update(i, {metric: value}) for i, value in enumerate(values, start=1)]
     return selection, better
@@ -41,7 +41,7 @@ def test_a_diverged_model_is_never_better_and_any_other_is_better_than_it():
 @pytest.mark.parametrize("values", [[1.0, 2.0, 0.1 + 0.2], [math.nan]])
 def test_a_continued_run_knows_what_was_best(values):
     selection, _ = follow(values, patience=3)
-    resumed = Selection(selection.config)
+    resumed = ModelSelection(selection.config)
     resumed.restore(selection.state())
     for value in (0.3, 0.2, math.nan, 9.0, 9.0):
         assert selection.update(7, {"loss": value}) == resumed.update(7, {"loss": value})

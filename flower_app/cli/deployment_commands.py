@@ -23,7 +23,7 @@ Certs = Annotated[Path, typer.Option(help="This machine's folder, as collapipe c
 State = Annotated[Path, typer.Option(help="Folder for what must outlive a restart.")]
 Host = Annotated[str, typer.Option(help="Address of this machine that the others reach.")]
 Server = Annotated[str, typer.Option(help="HOST or HOST:PORT of the edge server's SuperLink.")]
-Cluster = Annotated[int, typer.Option(help="Which cluster this is, from 0.")]
+ClusterOption = Annotated[int, typer.Option(help="Which cluster this is, from 0.")]
 Devices = Annotated[list[int] | None, typer.Option("--device", help="Device that this machine is; repeatable.")]
 AllowedApps = Annotated[
     list[str] | None,
@@ -54,7 +54,7 @@ doctor = typer.Typer(
 def register(app: typer.Typer) -> None:
     """Add the commands of a deployment."""
     app.command()(certs)
-    app.command()(revoke)
+    app.command("revoke")(revoke_command)
     app.add_typer(up, name="up")
     app.add_typer(doctor, name="doctor")
 
@@ -76,7 +76,7 @@ def certs(
         print_json(found)
 
 
-def revoke(
+def revoke_command(
     cluster: Annotated[int, typer.Option(help="Whose control unit is no longer trusted.")],
     out: Annotated[Path, typer.Option(help="The folder that collapipe certs made.")] = Path("certs"),
     as_json: Json = False,
@@ -127,7 +127,7 @@ def _edge_server(*, certs: Path, **options: Any) -> EdgeServer:
 
 @up.command("cu")
 def up_cu(
-    cluster: Cluster,
+    cluster: ClusterOption,
     host: Host,
     server: Server,
     certs: Certs,
@@ -146,7 +146,7 @@ def up_cu(
 
 @doctor.command("cu")
 def doctor_cu(
-    cluster: Cluster,
+    cluster: ClusterOption,
     host: Host,
     server: Server,
     certs: Certs,

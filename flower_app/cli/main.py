@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from flower_app.cli import deployment_commands, planning_commands
-from flower_app.cli.options import BAD_INPUT, INFEASIBLE, INTERRUPTED, Config, Json, Sets
+from flower_app.cli.options import Config, ExitCode, Json, Sets
 from flower_app.console import print_json, say
 
 
@@ -32,16 +32,16 @@ class _Commands(TyperGroup):
             if os.environ.get("COLLAPIPE_TRACEBACK") == "1":
                 say(traceback.format_exc())
             say(f"error: {error}")
-            raise typer.Exit(BAD_INPUT) from error
+            raise typer.Exit(ExitCode.BAD_INPUT) from error
         except RuntimeError as error:
             # Looked at by name: the planner's modules would slow down every command.
             if type(error).__name__ != "InfeasibleRound":
                 raise
             say(f"infeasible: {error}")
-            raise typer.Exit(INFEASIBLE) from error
+            raise typer.Exit(ExitCode.INFEASIBLE) from error
         except KeyboardInterrupt:
             say("interrupted")
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 app = typer.Typer(
@@ -56,8 +56,8 @@ def _main() -> None:
     """Train a Transformer cut into segments over clusters of weak devices, joined by federated averaging."""
 
 
-@app.command()
-def run(
+@app.command("run")
+def run_command(
     config: Config = None,
     sets: Sets = None,
     resume: Annotated[str, typer.Option(metavar="RUN", help="Go on with a run from its last checkpoint.")] = "",
@@ -159,8 +159,8 @@ def export(
         typer.echo(found.folder)
 
 
-@app.command()
-def verify(
+@app.command("verify")
+def verify_command(
     model: Annotated[str, typer.Option(help="Folder or hub id; empty: the default run's Transformer.")] = "",
     plan: Annotated[Path | None, typer.Option(help="A plan file; its first cluster counts.")] = None,
     segments: Annotated[str, typer.Option(help="TEBs of each segment, such as 2,1,3; empty: even.")] = "",
@@ -241,8 +241,8 @@ def leakage(
         PlainConsole(width=160).print(leakage_table(found))
 
 
-@app.command()
-def profile(
+@app.command("profile")
+def profile_command(
     model: Annotated[str, typer.Option(help="Folder or hub id; empty: the default run's Transformer.")] = "",
     length: Annotated[int, typer.Option(help="Tokens of a sample.")] = 32,
     batch_size: Annotated[int, typer.Option(help="b.")] = 16,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated
 
 import typer
 
-BAD_INPUT = 2
-INFEASIBLE = 3
-INTERRUPTED = 130
+
+class ExitCode(IntEnum):
+    """What a command that did not end well tells its caller."""
+
+    BAD_INPUT = 2
+    INFEASIBLE = 3
+    INTERRUPTED = 130
+
 
 Config = Annotated[str | None, typer.Option("--config", help="A TOML file, or the name of a packaged one.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key; repeatable.")]

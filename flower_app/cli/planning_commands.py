@@ -9,14 +9,15 @@ from typing import Annotated
 
 import typer
 
-from flower_app.cli.options import INFEASIBLE, Config, Json, Sets
+from flower_app.cli.options import Config, ExitCode, Json, Sets
 from flower_app.console import print_json, say
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (plan, schedule, compare, reproduce):
+    for command in (plan, schedule, compare):
         app.command()(command)
+    app.command("reproduce")(reproduce_command)
 
 
 def schedule(
@@ -69,10 +70,10 @@ def plan(
     found = make_plan(request, None if as_json else typer.echo)
     if as_json:
         print_json(found.document)
-    raise typer.Exit(0 if found.feasible else INFEASIBLE)
+    raise typer.Exit(0 if found.feasible else ExitCode.INFEASIBLE)
 
 
-def reproduce(
+def reproduce_command(
     name: Annotated[
         str,
         typer.Argument(help="fig4 to fig11, table3, theorem1 or drift; all: those of them that only plan."),
@@ -86,10 +87,10 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Repeat a figure of the paper, with the published numbers beside ours."""
-    from flower_app.experiments.reproduce import Options, reproduce
+    from flower_app.experiments.reproduce import ReproduceOptions, reproduce
     from flower_app.experiments.results import markdown
 
-    options = Options(out=out, smoke=smoke, plot_only=plot, curves=curves, sets=sets or (), only=only)
+    options = ReproduceOptions(out=out, smoke=smoke, plot_only=plot, curves=curves, sets=sets or (), only=only)
     found = reproduce(name, options, say)
     if as_json:
         print_json({key: [vars(finding) for finding in findings] for key, findings in found.items()})

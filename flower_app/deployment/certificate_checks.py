@@ -14,19 +14,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flower_app.deployment.authority import read_certificate
 from flower_app.deployment.certs import certificate_hosts, normal_host
 from flower_app.deployment.credentials import CuFiles, DeviceFiles, ServerFiles
-from flower_app.deployment.findings import Finding, failed, ok, warning
+from flower_app.deployment.findings import Finding, failure, ok, warning
 
 _SOON_DAYS = 30
 _RENEW = "run collapipe certs --renew where the authority is, copy the folder here, and start the programs again"
 _COPY = "copy the whole folder that collapipe certs made for this machine"
 
 
-def check_files(files: ServerFiles | CuFiles | DeviceFiles) -> Iterator[Finding]:
+def check_certificate_files(files: ServerFiles | CuFiles | DeviceFiles) -> Iterator[Finding]:
     """Check that every file is there, and that its owner alone may read what is secret."""
     missing = [path for path in files.files() if not path.is_file()]
     for path in missing:
         what = "the SuperNode's private key" if path.name == "supernode.key" else "a file of this machine"
-        yield failed("files", f"{path} is missing: {what}", _COPY)
+        yield failure("files", f"{path} is missing: {what}", _COPY)
     if not missing:
         yield ok("files", f"{files.folder} is complete")
     secret = [path for path in files.files() if path.suffix in (".key", "") and path.is_file()]
@@ -42,7 +42,7 @@ def check_certificate(certificate: Path, key: Path, ca: Path, host: str = "") ->
     try:
         mine, authority = read_certificate(certificate), read_certificate(ca)
     except ValueError as error:
-        yield failed("certificate", str(error), _COPY)
+        yield failure("certificate", str(error), _COPY)
         return
     yield from _validity("certificate", certificate, mine)
     yield from _validity("authority", ca, authority)
@@ -50,7 +50,7 @@ def check_certificate(certificate: Path, key: Path, ca: Path, host: str = "") ->
         mine.verify_directly_issued_by(authority)
         yield ok("authority", f"{ca} signed {certificate}")
     except (ValueError, TypeError, InvalidSignature):
-        yield failed(
+        yield failure(
             "authority",
             f"{certificate} was not signed by {ca}: they are of different authorities",
             "make all folders with one collapipe certs, and copy them anew to all machines",
@@ -61,7 +61,7 @@ def check_certificate(certificate: Path, key: Path, ca: Path, host: str = "") ->
         if normal_host(host) in hosts:
             yield ok("certificate", f"{certificate} is for {host}")
         else:
-            yield failed(
+            yield failure(
                 "certificate",
                 f"{certificate} is not for {host}, but for {', '.join(hosts) or 'no host'}",
                 f"run collapipe certs --renew --server {host} where the authority is, and copy the folder here",
@@ -71,14 +71,14 @@ def check_certificate(certificate: Path, key: Path, ca: Path, host: str = "") ->
 def _validity(check: str, path: Path, certificate: x509.Certificate) -> Iterator[Finding]:
     now, until = datetime.datetime.now(datetime.UTC), certificate.not_valid_after_utc
     if certificate.not_valid_before_utc > now:
-        yield failed(
+        yield failure(
             check,
             f"{path} is valid only from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and here it is "
             f"{now:%Y-%m-%d %H:%M} UTC",
             "set this machine's clock",
         )
     elif until < now:
-        yield failed(check, f"{path} expired on {until:%Y-%m-%d}", _RENEW)
+        yield failure(check, f"{path} expired on {until:%Y-%m-%d}", _RENEW)
     elif (left := (until - now).days) < _SOON_DAYS:
         yield warning(check, f"{path} expires in {left} days", _RENEW)
     else:
@@ -90,12 +90,12 @@ def _key(check: str, certificate: Path, key: Path, mine: x509.Certificate) -> It
     try:
         own = serialization.load_pem_private_key(key.read_bytes(), None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        yield failed(check, f"{key} is no private key without a password", _COPY)
+        yield failure(check, f"{key} is no private key without a password", _COPY)
         return
     if own.public_bytes(*spki) == mine.public_key().public_bytes(*spki):
         yield ok(check, f"{key} belongs to {certificate}")
     else:
-        yield failed(check, f"{key} does not belong to {certificate}: it is another's key", _COPY)
+        yield failure(check, f"{key} does not belong to {certificate}: it is another's key", _COPY)
 
 
 def check_supernode_key(files: CuFiles) -> Iterator[Finding]:
@@ -109,7 +109,7 @@ def check_supernode_key(files: CuFiles) -> Iterator[Finding]:
     if isinstance(key, ec.EllipticCurvePrivateKey):
         yield ok("supernode key", f"{files.supernode_key} is an elliptic-curve key")
     else:
-        yield failed("supernode key", f"{files.supernode_key} is no elliptic-curve key in OpenSSH's form", _COPY)
+        yield failure("supernode key", f"{files.supernode_key} is no elliptic-curve key in OpenSSH's form", _COPY)
 
 
 def check_known_supernodes(files: ServerFiles) -> Iterator[Finding]:
@@ -118,4 +118,4 @@ def check_known_supernodes(files: ServerFiles) -> Iterator[Finding]:
     if names:
         yield ok("supernode keys", f"{', '.join(names)} may connect")
     else:
-        yield failed("supernode keys", f"no public key of a SuperNode in {files.supernodes}: none may connect", _COPY)
+        yield failure("supernode keys", f"no public key of a SuperNode in {files.supernodes}: none may connect", _COPY)

@@ -15,7 +15,7 @@ from flower_app.config.sources import find_config, read_config, read_sets
 from flower_app.console import say
 from flower_app.deployment.credentials import ServerFiles
 from flower_app.deployment.edge_server import (
-    CONNECTION,
+    EDGE_CONNECTION,
     SUPERLINK_PORT,
     control_address,
     is_healthy,
@@ -130,7 +130,7 @@ class _Flwr:
 
     def submit(self, app: Path, run_config: Path) -> str:
         """Start a run; returns its id."""
-        answer = self._json("run", str(app), CONNECTION, "--run-config", str(run_config))
+        answer = self._json("run", str(app), EDGE_CONNECTION, "--run-config", str(run_config))
         if not answer.get("success"):
             raise ValueError(
                 f"--superlink: the SuperLink did not take the run: {answer.get('error-message') or answer}"
@@ -145,7 +145,7 @@ class _Flwr:
         ConnectionError
             If nobody tells.
         """
-        answer = self._json("ls", CONNECTION, "--run-id", run_id)
+        answer = self._json("ls", EDGE_CONNECTION, "--run-id", run_id)
         if not answer.get("runs"):
             raise ConnectionError(answer.get("error-message") or f"it answers {answer}")
         run = answer["runs"][0]
@@ -154,14 +154,14 @@ class _Flwr:
 
     def stop(self, run_id: str) -> str:
         """End a run; returns why it was not, or nothing."""
-        answer = self._json("stop", run_id, CONNECTION)
+        answer = self._json("stop", run_id, EDGE_CONNECTION)
         return "" if answer.get("success") else str(answer.get("error-message") or answer)
 
     def follow_log(self, run_id: str) -> subprocess.Popen[bytes]:
         """Write what the run prints to the log; ends with the run."""
         with self.log.open("wb") as file:
             return subprocess.Popen(
-                [str(program_path("flwr")), "log", run_id, CONNECTION, "--stream"],
+                [str(program_path("flwr")), "log", run_id, EDGE_CONNECTION, "--stream"],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from flower_app.deployment.certificate_checks import (
     check_certificate,
-    check_files,
+    check_certificate_files,
     check_known_supernodes,
     check_supernode_key,
 )
@@ -14,13 +14,13 @@ from flower_app.deployment.control_unit_box import RUNTIME_HOST, ControlUnitBox,
 from flower_app.deployment.deployed_run import DECODER_PORT
 from flower_app.deployment.device_box import DeviceBox, cu_address
 from flower_app.deployment.edge_server import EdgeServer
-from flower_app.deployment.findings import Diagnosis, Finding, failed, ok
+from flower_app.deployment.findings import Diagnosis, Finding, failure, ok
 from flower_app.deployment.machine_checks import (
     check_data,
     check_memory,
     check_port,
     check_ports,
-    check_state,
+    check_state_folder,
     check_versions,
 )
 from flower_app.deployment.network_checks import check_ray, check_superlink, check_supernode
@@ -36,10 +36,10 @@ def examine_edge_server(server: EdgeServer) -> Diagnosis:
     def findings() -> Iterator[Finding]:
         files = server.certs
         yield from check_versions()
-        yield from check_files(files)
+        yield from check_certificate_files(files)
         yield from check_certificate(files.certificate, files.key, files.ca, server.host)
         yield from check_known_supernodes(files)
-        yield from check_state(server.state)
+        yield from check_state_folder(server.state)
         yield from check_memory(SERVER_MB)
         if files.ca.is_file() and listens(server.host, server.port):
             yield from _own_superlink(server)
@@ -61,7 +61,7 @@ def _own_superlink(server: EdgeServer) -> Iterator[Finding]:
     if all(finding.status != "failed" for finding in answers):
         yield from answers
         return
-    yield failed(
+    yield failure(
         "ports",
         f"port {server.port} of {server.host} is in use, and not by this SuperLink: {answers[0].found}",
         f"find it with: ss -ltnp 'sport = :{server.port}'; end it, or choose another --port",
@@ -74,11 +74,11 @@ def examine_control_unit(box: ControlUnitBox) -> Diagnosis:
     def findings() -> Iterator[Finding]:
         files = box.certs
         yield from check_versions()
-        yield from check_files(files)
+        yield from check_certificate_files(files)
         yield from check_certificate(files.certificate, files.key, files.ca)
         yield from check_supernode_key(files)
         yield from check_data(box.data)
-        yield from check_state(box.state)
+        yield from check_state_folder(box.state)
         profile, described = _profile(box)
         yield from profile
         yield from check_memory(CU_MB + box.object_store_mb, box.object_store_mb)
@@ -104,7 +104,7 @@ def _profile(box: ControlUnitBox) -> tuple[list[Finding], int | None]:
         devices = load_scenario(box.device_profile).clusters[0]
     except (ValueError, OSError) as error:
         remedy = "write it with collapipe profile, or leave --device-profile out"
-        return [failed("device profile", f"{box.device_profile}: {error}", remedy)], None
+        return [failure("device profile", f"{box.device_profile}: {error}", remedy)], None
     return [ok("device profile", f"{box.device_profile} describes {len(devices)} devices")], len(devices)
 
 
@@ -114,7 +114,7 @@ def examine_device(box: DeviceBox) -> Diagnosis:
     def findings() -> Iterator[Finding]:
         files = box.certs
         yield from check_versions()
-        yield from check_files(files)
+        yield from check_certificate_files(files)
         yield from check_memory(DEVICE_MB + box.object_store_mb, box.object_store_mb)
         services = box.ray_node(files.folder).services
         if listens(box.host, services["node-manager-port"]):

@@ -18,7 +18,7 @@ from flower_app.launch.superlink import flower_environment
 SUPERLINK_PORT = 9092
 CONTROL_HOST = "127.0.0.1"
 """Runs and the register of SuperNodes are controlled from the edge server's own machine."""
-CONNECTION = "edge-server"
+EDGE_CONNECTION = "edge-server"
 _REGISTER_S = 120.0
 
 
@@ -101,8 +101,8 @@ def write_connection(home: Path, address: str, ca: Path) -> None:
     """Tell Flower's commands where the SuperLink is."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-        f'[superlink.{CONNECTION}]\naddress = "{address}"\nroot-certificates = "{ca.resolve()}"\n',
+        f'[superlink]\ndefault = "{EDGE_CONNECTION}"\n\n'
+        f'[superlink.{EDGE_CONNECTION}]\naddress = "{address}"\nroot-certificates = "{ca.resolve()}"\n',
         encoding="utf-8",
     )
 

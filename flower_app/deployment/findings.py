@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Status = Literal["ok", "warning", "failed"]
+CheckStatus = Literal["ok", "warning", "failed"]
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Finding:
     """The outcome of one check."""
 
     check: str
-    status: Status
+    status: CheckStatus
     found: str
     remedy: str = ""
 
@@ -36,7 +36,7 @@ def warning(check: str, found: str, remedy: str) -> Finding:
     return Finding(check, "warning", found, remedy)
 
 
-def failed(check: str, found: str, remedy: str) -> Finding:
+def failure(check: str, found: str, remedy: str) -> Finding:
     """It cannot work."""
     return Finding(check, "failed", found, remedy)
 

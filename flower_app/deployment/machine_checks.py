@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from client_pipeline.runtime.machine import available_memory
-from flower_app.deployment.findings import Finding, failed, ok, warning
+from flower_app.deployment.findings import Finding, failure, ok, warning
 from flower_app.launch.app_folder import project_file
 
 _MEGA = 1_000_000
@@ -29,7 +29,7 @@ def check_versions() -> Iterator[Finding]:
     with project_file().open("rb") as file:
         project = tomllib.load(file)["project"]
     if platform.python_version() not in SpecifierSet(project["requires-python"], prereleases=True):
-        yield failed(
+        yield failure(
             "versions",
             f"Python is {platform.python_version()}, expected {project['requires-python']}",
             "make the environment anew with another Python; all machines of a cluster need the same one",
@@ -45,7 +45,7 @@ def check_versions() -> Iterator[Finding]:
             wrong = True
             expected = f"{requirement.name}{requirement.specifier}"
             what = f"{requirement.name} is {found}" if found else f"{requirement.name} is not installed"
-            yield failed("versions", f"{what}, expected {expected}", f'{sys.executable} -m pip install "{expected}"')
+            yield failure("versions", f"{what}, expected {expected}", f'{sys.executable} -m pip install "{expected}"')
     if not wrong:
         shown = ", ".join(f"{name} {_installed(name)}" for name in ("flwr", "ray", "torch"))
         yield ok("versions", f"Python {platform.python_version()}, {shown}")
@@ -62,7 +62,7 @@ def check_memory(needed_mb: int, shared_mb: int = 0) -> Iterator[Finding]:
     """Check that there is enough memory, and of it enough that processes can share."""
     free_mb = available_memory() // _MEGA
     if free_mb < needed_mb:
-        yield failed(
+        yield failure(
             "memory",
             f"{free_mb} MB are free, {needed_mb} MB are needed",
             "end other programs, give the machine more memory, or lower --object-store-mb",
@@ -86,15 +86,15 @@ def check_port(check: str, host: str, port: int, purpose: str) -> Iterator[Findi
             probe.bind((host.strip("[]"), port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            yield failed(
+            yield failure(
                 check,
                 f"port {port} of {host}, {purpose}, is in use by another program",
                 f"find it with: ss -ltnp 'sport = :{port}'; end it, or choose another port",
             )
         elif error.errno == errno.EACCES:
-            yield failed(check, f"port {port} of {host}, {purpose}: {error.strerror}", "choose a port above 1023")
+            yield failure(check, f"port {port} of {host}, {purpose}: {error.strerror}", "choose a port above 1023")
         else:
-            yield failed(
+            yield failure(
                 check,
                 f"{host} is no address of this machine ({error.strerror or error})",
                 "give --host one that `ip -brief address` lists and the other machines reach",
@@ -109,7 +109,7 @@ def check_ports(host: str, ports: Mapping[str, int]) -> Iterator[Finding]:
     yield from bad or [ok("ports", f"{host}: {', '.join(map(str, sorted(ports.values())))} are free")]
 
 
-def check_state(folder: Path) -> Iterator[Finding]:
+def check_state_folder(folder: Path) -> Iterator[Finding]:
     """Check that this user alone may look into what outlives a restart."""
     if folder.is_dir() and folder.stat().st_mode & 0o077:
         yield warning(
@@ -125,10 +125,12 @@ def check_data(folder: str) -> Iterator[Finding]:
         return
     path = Path(folder).expanduser()
     if not path.is_dir():
-        yield failed("data", f"no folder {path}", "give --data the folder that holds the cluster's text")
+        yield failure("data", f"no folder {path}", "give --data the folder that holds the cluster's text")
     elif not os.access(path, os.R_OK | os.X_OK):
-        yield failed("data", f"this user may not read {path}", f"chmod or chown {path} for the user of the service")
+        yield failure("data", f"this user may not read {path}", f"chmod or chown {path} for the user of the service")
     elif not any(path.iterdir()):
-        yield failed("data", f"{path} is empty", "put the cluster's text there, under the names of the run's data keys")
+        yield failure(
+            "data", f"{path} is empty", "put the cluster's text there, under the names of the run's data keys"
+        )
     else:
         yield ok("data", f"{path} holds {sum(1 for _ in path.iterdir())} files")

@@ -15,7 +15,7 @@ from typing import Any
 
 from flower_app.deployment.control_unit_box import RUNTIME_HOST
 from flower_app.deployment.edge_server import opener_for
-from flower_app.deployment.findings import Finding, failed, ok, warning
+from flower_app.deployment.findings import Finding, failure, ok, warning
 from flower_app.deployment.programs import listens
 
 SKEW_S = 5.0
@@ -29,7 +29,7 @@ def check_superlink(address: str, ca: Path) -> Iterator[Finding]:
     """Check that the SuperLink answers, under a certificate of our authority, and that the clocks agree."""
     host, _, port = address.rpartition(":")
     if not listens(host.strip("[]"), int(port), _TIMEOUT_S):
-        yield failed(
+        yield failure(
             "superlink",
             f"nobody answers at {address}",
             "start it there (collapipe up edge-server), check --server, and let this port through the firewall",
@@ -49,7 +49,7 @@ def check_superlink(address: str, ca: Path) -> Iterator[Finding]:
 def _refused(address: str, ca: Path, error: Exception) -> Finding:
     reason = getattr(error, "reason", error)
     if not isinstance(reason, ssl.SSLCertVerificationError):
-        return failed(
+        return failure(
             "superlink",
             f"{address} does not speak as a SuperLink under TLS does: {reason}",
             "look who listens there; a SuperLink of collapipe up edge-server always has TLS",
@@ -62,7 +62,7 @@ def _refused(address: str, ca: Path, error: Exception) -> Finding:
         remedy = f"run collapipe certs --renew --server {host}, or give --server a name that its certificate has"
     else:
         remedy = f"give the server and this machine folders of one collapipe certs: {ca} is of another authority"
-    return failed("superlink", f"{address}: its certificate is refused: {said}", remedy)
+    return failure("superlink", f"{address}: its certificate is refused: {said}", remedy)
 
 
 def _control(address: str, ca: Path) -> Finding:
@@ -74,10 +74,10 @@ def _control(address: str, ca: Path) -> Finding:
     except urllib.error.HTTPError as error:
         status = error.code
     except OSError as error:
-        return failed("control", f"{address} does not answer: {error}", "look who listens there")
+        return failure("control", f"{address} does not answer: {error}", "look who listens there")
     if status == http.HTTPStatus.FORBIDDEN:
         return ok("control", f"{address} answers SuperNodes alone")
-    return failed(
+    return failure(
         "control",
         f"who reaches {address} can start runs and register keys: it answers orders with HTTP status {status}",
         "start it by collapipe up edge-server, which keeps its control on the server's own machine",
@@ -92,7 +92,7 @@ def _clock(address: str, date: str) -> Finding:
     skew = time.time() - there - 0.5
     if abs(skew) > SKEW_S:
         side = "ahead of" if skew > 0 else "behind"
-        return failed(
+        return failure(
             "clock",
             f"this machine's clock is {abs(skew):.0f} s {side} the server's",
             "set both by NTP (timedatectl set-ntp true): certificates and Flower's SuperNode signatures go by the time",
@@ -108,7 +108,7 @@ def check_supernode(port: int) -> Iterator[Finding]:
             yield ok("supernode", f"it answers at {RUNTIME_HOST}:{port}")
             return
         time.sleep(0.2)
-    yield failed(
+    yield failure(
         "supernode",
         f"the SuperNode does not run: nobody stays at {RUNTIME_HOST}:{port}",
         "is its key on the server (server/supernodes, read when collapipe up edge-server starts)? collapipe up cu has "
@@ -141,7 +141,7 @@ def check_ray(address: str, token: Path, own_host: str = "", devices: int | None
 
     host, _, port = address.rpartition(":")
     if not listens(host.strip("[]"), int(port), _TIMEOUT_S):
-        yield failed(
+        yield failure(
             "ray",
             f"no Ray head answers at {address}",
             "start the control unit (collapipe up cu), check --cu, and let its ports through the firewall",
@@ -158,12 +158,12 @@ def check_ray(address: str, token: Path, own_host: str = "", devices: int | None
 
 def _no_ray(address: str, error: str) -> Finding:
     if "uthenticat" in error or "token" in error.lower():
-        return failed(
+        return failure(
             "ray",
             f"the Ray at {address} refuses this machine's secret: {error}",
             "copy ray-token of the cluster's folder (devices-N, cu-N) to this machine again",
         )
-    return failed("ray", f"what listens at {address} is no Ray of this release: {error}", "look who listens there")
+    return failure("ray", f"what listens at {address} is no Ray of this release: {error}", "look who listens there")
 
 
 def _versions(address: str, found: Mapping[str, Any]) -> Iterator[Finding]:
@@ -173,7 +173,7 @@ def _versions(address: str, found: Mapping[str, Any]) -> Iterator[Finding]:
     mine = {"ray": metadata.version("ray"), "python": platform.python_version()}
     wrong = [f"{name} {found[name]}, here {mine[name]}" for name in mine if found.get(name) != mine[name]]
     if wrong:
-        yield failed(
+        yield failure(
             "ray",
             f"the Ray at {address} has {'; '.join(wrong)}",
             "install the same Python and packages on all machines of the cluster, and start them again",
@@ -189,12 +189,12 @@ def _devices(found: Mapping[str, Any], expected: int | None) -> Iterator[Finding
     missing = sorted(set(range(expected or 0)) - joined.keys())
     if missing or not joined:
         who = f"device {', '.join(map(str, missing))} has not joined" if missing else "no device has joined"
-        yield failed("devices", who, "start it on its machine: collapipe up device")
+        yield failure("devices", who, "start it on its machine: collapipe up device")
     for device, answer in sorted((int(k), v) for k, v in found["software"].items()):
         where = f"device {device} at {joined[device]}"
         if isinstance(answer, str):
-            yield failed("devices", f"{where} cannot run CollaPipe: {answer}", "install the same release there")
+            yield failure("devices", f"{where} cannot run CollaPipe: {answer}", "install the same release there")
         elif answer["code"] != code_digest():
-            yield failed("devices", f"{where} has another release: {json.dumps(answer)}", "install the same there")
+            yield failure("devices", f"{where} has another release: {json.dumps(answer)}", "install the same there")
         else:
             yield ok("devices", f"{where}: torch {answer['torch']}, the same release")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
+from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread, planned, settled
 from flower_app.experiments.results import mean_rows
 
@@ -89,7 +89,7 @@ def _by_seed(rows: Sequence[Row], name: str, column: str) -> list[float]:
     return [float(np.mean([row[column] for row in there])) for there in per_seed]
 
 
-def findings(rows: Sequence[Row]) -> list[Finding]:
+def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """CollaPipe's time against each other curve's, network by network."""
     names = distinct(rows, "curve")
     own = names[0]
@@ -97,7 +97,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     for name in names[1:]:
         first = select(rows, curve=name)[0]
         found.append(
-            Finding(
+            PaperFinding(
                 what=f"computation time of {select(rows, curve=own)[0]['label']} against {first['label']}",
                 paper=_PAPER.get(first["what"], "-"),
                 ours=_changes(rows, own, name),
@@ -107,7 +107,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     by_what = {select(rows, curve=name)[0]["what"]: name for name in names}
     if {"vanilla-fl", "pipeline"} <= by_what.keys():
         found.append(
-            Finding(
+            PaperFinding(
                 what="computation time of VanillaFL against PipeLine",
                 paper="-29.98 %",
                 ours=_changes(rows, by_what["vanilla-fl"], by_what["pipeline"]),

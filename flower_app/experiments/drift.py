@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
+from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread, planned
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     return drawn
 
 
-def findings(rows: Sequence[Row]) -> list[Finding]:
+def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """Where the queues and the delay end."""
     found = []
     for name in distinct(rows, "curve"):
@@ -68,7 +68,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         ]
         delay, width = mean_spread([float(np.mean(half)) for half in halves])
         found.append(
-            Finding(
+            PaperFinding(
                 what=f"{mine[0]['label']}: queue after {last} rounds, delay of the second half",
                 paper="-",
                 ours=f"Y = {queue:.1f} ± {spread:.1f}; {delay:.0f} ± {width:.0f} s",

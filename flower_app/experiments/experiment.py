@@ -32,7 +32,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class PaperFinding:
     """One published figure beside ours."""
 
     what: str
@@ -52,7 +52,7 @@ class Experiment:
     run: Callable[[Sequence[Curve], Path, Callable[[str], None]], Iterator[Row]]
     """From the curves, a folder for runs, and who is told of progress."""
     draw: Callable[[Sequence[Row]], Figure]
-    findings: Callable[[Sequence[Row]], list[Finding]]
+    findings: Callable[[Sequence[Row]], list[PaperFinding]]
     trains: bool = False
     """Whether it trains models; the others only plan."""
     compact: Callable[[Sequence[Row]], list[Row]] | None = None

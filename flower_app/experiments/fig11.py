@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
+from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread, planned, settled
 from flower_app.experiments.results import mean_rows
 from flower_app.training.network import training_scenario
@@ -125,7 +125,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     return drawn
 
 
-def findings(rows: Sequence[Row]) -> list[Finding]:
+def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """DSSDA's delay with each V against each selection baseline's, network by network; then each curve's own."""
     names = distinct(rows, "curve")
     first = {name: select(rows, curve=name)[0] for name in names}
@@ -136,7 +136,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             continue
         rank, _, segments = first[name]["policy"].partition("+")
         found.append(
-            Finding(
+            PaperFinding(
                 what=f"delay of DSSDA against {first[name]['label']}",
                 paper=_PAPER.get(first[name]["policy"], "-"),
                 ours="; ".join(f"V = {first[own]['v']:g}: {_change(rows, own, name)}" for own in dssda),
@@ -150,7 +150,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         queue, fair = _of(rows, name, "longest_queue")[0], _fairness(rows, name)[0]
         kept = sum(value <= threshold for value in gammas)
         found.append(
-            Finding(
+            PaperFinding(
                 what=f"{first[name]['label']}: delay and bound",
                 paper="-",
                 ours=f"{delay:.1f} ± {spread:.1f} s; Γ of the cluster that has most {gamma:.2f} ± {width:.2f}, of all "
@@ -159,7 +159,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             )
         )
     found.append(
-        Finding(
+        PaperFinding(
             what="latency reduction of the abstract",
             paper="-48.98 %",
             ours="-",

@@ -10,7 +10,7 @@ import numpy as np
 
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario
-from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
+from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread, networks
 from strategies.dssda.instance import Instance
 from strategies.dssda.queues import Queues
@@ -92,7 +92,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     return drawn
 
 
-def findings(rows: Sequence[Row]) -> list[Finding]:
+def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """The best S and m, and how little the numbers of segments beside the best one lose."""
     ours, flat = [], []
     for column, title in _TIMES:
@@ -102,7 +102,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         mean, spread = mean_spread(_more_segments(rows, column))
         flat.append(f"{title}: {mean:+.1f} ± {spread:.1f} %")
     return [
-        Finding(
+        PaperFinding(
             what="best S and m of an even split",
             paper="there is one",
             ours="; ".join(ours),
@@ -110,7 +110,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             "before it, as much as these, and a further micro-batch pays its fixed cost; where it lies depends on the "
             "network, which the paper does not print in full",
         ),
-        Finding(
+        PaperFinding(
             what=f"S = {_SIZES[1]} against S = {_SIZES[0]}, each network with its best m",
             paper="-",
             ours="; ".join(flat),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan
-from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
+from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import per_cent, planned
 from strategies.planning.costs import plan_times
 from strategies.planning.dry_run import PlannedRound
@@ -101,7 +101,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     return drawn
 
 
-def findings(rows: Sequence[Row]) -> list[Finding]:
+def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """Give m for each S, and the even split's delay."""
     names = distinct(rows, "curve")
     planned_rows = select(rows, curve=names[0])
@@ -110,7 +110,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         mine = [row["m"] for row in planned_rows if row["segments"] == size]
         share = 100 * len(mine) / len(planned_rows)
         found.append(
-            Finding(
+            PaperFinding(
                 what=f"m of clusters with S = {size}",
                 paper=str(published),
                 ours=f"{np.mean(mine):.1f} ({share:.0f} % of the plans)" if mine else "S does not occur",
@@ -122,7 +122,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         slower = np.mean([other > own for own, other in pairs])
         ours, theirs = (float(np.mean(column)) for column in zip(*pairs, strict=True))
         found.append(
-            Finding(
+            PaperFinding(
                 what=f"step of {select(rows, curve=name)[0]['label']} against DSSDA, event-simulated",
                 paper="one cluster is slower",
                 ours=f"{per_cent(theirs, ours)}; slower in {100 * slower:.0f} % of the plans",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
+from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread
 from flower_app.experiments.training import SCORES, history, train_all, trainings
 
@@ -76,7 +76,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     return drawn
 
 
-def findings(rows: Sequence[Row]) -> list[Finding]:
+def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """CollaPipe's score on the test set against each baseline's, seed by seed."""
     found = []
     for panel in _panels(rows):
@@ -86,7 +86,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         mean, spread = mean_spread([row["test_score"] for row in own])
         score = SCORES.get(own[0]["metric"], own[0]["metric"])
         found.append(
-            Finding(
+            PaperFinding(
                 what=f"{panel}: {own[0]['label']}, {score}",
                 paper="-",
                 ours=f"{mean:.1f} ± {spread:.1f} after {own[0]['samples']} examples, {len(own)} seeds",
@@ -97,7 +97,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             theirs = select(tested, curve=name)
             what = theirs[0]["what"]
             found.append(
-                Finding(
+                PaperFinding(
                     what=f"{panel}: {own[0]['label']} against {theirs[0]['label']}",
                     paper=_PAPER.get((panel, what), "-"),
                     ours=_difference(own, theirs),

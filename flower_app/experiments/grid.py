@@ -12,7 +12,7 @@ import numpy as np
 
 from client_pipeline.partition.plan import PLAN_FORMAT
 from client_pipeline.system.channels import NetworkTrace
-from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
+from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread
 from flower_app.experiments.training import SCORES, Training, history, placed, train_all
 from flower_app.training.network import training_scenario
@@ -121,7 +121,7 @@ def _seeds(tested: Sequence[Row], held_to: Sequence[Row]) -> list[Row]:
     return select(tested, segments=held_to[0]["segments"], m=held_to[0]["m"])
 
 
-def findings(rows: Sequence[Row]) -> list[Finding]:
+def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """What S, m and the seed each change of score and loss."""
     held_to = _middle(rows)
     tested = [row for row in rows if row["test_score"] is not None]
@@ -146,7 +146,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         scores = [abs(run_[-1]["test_score"] - own) for run_ in mine]
         losses = [max(_losses_apart(run_, held_to)) for run_ in mine]
         found.append(
-            Finding(
+            PaperFinding(
                 what=f"{kind}: largest difference from S = {held_to[0]['segments']}, m = {held_to[0]['m']}",
                 paper=papers[kind],
                 ours=f"{metric} {max(scores):.2g}, training loss {max(losses):.1e} nat, {len(mine)} runs",
@@ -156,7 +156,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     mean, spread = mean_spread([row["test_score"] for row in _seeds(tested, held_to)])
     grid = [row["test_score"] for row in select(tested, seed=held_to[0]["seed"])]
     found.append(
-        Finding(
+        PaperFinding(
             what=f"{metric} over the whole grid at one seed, and over seeds at one S and m",
             paper="there is a best S and m",
             ours=f"grid {min(grid):.1f} to {max(grid):.1f}; seeds {mean:.1f} ± {spread:.1f}",

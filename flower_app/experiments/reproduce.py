@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flower_app.experiments import computation, drift, fig4, fig5, fig6, fig11, grid, table3, theorem1
 from flower_app.experiments.curves import load_curves
-from flower_app.experiments.experiment import Curve, Experiment, Finding, Row
+from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row
 from flower_app.experiments.results import COMPACT, PICTURE, ROWS, read_rows, write_findings, write_rows, write_table
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -33,7 +33,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ReproduceOptions:
     """How to run the experiments."""
 
     out: Path
@@ -50,7 +50,7 @@ class Options:
     """Curves whose name contains this; the rows of the others stay as they are."""
 
 
-def reproduce(name: str, options: Options, say: Callable[[str], None]) -> dict[str, list[Finding]]:
+def reproduce(name: str, options: ReproduceOptions, say: Callable[[str], None]) -> dict[str, list[PaperFinding]]:
     """Run the experiments of a name; each leaves rows, picture and findings in a folder of its own.
 
     Parameters

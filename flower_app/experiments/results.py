@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from client_pipeline import durable
-from flower_app.experiments.experiment import Finding, Row, distinct, select
+from flower_app.experiments.experiment import PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import settled
 
 ROWS, TABLE, COMPACT = "results.jsonl", "results.csv", "compact.csv"
@@ -101,13 +101,13 @@ def read_rows(folder: Path) -> list[Row]:
     return _in_order(rows)
 
 
-def write_findings(findings: Sequence[Finding], folder: Path) -> None:
+def write_findings(findings: Sequence[PaperFinding], folder: Path) -> None:
     """Write the paper's figures beside ours."""
     text = json.dumps([vars(finding) for finding in findings], indent=2, ensure_ascii=False)
     durable.write_text(folder / FINDINGS, text + "\n")
 
 
-def markdown(findings: Sequence[Finding]) -> str:
+def markdown(findings: Sequence[PaperFinding]) -> str:
     """The findings as a table, as ``docs/results.md`` has it."""
     lines = ["| | paper | ours | why |", "| --- | --- | --- | --- |"]
     return "\n".join([*lines, *(f"| {f.what} | {f.paper} | {f.ours} | {f.why} |" for f in findings)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from client_pipeline.system.costs import model_costs
-from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
+from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread
 from flower_app.experiments.training import Training, train_all, trainings
 from flower_app.runs.run_directory import read_rounds
@@ -80,7 +80,7 @@ def _tebs(rows: Sequence[Row], name: str) -> str:
     return f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
 
 
-def findings(rows: Sequence[Row]) -> list[Finding]:
+def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """Memory of each framework, and CollaPipe's share of it."""
     names = distinct(rows, "curve")
     own = names[0]
@@ -93,7 +93,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             shares = [100 * _of(rows, own, c)[0] / _of(rows, name, c)[0] for c in ("measured_mb", "modelled_mb")]
             ours += f"; CollaPipe needs {shares[0]:.0f} % (measured), {shares[1]:.0f} % (modelled) of it"
         found.append(
-            Finding(
+            PaperFinding(
                 what=f"{first['label']}: largest device, {_tebs(rows, name)} of {first['whole_tebs']} TEBs, "
                 f"batch {first['batch']}",
                 paper="cut by more than half" if first["what"] == "vanilla-fl" else "-",

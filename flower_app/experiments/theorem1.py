@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from flower_app.experiments.experiment import Curve, Experiment, Finding, Row, distinct, select
+from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread
 from flower_app.experiments.theorem1_problems import PROBLEMS, Problem, curvature
 from strategies.dssda.convergence import BoundParameters, bound_scale, convergence_bound, gamma
@@ -28,7 +28,7 @@ _ROWS = 60
 """Rounds of which rows are written: more of the early ones."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Path:
     """One training, measured."""
 
@@ -126,13 +126,13 @@ def _train(problem: Problem, eta: float, distortion: float, rounds: int, seed: i
     probe = torch.Generator().manual_seed(10_000 + seed)
     w = problem.start()
     value, gradient = problem.loss(w)
-    path = _Path(losses=[value], squares=[], smoothness=0.0, sampling=0.0)
+    losses, squares, smoothness, sampling = [value], [], 0.0, 0.0
     for t in range(rounds):
-        path.squares.append(float(gradient.square().sum()))
+        squares.append(float(gradient.square().sum()))
         if t % max(1, rounds // _MEASUREMENTS) == 0:
-            path.sampling = max(path.sampling, problem.sampling_error(w, probe))
+            sampling = max(sampling, problem.sampling_error(w, probe))
             if problem.global_smoothness is None:
-                path.smoothness = max(path.smoothness, curvature(problem, w, probe))
+                smoothness = max(smoothness, curvature(problem, w, probe))
         trained = []
         for n in range(problem.num_clusters):
             noise = torch.randn(w.shape, generator=generator, dtype=w.dtype) * (distortion / len(w)) ** 0.5
@@ -140,10 +140,10 @@ def _train(problem: Problem, eta: float, distortion: float, rounds: int, seed: i
         moved = torch.stack(trained).mean(dim=0)
         value, ahead = problem.loss(moved)
         # What smoothness says of this step, too: |grad F(w') - grad F(w)| <= beta |w' - w|.
-        path.smoothness = max(path.smoothness, float((ahead - gradient).norm() / (moved - w).norm()))
-        path.losses.append(value)
+        smoothness = max(smoothness, float((ahead - gradient).norm() / (moved - w).norm()))
+        losses.append(value)
         w, gradient = moved, ahead
-    return path
+    return _Path(losses=losses, squares=squares, smoothness=smoothness, sampling=sampling)
 
 
 def draw(rows: Sequence[Row]) -> Figure:
@@ -188,7 +188,7 @@ def _over_seeds(rows: Sequence[Row], column: str) -> tuple[list[float], list[flo
     return table.mean(axis=0).tolist(), spread.tolist()
 
 
-def findings(rows: Sequence[Row]) -> list[Finding]:
+def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """How far the bound is above what is measured, and whether it ever falls below."""
     found = []
     for name in distinct(rows, "curve"):
@@ -201,7 +201,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             f"η = {first['eta']:.3g}, β = {first['beta']:.3g}, φ² = {first['phi_sq']:.3g}, ε = {first['epsilon']:.3g}"
         )
         found.append(
-            Finding(
+            PaperFinding(
                 what=f"{first['label']}: mean of ‖∇F‖² over {last} rounds",
                 paper="bounded by Theorem 1; no constants are printed",
                 ours=f"{mean:.3g} ± {spread:.2g} measured, bound {bound[-1]:.3g}, as printed with S {printed[-1]:.3g}; "
@@ -213,7 +213,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             gap, spread = mean_spread([row["gap"] for row in mine if row["round"] == last])
             bounds, broken = _over_seeds(mine, "gap_bound")[0], first["gap_broken_rounds"]
             found.append(
-                Finding(
+                PaperFinding(
                     what=f"{first['label']}: gap of the loss after {last} rounds",
                     paper="-",
                     ours=f"{gap:.3g} ± {spread:.2g} nat measured, bound {bounds[-1]:.3g}; "

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from flower_app.plain_console import PlainConsole
@@ -43,6 +43,8 @@ class RunProgress:
         self._offset = 0
         self._spoke = -math.inf
         self._bar: Progress | None = None
+        self._task = TaskID(0)
+        """Of the bar: its one line."""
         self._waits: dict[str, str] = {}
         """Whom the round waits for, by cluster, as it was shown last."""
 

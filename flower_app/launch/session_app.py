@@ -30,7 +30,7 @@ client = ClientApp()
 
 
 @server.main()
-def train_each(grid: Grid, context: Context) -> None:
+def train_runs(grid: Grid, context: Context) -> None:
     """Train the session's runs, up to the first that fails."""
     session = Path(str(context.run_config["run-dir"]))
     try:
@@ -54,13 +54,13 @@ def train_each(grid: Grid, context: Context) -> None:
 
 
 @client.query("setup")
-def setup(message: Message, context: Context) -> Message:
+def set_up_current_run(message: Message, context: Context) -> Message:
     """Start the current run's control unit."""
     return client_app.setup(message, _of_current_run(context))
 
 
 @client.train()
-def train(message: Message, context: Context) -> Message:
+def train_current_run(message: Message, context: Context) -> Message:
     """Train a round of the current run, within the mods that this one asks for."""
     return client_app.train(message, _of_current_run(context))
 

@@ -21,7 +21,7 @@ from client_pipeline.runtime.private_ray import private_environment, without_sec
 from flower_app.launch.processes import MARK, RunProcesses
 from flower_app.launch.ray_folders import RayFolder, short_folder
 
-CONNECTION = "own"
+OWN_CONNECTION = "own"
 SIMULATION = "flwr-simulation"
 """Program in which the server app and, through Ray, the client apps run."""
 
@@ -49,8 +49,8 @@ class PrivateSuperLink:
         self.ray_folder = RayFolder(short_folder())
         self.environment = launch_environment(self.home, self.ray_folder.path)
         (self.home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-            f'[superlink.{CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n',
+            f'[superlink]\ndefault = "{OWN_CONNECTION}"\n\n'
+            f'[superlink.{OWN_CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n',
             encoding="utf-8",
         )
         self._log_size = self.superlink_log.stat().st_size if self.superlink_log.exists() else 0
@@ -93,7 +93,7 @@ class PrivateSuperLink:
         self.processes = RunProcesses(self.environment[MARK], self.server.pid)
         # A client asks for one CPU and Ray believes in as many as there are clients: so they run at once.
         federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1 init-args-num-cpus={num_supernodes}"
-        arguments = [str(app), CONNECTION, "--run-config", str(run_config), "--federation-config", federation]
+        arguments = [str(app), OWN_CONNECTION, "--run-config", str(run_config), "--federation-config", federation]
         ids = [str(os.getpid()), str(self.server.pid)]
         submit = [sys.executable, "-m", "flower_app.launch.submit", self.address, str(_START_S), *ids]
         # In the app's folder, for the module must be found without an installation too.

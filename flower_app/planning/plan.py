@@ -28,7 +28,7 @@ from strategies.planning.policies import OPTIMAL, make_policy
 from strategies.planning.policy import Round, RoundPolicy
 from strategies.planning.ranked import RANKS, SEGMENTS
 
-PROBLEMS = ("round", "segments")
+PLAN_PROBLEMS = ("round", "segments")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class PlanRequest:
     def __post_init__(self) -> None:
         if bool(self.instance) == bool(self.scenario):
             raise ValueError("plan: expected either --instance or --scenario")
-        if self.problem not in PROBLEMS:
-            raise ValueError(f"--problem: expected one of {', '.join(PROBLEMS)}, found {self.problem!r}")
+        if self.problem not in PLAN_PROBLEMS:
+            raise ValueError(f"--problem: expected one of {', '.join(PLAN_PROBLEMS)}, found {self.problem!r}")
         if self.segments not in SEGMENTS:
             raise ValueError(f"--segments: expected one of {', '.join(SEGMENTS)}, found {self.segments!r}")
         if self.rounds < 1 or (self.seed is not None and self.seed < 0):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
 class NoData(Exception):
@@ -29,7 +29,7 @@ class RunData:
     """``timeline.json``."""
 
     @cached_property
-    def numbers(self) -> Array:
+    def numbers(self) -> FloatArray:
         """Round numbers, (R,)."""
         return np.array([float(record["round"]) for record in self.rounds])
 
@@ -55,20 +55,20 @@ class RunData:
         names = [name for record in self.rounds for name in record.get("metrics") or ()]
         return next((name for name in names if name != "loss"), names[0] if names else None)
 
-    def series(self, *path: str) -> Array:
+    def series(self, *path: str) -> FloatArray:
         """One value a round, (R,): ``series("virtual", "latency_s")``."""
         values: list[Any] = list(self.rounds)
         for key in path:
             values = [value.get(key) if isinstance(value, Mapping) else None for value in values]
-        return np.array([number(value) for value in values])
+        return np.array([as_number(value) for value in values])
 
-    def cluster_series(self, key: str) -> Array:
+    def cluster_series(self, key: str) -> FloatArray:
         """One value a cluster and round of the system model, (N, R); the sum where it is a list."""
         return np.array(
-            [[number(round_.get(n, {}).get(key)) for round_ in self.virtual] for n in self.cluster_numbers]
+            [[as_number(round_.get(n, {}).get(key)) for round_ in self.virtual] for n in self.cluster_numbers]
         ).reshape(len(self.cluster_numbers), len(self.rounds))
 
-    def over_clusters(self, key: str, of: str) -> Array:
+    def over_clusters(self, key: str, of: str) -> FloatArray:
         """``max`` or ``mean`` over the clusters that have a value, (R,)."""
         values = self.cluster_series(key)
         there = np.isfinite(values)
@@ -78,7 +78,7 @@ class RunData:
             result = np.where(there, values, -np.inf).max(axis=0, initial=-np.inf)
         return np.where(there.any(axis=0), result, np.nan)
 
-    def slowest_parts(self) -> dict[str, Array]:
+    def slowest_parts(self) -> dict[str, FloatArray]:
         """What the cluster that sets the latency spends its time with [s], (R,) each."""
         parts = {
             "pipeline of the slowest cluster": self.cluster_series("train_s"),
@@ -93,11 +93,11 @@ class RunData:
         columns = np.arange(len(self.rounds))
         return {name: np.where(nobody, np.nan, values[slowest, columns]) for name, values in parts.items()}
 
-    def energy_parts(self) -> dict[str, Array]:
+    def energy_parts(self) -> dict[str, FloatArray]:
         """Energy of the devices and of the upload of each cluster [J], (N, R) each."""
         return {"devices": self.cluster_series("device_energy_j"), "uploads": self.cluster_series("uplink_energy_j")}
 
-    def link_bytes(self) -> Array:
+    def link_bytes(self) -> FloatArray:
         """Modelled bytes between the devices of all clusters, (R,)."""
         values = self.cluster_series("link_bytes")
         return np.where(np.isfinite(values).any(axis=0), np.nansum(values, axis=0), np.nan)
@@ -129,10 +129,10 @@ class RunData:
         for record, virtual in zip(self.rounds, self.virtual, strict=True):
             for n, cluster in virtual.items():
                 for k, value in enumerate(cluster.get("device_memory_bytes") or ()):
-                    see(n, k, number(value), np.nan)
+                    see(n, k, as_number(value), np.nan)
             for report in record.get("clusters") or ():
                 for k, spent in (report.get("devices") or {}).items():
-                    measured = number(spent.get("peak_bytes")) - number(spent.get("idle_bytes"))
+                    measured = as_number(spent.get("peak_bytes")) - as_number(spent.get("idle_bytes"))
                     see(int(report["cluster"]), int(k), np.nan, measured)
         return most
 
@@ -143,10 +143,10 @@ class RunData:
         return float(there.max()) if len(there) else float("nan")
 
 
-def number(value: Any) -> float:
+def as_number(value: Any) -> float:
     """Return a number as it is, the sum of a list, and NaN for all else."""
     if isinstance(value, list):
-        return float(np.nansum([number(item) for item in value])) if value else float("nan")
+        return float(np.nansum([as_number(item) for item in value])) if value else float("nan")
     return float(value) if isinstance(value, int | float) else float("nan")
 
 

@@ -14,10 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from flower_app.report.data import NoData, RunData
+from flower_app.report.data import FloatArray, NoData, RunData
 from flower_app.report.timeline_figure import add_boxes
-
-Array = NDArray[np.float64]
 
 _WIDTH = 9.6
 """Of a figure [inch]."""
@@ -269,7 +267,7 @@ def _curve(i: int, count: int, markers: bool = True) -> dict[str, Any]:
     return look
 
 
-def _plot(axis: Axes, run: RunData, values: Array, i: int, label: str | None, **look: Any) -> None:
+def _plot(axis: Axes, run: RunData, values: FloatArray, i: int, label: str | None, **look: Any) -> None:
     """The i-th curve over the rounds; means of some where there are very many."""
     x = _means(run.numbers, _window(run))
     axis.plot(x, _means(values, _window(run)), label=label, **_curve(i, len(x)) | look)
@@ -280,7 +278,7 @@ def _window(run: RunData) -> int:
     return -(-len(run.numbers) // _MOST)
 
 
-def _means(values: Array, width: int) -> Array:
+def _means(values: FloatArray, width: int) -> FloatArray:
     """Mean of each ``width`` values, of those that are there."""
     windows = np.append(values, np.full(-len(values) % width, np.nan)).reshape(-1, width)
     there = np.isfinite(windows)
@@ -288,7 +286,7 @@ def _means(values: Array, width: int) -> Array:
     return np.where(there.any(axis=1), means, np.nan)
 
 
-def _stack(axis: Axes, run: RunData, parts: Mapping[str, Array]) -> None:
+def _stack(axis: Axes, run: RunData, parts: Mapping[str, FloatArray]) -> None:
     """Areas on top of each other, a step a round."""
     width = _window(run)
     edges = np.append(run.numbers[::width] - 0.5, run.numbers[-1] + 0.5)
@@ -353,23 +351,23 @@ def _blank(axis: Axes, why: str) -> None:
     axis.text(0.5, 0.5, f"no data: {why}", transform=axis.transAxes, ha="center", va="center", color="#555555")
 
 
-def _need(series: Sequence[Array], why: str) -> None:
+def _need(series: Sequence[FloatArray], why: str) -> None:
     if not any(np.any(np.isfinite(values)) for values in series):
         raise NoData(why)
 
 
-def _spans(chosen: NDArray[np.bool_], numbers: Array) -> list[tuple[float, float]]:
+def _spans(chosen: NDArray[np.bool_], numbers: FloatArray) -> list[tuple[float, float]]:
     """Start and length of each stretch of consecutive rounds."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], chosen.astype(np.int8), [0]))))
     return [(float(numbers[a]) - 0.5, float(numbers[b - 1] - numbers[a]) + 1.0) for a, b in edges.reshape(-1, 2)]
 
 
-def _mean(values: Array) -> float:
+def _mean(values: FloatArray) -> float:
     there = values[np.isfinite(values)]
     return float(there.mean()) if len(there) else float("nan")
 
 
-def _last(values: Array) -> float:
+def _last(values: FloatArray) -> float:
     there = values[np.isfinite(values)]
     return float(there[-1]) if len(there) else float("nan")
 
@@ -380,7 +378,7 @@ def _largest(pairs: Any) -> tuple[float, float]:
     return tuple(np.where(np.isfinite(low), low, np.nan).tolist())
 
 
-def _byte_unit(values: Array) -> tuple[float, str]:
+def _byte_unit(values: FloatArray) -> tuple[float, str]:
     """Divisor and name of the decimal unit in which the largest value is readable."""
     there = values[np.isfinite(values)]
     largest = float(there.max()) if len(there) else 0.0

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from client_pipeline import durable
 from flower_app.config.sources import read_config
 from flower_app.report.contents import FIGURES, FigureSpec
-from flower_app.report.data import NoData, RunData, left_out, number
+from flower_app.report.data import NoData, RunData, as_number, left_out
 from flower_app.runs.run_directory import CONFIG, FINISHED, TIMELINE, read_rounds, read_summary
 
 REPORT = "report.html"
@@ -155,9 +155,9 @@ def _facts(run: _Run) -> dict[str, str]:
     config, data, summary = run.config, run.data, run.summary or {}
     policies = {str(p) for record in data.rounds if (p := (record.get("plan") or {}).get("policy"))}
     policy = ", ".join(sorted(policies)) or config.get("policy", "-")
-    wall = number(summary.get("wall_s"))
+    wall = as_number(summary.get("wall_s"))
     if np.isnan(wall) and data.rounds:
-        wall = number(data.rounds[-1].get("wall_s"))
+        wall = as_number(data.rounds[-1].get("wall_s"))
     scores = ", ".join(f"{name} {_short(value)}" for name, value in (summary.get("metrics") or {}).items())
     signature = f" ({summary['signature']})" if summary.get("signature") else ""
     command = f"collapipe run --config {shlex.quote(str(run.path / CONFIG))} --set run-dir="

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-FOLDER = "tensorboard"
+TENSORBOARD_FOLDER = "tensorboard"
 
 
 def check_available() -> None:
@@ -39,7 +39,7 @@ class TensorBoardLog:
         check_available()
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(run_dir / FOLDER), purge_step=start_round)
+        self._writer = SummaryWriter(str(run_dir / TENSORBOARD_FOLDER), purge_step=start_round)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the scalars of one round's record, and hand them to the disk: a run may be killed."""

@@ -21,7 +21,7 @@ def new_identity(run_dir: Path, config: RunConfig) -> RunIdentity:
     return RunIdentity.fresh(config_digest(fixed_keys(config)))
 
 
-def commit(run_dir: Path, round_state: Checkpoint, config: RunConfig, inputs: dict[str, str]) -> None:
+def commit_round(run_dir: Path, round_state: Checkpoint, config: RunConfig, inputs: dict[str, str]) -> None:
     """Commit a round: its line in ``rounds.jsonl`` and its model are on the disk already."""
     state: dict[str, Any] = {**run_directory.rounds_mark(run_dir), "config": config.to_flat(), "inputs": inputs}
     checkpoint.commit(run_dir, round_state._replace(state=round_state.state | state))
@@ -58,6 +58,6 @@ def reopened(run_dir: Path, config: RunConfig) -> Checkpoint:
     """Put the run directory back to its newest checkpoint, and return that; see :func:`newest`."""
     found = newest(run_dir, config)
     checkpoint.go_back(run_dir, found.round)
-    saved_model.go_back(run_dir, found.round)
+    saved_model.restore_version(run_dir, found.round)
     run_directory.reopen(run_dir, int(found.state["rounds-size"]))
     return found

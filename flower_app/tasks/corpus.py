@@ -291,7 +291,7 @@ def hub_table(config: DataConfig, split: str, columns: Mapping[str, str]) -> tab
     return tables.columns_of(dataset[name], columns, "data.hub-id", f"{config.hub_id}, split {name}")
 
 
-def check_files(config: DataConfig, num_clusters: int) -> None:
+def check_data_files(config: DataConfig, num_clusters: int) -> None:
     """Raise ``ValueError`` where ``partition = files`` has no training file for every cluster."""
     found = count_files(config)
     if found < num_clusters:

@@ -49,9 +49,8 @@ class EncodedText:
                 cut += len(ids) > room
                 yield [*begin, *ids[:room], *end]
 
-        found = cls.of(kept())
-        found.truncated = cut
-        return found
+        ids, starts = stored_integers(kept())
+        return cls(ids, starts, truncated=cut)
 
     def __len__(self) -> int:
         return len(self.starts) - 1

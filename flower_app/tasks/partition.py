@@ -8,9 +8,9 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from flower_app.tasks.corpus import OWN_FILES, Classes, DataConfig, check_files
+from flower_app.tasks.corpus import OWN_FILES, Classes, DataConfig, check_data_files
 
-Indices = npt.NDArray[np.int64]
+IndexArray = npt.NDArray[np.int64]
 
 
 class Shareable(Protocol):
@@ -24,7 +24,7 @@ class Shareable(Protocol):
         """Return each example's class: what ``dirichlet``, ``pathological`` and ``natural-id`` go by."""
         ...
 
-    def subset(self, indices: Indices) -> Self:
+    def subset(self, indices: IndexArray) -> Self:
         """Return some of the examples."""
         ...
 
@@ -57,7 +57,7 @@ def training_shares(
     if config.partition == "nodes":
         return [], ()
     if config.partition == "files":
-        check_files(config, num_clusters)
+        check_data_files(config, num_clusters)
         shares = [load(cluster) for cluster in range(num_clusters)]
         return shares, tuple(map(len, shares))
     everything = load(None)
@@ -75,7 +75,7 @@ def training_share(
     return everything.subset(partition(config, everything, num_clusters, seed)[cluster]), everything
 
 
-def partition(config: DataConfig, examples: Shareable, num_clusters: int, seed: int) -> list[Indices]:
+def partition(config: DataConfig, examples: Shareable, num_clusters: int, seed: int) -> list[IndexArray]:
     """Return the examples of each cluster, as sorted indices into ``examples``; each example falls on one cluster.
 
     The names and the meaning of the partitions are those of ``flwr-datasets``' partitioners.
@@ -96,30 +96,32 @@ def partition(config: DataConfig, examples: Shareable, num_clusters: int, seed: 
     return [np.sort(part) for part in parts]
 
 
-def _by_size(weights: npt.ArrayLike, examples: Shareable, rng: np.random.Generator) -> list[Indices]:
+def _by_size(weights: npt.ArrayLike, examples: Shareable, rng: np.random.Generator) -> list[IndexArray]:
     """Draw at random as many examples for each cluster as its share of the weights says."""
     share = np.cumsum(np.asarray(weights, dtype=np.float64))
     cuts = np.round(share[:-1] / share[-1] * len(examples)).astype(np.int64)
     return list(np.split(rng.permutation(len(examples)), cuts))
 
 
-def _iid(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+def _iid(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[IndexArray]:
     return list(np.array_split(rng.permutation(len(examples)), num_clusters))
 
 
-def _linear(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+def _linear(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[IndexArray]:
     return _by_size(np.arange(1, num_clusters + 1), examples, rng)
 
 
-def _square(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+def _square(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[IndexArray]:
     return _by_size(np.arange(1, num_clusters + 1) ** 2, examples, rng)
 
 
-def _exponential(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+def _exponential(
+    config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator
+) -> list[IndexArray]:
     return _by_size(np.exp(np.arange(num_clusters)), examples, rng)
 
 
-def _size(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+def _size(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[IndexArray]:
     weights = config.sizes()
     if len(weights) != num_clusters:
         raise ValueError(
@@ -129,9 +131,11 @@ def _size(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.ra
     return _by_size(weights, examples, rng)
 
 
-def _dirichlet(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+def _dirichlet(
+    config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator
+) -> list[IndexArray]:
     """Cut each class's examples by proportions drawn from Dirichlet(alpha, ..., alpha)."""
-    parts: list[list[Indices]] = [[] for _ in range(num_clusters)]
+    parts: list[list[IndexArray]] = [[] for _ in range(num_clusters)]
     for members in _members(examples):
         members = rng.permutation(members)
         shares = rng.dirichlet(np.full(num_clusters, config.dirichlet_alpha))
@@ -143,7 +147,7 @@ def _dirichlet(config: DataConfig, examples: Shareable, num_clusters: int, rng: 
 
 def _pathological(
     config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator
-) -> list[Indices]:
+) -> list[IndexArray]:
     """Deal the classes out, so many to each cluster; clusters with the same class share its examples evenly."""
     classes, each = _members(examples), config.classes_per_cluster
     least = -(-len(classes) // num_clusters)
@@ -156,20 +160,22 @@ def _pathological(
     owners: list[list[int]] = [[] for _ in classes]
     for slot in range(num_clusters * each):
         owners[dealt[slot % len(classes)]].append(slot // each)
-    parts: list[list[Indices]] = [[] for _ in range(num_clusters)]
+    parts: list[list[IndexArray]] = [[] for _ in range(num_clusters)]
     for members, mine in zip(classes, owners, strict=True):
         for cluster, piece in zip(mine, np.array_split(rng.permutation(members), len(mine)), strict=True):
             parts[cluster].append(piece)
     return [np.concatenate(part) for part in parts]
 
 
-def _natural_id(config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator) -> list[Indices]:
+def _natural_id(
+    config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator
+) -> list[IndexArray]:
     """Keep the examples of a class (a domain, a writer) together, on cluster i mod N."""
     classes = _members(examples)
     return [np.concatenate([*classes[cluster::num_clusters], np.zeros(0, np.int64)]) for cluster in range(num_clusters)]
 
 
-def _members(examples: Shareable) -> list[Indices]:
+def _members(examples: Shareable) -> list[IndexArray]:
     """Examples of each class, the classes sorted."""
     found = examples.classes()
     known = found if isinstance(found, np.ndarray) else np.array(list(found))
@@ -177,7 +183,7 @@ def _members(examples: Shareable) -> list[Indices]:
     return list(np.split(np.argsort(numbers, kind="stable").astype(np.int64), np.cumsum(counts)[:-1]))
 
 
-_PARTITIONERS: dict[str, Callable[[DataConfig, Shareable, int, np.random.Generator], list[Indices]]] = {
+_PARTITIONERS: dict[str, Callable[[DataConfig, Shareable, int, np.random.Generator], list[IndexArray]]] = {
     "iid": _iid,
     "size": _size,
     "linear": _linear,

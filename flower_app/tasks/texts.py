@@ -13,8 +13,8 @@ from typing import IO, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-T = TypeVar("T")
-R = TypeVar("R")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 Indices = Sequence[int] | npt.NDArray[np.int64]
 """Places in a sequence."""
@@ -110,7 +110,9 @@ def lines(path: Path, key: str) -> Iterator[str]:
         raise ValueError(f"{key}: {path} is empty; expected one sentence a line")
 
 
-def in_chunks(work: Callable[[list[T]], Iterable[R]], items: Iterable[T], size: int = CHUNK) -> Iterator[R]:
+def in_chunks(
+    work: Callable[[list[Item]], Iterable[Result]], items: Iterable[Item], size: int = CHUNK
+) -> Iterator[Result]:
     """Work on some items at a time, so that neither all of them nor all results are in memory at once."""
     rest = iter(items)
     while chunk := list(islice(rest, size)):

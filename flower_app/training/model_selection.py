@@ -12,7 +12,7 @@ LOWER_IS_BETTER = frozenset({"loss", "perplexity"})
 """Metrics that are to fall; all others are to rise."""
 
 
-class Selection:
+class ModelSelection:
     """Follows the evaluations of one run."""
 
     def __init__(self, config: SelectionConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from logging import WARNING
 from pathlib import Path
 
@@ -40,9 +41,8 @@ class ServerFaults:
         share = server_dies(self._config, server_round)
         if share is not None and server_round > self._completed + 1:
             log(WARNING, "round %d: to be injected: the server is killed", server_round)
-            timer = threading.Timer(share * usual_s, self._die, (server_round,))
-            timer.daemon = True
-            timer.start()
+            delay_s = share * usual_s
+            threading.Thread(target=self._die, args=(server_round, delay_s), daemon=True).start()
 
     def records(self, server_round: int) -> list[FaultRecord]:
         """That this process goes on where another ended, once."""
@@ -58,6 +58,7 @@ class ServerFaults:
             )
         ]
 
-    def _die(self, server_round: int) -> None:
+    def _die(self, server_round: int, delay_s: float) -> None:
+        time.sleep(delay_s)
         note_injected(self._run_dir, "server", server_round)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -31,7 +31,7 @@ from flower_app.tasks.base import task
 from flower_app.training.cluster_setup import round_bounds, set_up_clusters, settle_decoder_sync, wait_for_nodes
 from flower_app.training.frozen_weights import frozen_digest
 from flower_app.training.global_models import GlobalModels
-from flower_app.training.model_selection import Selection
+from flower_app.training.model_selection import ModelSelection
 from flower_app.training.network import of_clusters, training_scenario
 from flower_app.training.releases import accounted
 from flower_app.training.run_grid import NODES_TIMEOUT_S, run_grid
@@ -76,7 +76,7 @@ class TrainingRun:
         self.resumed = run_checkpoints.reopened(run_dir, config) if config.resume else None
         self.identity = self.resumed.identity if self.resumed else run_checkpoints.new_identity(run_dir, config)
         self.inputs = input_digests(config)
-        self.selection = Selection(config.selection)
+        self.selection = ModelSelection(config.selection)
         if self.resumed is not None:
             self.selection.restore(self.resumed.state["selection"])
         self.faults = ServerFaults(config.faults, run_dir, self.completed)
@@ -327,7 +327,7 @@ class TrainingRun:
             decoder = self.service.trainer.state()
         memory = kept_memory(self.strategy)
         after = Checkpoint(server_round, to_tensors(arrays), decoder, memory, state, self.identity)
-        run_checkpoints.commit(self.run_dir, after, self.config, self.inputs)
+        run_checkpoints.commit_round(self.run_dir, after, self.config, self.inputs)
 
     def _finish(self) -> None:
         # The last round has loaded and scored the final weights; the model that is kept may be an earlier one.

@@ -146,7 +146,7 @@ class Target:
     def open(self) -> None:
         """Begin a round of one cluster and one or two steps."""
         self.round += 1
-        self.service.trainer.decoder_sync = "step" if self.round % 2 else "round"
+        self.service.trainer.settle_sync("step" if self.round % 2 else "round")
         self.token = self.service.open_round(self.round, [0], 2)[0].token
         self.weights = [p.detach().clone() for p in self.service.trainer.head.parameters()]
 

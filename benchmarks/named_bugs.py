@@ -146,9 +146,9 @@ BUGS = (
     ),
     _bug(
         "an absence counts on when the cluster is back",
-        "strategies/decoder/round.py",
-        "        member.away_since = None\n",
-        "",
+        "strategies/decoder/member.py",
+        "self.seat, self.away_since = seat, None",
+        "self.seat = seat",
         "decoder_barrier.py::test_an_absence_counts_until_the_cluster_is_back_and_no_longer",
     ),
     _bug(

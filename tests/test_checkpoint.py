@@ -168,8 +168,8 @@ def test_the_decoder_goes_on_with_its_own_state_and_that_of_each_copy():
         return DecoderTrainer(HeadTrainer(nn.Linear(2, 2), OptimizerConfig(), unit=1), "round")
 
     ours = trainer()
-    ours._copies[3] = HeadTrainer(nn.Linear(2, 2), OptimizerConfig(), unit=1)
-    for own in (ours._trainer, ours._copies[3]):
+    ours.copies.by_cluster[3] = HeadTrainer(nn.Linear(2, 2), OptimizerConfig(), unit=1)
+    for own in (ours.copies.shared, ours.copies.by_cluster[3]):
         own.apply([Contribution(cluster=0, weight=1.0)], 1)
     state = ours.state()
     assert {key.split("/")[0] for key in state} == {"decoder", "copy-3"}

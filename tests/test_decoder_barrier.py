@@ -19,6 +19,7 @@ from client_pipeline.runtime.head import Contribution
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from strategies.decoder.member import MOST_BEGINNINGS, Refusal
 from strategies.decoder.reception import STREAMS_OF_A_CLUSTER
+from strategies.decoder.seat import Seat
 
 ADAM = OptimizerConfig(name="adamw", lr=0.01)
 
@@ -31,19 +32,18 @@ def test_an_absence_counts_until_the_cluster_is_back_and_no_longer(monkeypatch, 
     monkeypatch.setattr("strategies.decoder.round._LOOK_S", 0.02)
     trainer = trainer_of(step_s=200_000.0)
     trainer.open_round(1, [0, 1], 1)
-    for cluster in (0, 1):
-        trainer.join(1, cluster)
-    trainer.away(1, 1, 0)
-    seat = trainer.rejoin(1, 1, 1).number if comes_back else 0
-    trainer.micro_batch(0, whole_batch(0))
-    quick = threading.Thread(target=trainer.close_step, args=(1, 0, 1, 1.0), daemon=True)
+    here, absent = (trainer.join(1, cluster) for cluster in (0, 1))
+    absent.away()
+    seat = trainer.rejoin(1, 1, 1) if comes_back else absent
+    here.micro_batch(whole_batch(0))
+    quick = threading.Thread(target=here.close_step, args=(1, 1.0), daemon=True)
     quick.start()
     offset_s[0] = 3600.0
     quick.join(0.5 if comes_back else 20)
     assert quick.is_alive() is comes_back
     if comes_back:
-        trainer.micro_batch(1, whole_batch(1), seat)
-        trainer.close_step(1, 1, 1, 1.0, seat)
+        seat.micro_batch(whole_batch(1))
+        seat.close_step(1, 1.0)
         quick.join(20)
         assert not quick.is_alive()
     clusters = trainer.finish_round().clusters
@@ -55,9 +55,9 @@ def test_a_step_is_taken_once_though_its_cluster_comes_back_while_it_is_taken(mo
     """In mode ``round`` the stream that replaced the closing one took the step a second time, without a gradient."""
     trainer = trainer_of("round", optimizer=ADAM)
     trainer.open_round(1, [0], 2)
-    trainer.join(1, 0)
-    trainer.micro_batch(0, whole_batch(0))
-    take, entered, go_on = trainer._take, threading.Event(), threading.Event()
+    seat = trainer.join(1, 0)
+    seat.micro_batch(whole_batch(0))
+    take, entered, go_on = Seat._take, threading.Event(), threading.Event()
 
     def late(*arguments):
         if not entered.is_set():
@@ -65,16 +65,16 @@ def test_a_step_is_taken_once_though_its_cluster_comes_back_while_it_is_taken(mo
             assert go_on.wait(20)
         take(*arguments)
 
-    monkeypatch.setattr(trainer, "_take", late)
+    monkeypatch.setattr(Seat, "_take", late)
 
     def come_back():
         assert entered.wait(20)
-        seat = trainer.rejoin(1, 0, 1)
-        assert seat.closed and seat.step == 1
+        newer = trainer.rejoin(1, 0, 1)
+        assert newer.closed and newer.step == 1
         threading.Timer(0.3, go_on.set).start()
-        trainer.await_step(1, 0, seat.step, seat.number)
+        newer.await_step(newer.step)
 
-    assert all_at_once(lambda: trainer.close_step(1, 0, 1, 1.0, 0), come_back) == [None, None]
+    assert all_at_once(lambda: seat.close_step(1, 1.0), come_back) == [None, None]
     head = head_trainer(ADAM)
     batch = whole_batch(0)
     head.gradient(batch.step, 0, batch.hidden_BTD, batch.mask_BT, batch.targets, batch.total_weight)
@@ -92,7 +92,7 @@ def test_a_cluster_that_opens_its_stream_again_and_again_takes_no_others_place()
         with grpc.insecure_channel(addresses[1].target) as channel:
             exchange = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             welcome = decode(next(exchange(iter([hello(addresses[1])])))).header
-            with service.trainer._compute:
+            with service.trainer.copies.lock:
                 again = hello(addresses[1], token=welcome["resume"])
                 attempts = [exchange(iter([again]), timeout=60) for _ in range(20)]
                 until(lambda: sum(not one.is_active() for one in attempts) >= len(attempts) - STREAMS_OF_A_CLUSTER)
@@ -124,11 +124,11 @@ def test_a_step_that_is_begun_again_without_end_is_refused():
     """Each attempt costs the decoder a micro-batch, and those who wait for it nothing but time."""
     trainer = trainer_of("round")
     trainer.open_round(1, [0], 2)
-    trainer.join(1, 0)
+    seat = trainer.join(1, 0)
     for attempt in range(MOST_BEGINNINGS):
-        trainer.micro_batch(0, replace(whole_batch(0), attempt=attempt))
+        seat.micro_batch(replace(whole_batch(0), attempt=attempt))
     with pytest.raises(Refusal, match="step 1 was begun more than 64 times"):
-        trainer.micro_batch(0, replace(whole_batch(0), attempt=10**9))
+        seat.micro_batch(replace(whole_batch(0), attempt=10**9))
 
 
 END = encode({"kind": "step_end", "round": 1, "step": 1, "scale": 1.0})

@@ -52,12 +52,20 @@ def whole_batch(cluster, step=1, round_=1, examples=3):
 
 def train(trainer, cluster, steps=1, round_=1):
     """A cluster's round on the trainer itself; returns the mode it was told."""
-    mode = trainer.join(round_, cluster).sync
+    seat = trainer.join(round_, cluster)
     for step in range(1, steps + 1):
-        trainer.micro_batch(cluster, whole_batch(cluster, step, round_))
-        trainer.close_step(round_, cluster, step, 1.0)
-    trainer.finish(round_, cluster)
-    return mode
+        seat.micro_batch(whole_batch(cluster, step, round_))
+        seat.close_step(step, 1.0)
+    seat.finish()
+    return seat.sync
+
+
+def seated(trainer, *clusters):
+    """Each cluster's seat in round 1, with its first step sent and not closed."""
+    seats = [trainer.join(1, cluster) for cluster in clusters]
+    for seat in seats:
+        seat.micro_batch(whole_batch(seat.cluster))
+    return seats
 
 
 def shares(clusters, step=1):
@@ -73,15 +81,13 @@ def test_a_step_is_taken_only_when_all_clusters_have_closed_it():
     trainer = trainer_of()
     trainer.open_round(1, [0, 1], 1)
     before = {n: p.detach().clone() for n, p in trainer.head.named_parameters()}
-    for cluster in (0, 1):
-        trainer.join(1, cluster)
-        trainer.micro_batch(cluster, whole_batch(cluster))
-    fast = threading.Thread(target=trainer.close_step, args=(1, 0, 1, 1.0), daemon=True)
+    quick, slow = seated(trainer, 0, 1)
+    fast = threading.Thread(target=quick.close_step, args=(1, 1.0), daemon=True)
     fast.start()
     fast.join(0.1)
     assert fast.is_alive()
     assert all(torch.equal(p, before[n]) for n, p in trainer.head.named_parameters())
-    trainer.close_step(1, 1, 1, 1.0)
+    slow.close_step(1, 1.0)
     fast.join(PATIENT_S)
     assert not fast.is_alive()
     assert_close(trainer.finish_round().head, central_step(head_trainer().head, shares([0, 1]))[0])
@@ -90,13 +96,11 @@ def test_a_step_is_taken_only_when_all_clusters_have_closed_it():
 def test_a_cluster_that_leaves_frees_the_others_and_its_unclosed_step_does_not_count():
     trainer = trainer_of()
     trainer.open_round(1, [0, 1], 1)
-    for cluster in (0, 1):
-        trainer.join(1, cluster)
-        trainer.micro_batch(cluster, whole_batch(cluster))
-    results = all_at_once(lambda: trainer.close_step(1, 0, 1, 1.0), lambda: trainer.leave(1, 1, "its stream broke off"))
+    stays, leaves = seated(trainer, 0, 1)
+    results = all_at_once(lambda: stays.close_step(1, 1.0), lambda: leaves.leave("its stream broke off"))
     assert results == [None, None]
     with pytest.raises(Refusal, match="cluster 1 has left round 1: its stream broke off"):
-        trainer.close_step(1, 1, 1, 1.0)
+        leaves.close_step(1, 1.0)
     summary = trainer.finish_round()
     assert_close(summary.head, central_step(head_trainer().head, shares([0]))[0])
     assert summary.clusters[1].left == "its stream broke off" and summary.clusters[1].weight == 0
@@ -105,8 +109,7 @@ def test_a_cluster_that_leaves_frees_the_others_and_its_unclosed_step_does_not_c
 def test_what_a_cluster_left_behind_does_not_reach_the_next_round():
     trainer = trainer_of()
     trainer.open_round(1, [0], 1)
-    trainer.join(1, 0)
-    trainer.micro_batch(0, whole_batch(0))
+    seated(trainer, 0)
     before = trainer.finish_round().head
     trainer.open_round(2, [0], 1)
     train(trainer, 0, round_=2)
@@ -153,13 +156,12 @@ def test_a_refused_cluster_frees_the_other_clusters():
 def test_clusters_that_do_not_close_their_step_are_left_behind_by_name():
     trainer = trainer_of(step_s=SHORT_S)
     trainer.open_round(1, [0, 1, 2], 1)
-    for cluster in (0, 1, 2):
-        trainer.join(1, cluster)
-    trainer.micro_batch(0, whole_batch(0))
-    trainer.close_step(1, 0, 1, 1.0)
+    seats = [trainer.join(1, cluster) for cluster in (0, 1, 2)]
+    seats[0].micro_batch(whole_batch(0))
+    seats[0].close_step(1, 1.0)
     with pytest.raises(Refusal, match=r"cluster 1 has left round 1: it did not close step 1 within 0.2 s"):
-        trainer.micro_batch(1, whole_batch(1))
-    trainer.finish(1, 0)
+        seats[1].micro_batch(whole_batch(1))
+    seats[0].finish()
     summary = trainer.finish_round()
     assert summary.clusters[0].steps == 1
     assert all("it did not close step 1" in summary.clusters[n].left for n in (1, 2))
@@ -179,14 +181,13 @@ def test_a_silent_cluster_keeps_nobody_waiting_and_learns_the_reason():
 def test_a_round_that_ends_early_frees_and_refuses_everyone():
     trainer = trainer_of()
     trainer.open_round(1, [0, 1], 1)
-    for cluster in (0, 1):
-        trainer.join(1, cluster)
-    trainer.micro_batch(0, whole_batch(0))
+    seat, _ = (trainer.join(1, cluster) for cluster in (0, 1))
+    seat.micro_batch(whole_batch(0))
     waiting = threading.Event()
 
     def close():
         waiting.set()
-        trainer.close_step(1, 0, 1, 1.0)
+        seat.close_step(1, 1.0)
 
     def end():
         waiting.wait()
@@ -230,7 +231,7 @@ def test_auto_does_not_count_a_cluster_that_came_and_went():
 
     def break_off():
         time.sleep(SHORT_S / 4)
-        trainer.leave(1, 0, "its stream broke off")
+        trainer.dismiss(1, 0, "its stream broke off")
         return trainer.join(1, 1).sync
 
     assert all_at_once(come_and_go, break_off) == [None, "round"]
@@ -238,11 +239,11 @@ def test_auto_does_not_count_a_cluster_that_came_and_went():
 
 def test_a_decision_can_be_restored_and_a_wrong_one_is_refused():
     trainer = trainer_of("auto")
-    trainer.decoder_sync = "round"
+    trainer.settle_sync("round")
     trainer.open_round(5, [0, 1], 1)
     assert trainer.join(5, 0).sync == "round"
     with pytest.raises(ValueError, match="decoder-sync: expected one of auto, step, round, found 'epoch'"):
-        trainer.decoder_sync = "epoch"
+        trainer.settle_sync("epoch")
 
 
 def test_the_stream_tells_the_mode():
@@ -313,10 +314,9 @@ def test_mode_round_leaves_out_who_left_and_who_has_no_weight():
     trainer = trainer_of("round")
     trainer.open_round(1, [0, 1], 2)
     train(trainer, 0, steps=2)
-    trainer.join(1, 1)
-    trainer.micro_batch(1, whole_batch(1))
-    trainer.close_step(1, 1, 1, 1.0)
-    trainer.leave(1, 1, "its stream broke off")
+    (leaves,) = seated(trainer, 1)
+    leaves.close_step(1, 1.0)
+    leaves.leave("its stream broke off")
     head = head_trainer().head
     for step in (1, 2):
         head.load_state_dict(central_step(head, shares([0], step))[0])
@@ -351,40 +351,37 @@ def test_misuse_is_refused_with_what_was_expected():
     with pytest.raises(Refusal, match="expected round 1, found round 2"):
         trainer.join(2, 0)
     with pytest.raises(Refusal, match="cluster 0 has not joined"):
-        trainer.micro_batch(0, whole_batch(0))
-    trainer.join(1, 0)
+        trainer.rejoin(1, 0, 1)
+    seat = trainer.join(1, 0)
     with pytest.raises(Refusal, match="already joined"):
         trainer.join(1, 0)
     batch = whole_batch(0)
-    trainer.micro_batch(0, replace(batch, total_weight=batch.weight + 1))
+    seat.micro_batch(replace(batch, total_weight=batch.weight + 1))
     with pytest.raises(Refusal, match="the micro-batches weigh .*, announced were"):
-        trainer.close_step(1, 0, 1, 1.0)
+        seat.close_step(1, 1.0)
     with pytest.raises(Refusal, match="micro-batch"):
-        trainer.micro_batch(0, replace(batch, micro_batch=1, total_weight=None))
+        seat.micro_batch(replace(batch, micro_batch=1, total_weight=None))
 
 
 @pytest.mark.parametrize("scale", [-0.1, 1.5, float("nan")])
 def test_a_clipping_factor_beyond_its_range_is_refused(scale):
     trainer = trainer_of()
     trainer.open_round(1, [0], 1)
-    trainer.join(1, 0)
-    trainer.micro_batch(0, whole_batch(0))
+    (seat,) = seated(trainer, 0)
     with pytest.raises(Refusal, match=r"clipping factor in \[0, 1\]"):
-        trainer.close_step(1, 0, 1, scale)
+        seat.close_step(1, scale)
 
 
 def test_a_step_that_fails_in_the_optimizer_is_told_to_all_who_wait(monkeypatch):
     trainer = trainer_of()
     trainer.open_round(1, [0, 1], 1)
-    for cluster in (0, 1):
-        trainer.join(1, cluster)
-        trainer.micro_batch(cluster, whole_batch(cluster))
+    seats = seated(trainer, 0, 1)
 
     def fail(*_):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(trainer._trainer, "apply", fail)
-    results = all_at_once(*(lambda c=c: trainer.close_step(1, c, 1, 1.0) for c in (0, 1)))
+    monkeypatch.setattr(trainer.copies.shared, "apply", fail)
+    results = all_at_once(*(lambda seat=seat: seat.close_step(1, 1.0) for seat in seats))
     assert all("out of memory" in str(error) for error in results)
 
 
@@ -392,19 +389,17 @@ def test_copies_of_the_decoder_are_averaged_by_the_weights_of_the_encoders():
     """A cluster that left after its goodbye, or whose update was refused, counts in neither average."""
     trainer = DecoderTrainer(head_trainer(), "round")
     trainer.open_round(1, [0, 1], 1)
-    before = {name: p.detach().clone() for name, p in trainer._trainer.parameters.items()}
-    for cluster in (0, 1):
-        trainer.join(1, cluster)
-        trainer.micro_batch(cluster, whole_batch(cluster))
-        trainer.close_step(1, cluster, 1, 1.0)
-        trainer.finish(1, cluster)
+    before = {name: p.detach().clone() for name, p in trainer.copies.shared.parameters.items()}
+    for seat in seated(trainer, 0, 1):
+        seat.close_step(1, 1.0)
+        seat.finish()
     summaries = trainer.end_round()
     assert [(s.steps, s.left) for s in summaries.values()] == [(1, None), (1, None)]
     with pytest.raises(Refusal, match="is not open"):
         trainer.join(1, 0)
     found = trainer.finish_round({1: summaries[1].weight})
     assert found.clusters == summaries
-    assert_close(found.head, {n: p.detach() for n, p in trainer._copies[1].parameters.items()})
+    assert_close(found.head, {n: p.detach() for n, p in trainer.copies.by_cluster[1].parameters.items()})
     assert any(not torch.equal(found.head[name], value) for name, value in before.items())
     with pytest.raises(ValueError, match="no round of the decoder is open"):
         trainer.finish_round()

@@ -214,7 +214,7 @@ def running(monkeypatch):
         # Thousands of wrong hellos from one peer are what is tried here; the limit has tests of its own.
         monkeypatch.setattr("strategies.decoder.limits.WRONG_HELLOS", 10**9)
         service.reception.hellos = HelloGuard(4)
-        before = {name: p.detach().clone() for name, p in service.trainer._trainer.parameters.items()}
+        before = {name: p.detach().clone() for name, p in service.trainer.copies.shared.parameters.items()}
         with grpc.insecure_channel(service.advertised) as channel:
             running = Running(service, channel)
             yield running

@@ -22,6 +22,7 @@ from flower_app.config.privacy_checks import check_shared_matrices
 from flower_app.config.run_config import RunConfig
 from flower_app.training.releases import Releases, state_after
 from strategies.aggregation.accountant import PrivacyAccountant, Sent, epsilon
+from strategies.decoder.seat import Seat
 from strategies.grid.recording import RecordingGrid
 from strategies.records import CONFIG, ROUND_KEY
 from strategies.traits import Traits
@@ -109,11 +110,11 @@ def test_the_gradient_comes_back_through_the_clipping():
     link.close()
 
 
-def test_the_server_sees_clipped_rows_with_noise_and_nothing_else():
+def test_the_server_sees_clipped_rows_with_noise_and_nothing_else(monkeypatch):
     with service_of(num_clusters=1) as service:
         address = service.open_round(1, [0], 2)[0]
-        seen, take = [], service.trainer.micro_batch
-        service.trainer.micro_batch = lambda cluster, batch, *rest: seen.append(batch) or take(cluster, batch, *rest)
+        seen, take = [], Seat.micro_batch
+        monkeypatch.setattr(Seat, "micro_batch", lambda seat, batch: seen.append(batch) or take(seat, batch))
         batches = [batch_of(0, 5, seed=s) for s in (1, 2)]
         link = PrivateLink(DecoderStream.open(address), NOISY, NoiseSource(7))
         for step, batch in enumerate(batches, start=1):
@@ -268,7 +269,7 @@ def test_a_round_is_kept_before_anyone_is_asked_to_train():
 def test_the_service_says_when_a_step_comes_again():
     with service_of(num_clusters=1) as service:
         repeats = []
-        service.on_repeat = lambda: repeats.append(service.sent[0].tokens)
+        service.account({}, lambda: repeats.append(service.sent[0].tokens))
         with DecoderStream.open(service.open_round(1, [0], 1)[0]) as stream:
             batch = batch_of(0, 3)
             for again in (False, True):

@@ -16,7 +16,8 @@ from test_decoder_tls import certificate, files, own
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.frames import PROTOCOL_VERSION, encode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderStream
-from strategies.decoder.limits import WRONG_HELLOS, Allowance, HelloGuard, TooManyHellos, peer_name, printable
+from strategies.decoder.limits import WRONG_HELLOS, Allowance, HelloGuard, TooManyHellos, peer_name
+from strategies.printable import printable
 
 
 @pytest.fixture(scope="module")

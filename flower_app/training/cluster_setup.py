@@ -16,7 +16,6 @@ from torch import Tensor
 from flower_app.config.run_config import RunConfig
 from flower_app.training.releases import most_examples
 from strategies.clusters import ClusterState, check_clusters
-from strategies.decoder.limits import printable
 from strategies.decoder.trainer import DecoderTrainer
 from strategies.grid.forwarding import innermost
 from strategies.grid.intake import RoundBounds
@@ -24,6 +23,7 @@ from strategies.grid.received_setup import checked_setup
 from strategies.grid.received_values import MalformedReply
 from strategies.grid.recording import array_bytes
 from strategies.grid.reply_matching import match_replies
+from strategies.printable import printable
 from strategies.records import ARRAYS, CONFIG, SETUP, to_arrays
 
 SETUP_TIMEOUT_S = 3600.0
@@ -119,7 +119,7 @@ def set_up_clusters(
 def settle_decoder_sync(trainer: DecoderTrainer, clusters: Clusters) -> None:
     """Decide ``auto`` where a simulation runs its clusters one after the other: no step could wait for all of them."""
     if trainer.decoder_sync == "auto" and clusters.at_once < len(clusters.states):
-        trainer.decoder_sync = "round"
+        trainer.settle_sync("round")
         num_clusters = len(clusters.states)
         log(INFO, "decoder-sync auto: round, %d of %d clusters run at the same time", clusters.at_once, num_clusters)
 

@@ -85,7 +85,7 @@ def accounted(
         sent = accountant.restore(state_after(run_dir, resumed.round, state, accountant.num_examples, identity.run))
     releases = Releases(run_dir, accountant, sent, most_examples(config), config.data.max_length, identity.run)
     if service is not None:
-        service.sent, service.on_repeat = sent, releases.keep
+        service.account(sent, releases.keep)
     return releases
 
 

@@ -12,7 +12,6 @@ WRONG_HELLOS = 32
 """Hellos in a row that a peer may get wrong; afterwards one a second."""
 WRONG_HELLOS_PER_S = 1.0
 _PEERS = 1024
-_REASON_CHARACTERS = 400
 
 
 class TooManyHellos(PermissionError):
@@ -140,12 +139,6 @@ class HelloGuard:
         with self._lock:
             refused, self._refused = dict(sorted(self._refused.items())), Counter()
         return refused
-
-
-def printable(reason: str, most: int = _REASON_CHARACTERS) -> str:
-    """One line of at most so many characters, for logs and errors: parts of it may come from whoever sent a message."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason[: most + 1])
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def peer_name(names: Iterable[bytes] | None, address: str) -> str:

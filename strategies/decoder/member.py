@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from client_pipeline.link.tied import TiedRows
 from client_pipeline.partition.micro_batches import StepId
@@ -62,8 +62,39 @@ class ClusterSummary:
     """Why it left before its goodbye; None if it did not."""
 
 
+class StepProgress:
+    """What has come of a cluster's step in progress, in its present attempt."""
+
+    def __init__(self, shapes: Mapping[str, Size]) -> None:
+        self.rows = TiedRows(shapes)
+        """Of the tied matrices that the step computes with."""
+        self.next_micro_batch = 0
+        self.num_micro_batches = 0
+        """m; 0 before the first micro-batch."""
+        self.weight = 0.0
+        """W_n, as the first micro-batch announced it."""
+        self.seen_weight = 0.0
+        """Of the micro-batches so far."""
+        self.loss_sum = 0.0
+
+    def count(self, batch: MicroBatch, total_weight: float, loss_sum: float) -> None:
+        """Note a micro-batch that the decoder has computed."""
+        self.weight = total_weight
+        self.num_micro_batches = batch.num_micro_batches
+        self.next_micro_batch += 1
+        self.seen_weight += batch.weight
+        self.loss_sum += loss_sum
+
+
 class Member:
-    """Where one cluster is in a round of the decoder."""
+    """Where one cluster is in a round of the decoder. Whoever shares it between threads holds a lock.
+
+    Parameters
+    ----------
+    cluster : its index
+    local_steps : of the round
+    tied : the round's values of the tied matrices
+    """
 
     def __init__(self, cluster: int, local_steps: int, tied: Mapping[str, Tensor] | None = None) -> None:
         self.cluster = cluster
@@ -89,18 +120,44 @@ class Member:
         self.beginnings = 1
         """Of the step in progress, whatever its attempts are called."""
         self.steps, self.weight, self.loss_sum = 0, 0.0, 0.0
-        self.reset_step()
+        self._progress = StepProgress(self._shapes)
+
+    # Coming and going.
 
     @property
     def gone(self) -> bool:
         """Whether nothing more is to come from it."""
         return self.finished or self.left is not None
 
-    def reset_step(self) -> None:
-        """Begin a step anew."""
-        self.next_micro_batch, self.num_micro_batches = 0, 0
-        self.step_weight, self.seen_weight, self.step_loss_sum = 0.0, 0.0, 0.0
-        self._rows = TiedRows(self._shapes)
+    def hear(self, now: float) -> None:
+        """Note that something has come from it."""
+        self.heard_at = now
+
+    def join(self) -> None:
+        """Note its hello."""
+        self.joined = True
+
+    def come_back(self, seat: int, *, closed: bool) -> None:
+        """Go on with another stream; a step that was not ``closed`` is begun anew."""
+        self.seat, self.away_since = seat, None
+        if not closed and not self.finished:
+            self._progress = StepProgress(self._shapes)
+
+    def go_away(self, now: float) -> None:
+        """Note that its stream was cut."""
+        self.away_since = now
+
+    def finish(self, now: float) -> None:
+        """Note its goodbye; refuse one in the middle of a step."""
+        if self._progress.next_micro_batch:
+            raise Refusal(f"goodbye before step {self.step} was closed")
+        self.finished, self.gone_at = True, now
+
+    def leave(self, reason: str, now: float, *, silent: bool = False) -> None:
+        """Note that it is out of the round; ``silent``: as nothing came from it."""
+        self.left, self.gone_at, self.silent = reason, now, silent
+
+    # Steps.
 
     def count_step(self) -> None:
         """Note that the decoder took the step in progress."""
@@ -108,9 +165,22 @@ class Member:
         self.attempt = 0
         self.beginnings = 1
         self.steps += 1
-        self.weight += self.step_weight
-        self.loss_sum += self.step_loss_sum
-        self.reset_step()
+        self.weight += self._progress.weight
+        self.loss_sum += self._progress.loss_sum
+        self._progress = StepProgress(self._shapes)
+
+    @property
+    def step_weight(self) -> float:
+        """W_n of the step in progress, as it was announced."""
+        return self._progress.weight
+
+    def total_weight(self, batch: MicroBatch) -> float:
+        """W_n of a micro-batch's step: as it says, or as the first one of the step has said."""
+        return batch.total_weight or self._progress.weight
+
+    def count_micro_batch(self, batch: MicroBatch, total_weight: float, loss_sum: float) -> None:
+        """Note a micro-batch of the step in progress that the decoder has computed."""
+        self._progress.count(batch, total_weight, loss_sum)
 
     def summary(self) -> ClusterSummary:
         """Sum up the steps that counted."""
@@ -124,11 +194,11 @@ class Member:
             raise Refusal(f"a round has local-steps = {self.local_steps}, found step {step}")
         if step != self.step or waiting:
             raise Refusal(f"expected step {self.step}, found step {step}")
-        if batch.micro_batch != self.next_micro_batch:
-            raise Refusal(f"expected micro-batch {self.next_micro_batch}, found {batch.micro_batch}")
+        if batch.micro_batch != self._progress.next_micro_batch:
+            raise Refusal(f"expected micro-batch {self._progress.next_micro_batch}, found {batch.micro_batch}")
         first = batch.micro_batch == 0
-        if batch.num_micro_batches != (self.num_micro_batches or batch.num_micro_batches):
-            raise Refusal(f"expected {self.num_micro_batches} micro-batches, found {batch.num_micro_batches}")
+        if batch.num_micro_batches != (self._progress.num_micro_batches or batch.num_micro_batches):
+            raise Refusal(f"expected {self._progress.num_micro_batches} micro-batches, found {batch.num_micro_batches}")
         if batch.micro_batch >= batch.num_micro_batches:
             raise Refusal(f"expected {batch.num_micro_batches} micro-batches, found one more")
         if first != (batch.total_weight is not None) or (batch.total_weight is not None and batch.total_weight <= 0):
@@ -137,44 +207,50 @@ class Member:
                 f"found {batch.total_weight} on micro-batch {batch.micro_batch}"
             )
 
-    def begins_again(self, step: int, attempt: int, waiting: bool) -> bool:
-        """Whether the cluster has dropped the step in progress and begins it once more."""
+    def begin_again(self, step: int, attempt: int, waiting: bool) -> bool:
+        """Whether the cluster has dropped the step in progress and begins it once more; then forget what has come."""
         if step != self.step or attempt <= self.attempt or waiting:
             return False
         self.beginnings += 1
         if self.beginnings > MOST_BEGINNINGS:
             raise Refusal(f"step {step} was begun more than {MOST_BEGINNINGS} times")
+        self.attempt = attempt
+        self._progress = StepProgress(self._shapes)
         return True
 
     def take_tied(self, step: int, name: str, start: int, rows: Tensor, waiting: bool) -> None:
         """Take rows of a tied matrix, before the first micro-batch of a step; refuse them at any other time."""
         if step != self.step or waiting:
             raise Refusal(f"tied matrix {name}: expected one of step {self.step}, found one of step {step}")
-        if step == 1 or self.next_micro_batch:
+        if step == 1 or self._progress.next_micro_batch:
             when = "a round's first step trains with the round's own" if step == 1 else "the step has begun"
             raise Refusal(f"tied matrix {name}: not expected in step {step}, {when}")
         try:
-            self._rows.add(name, start, rows)
+            self._progress.rows.add(name, start, rows)
         except ValueError as error:
             raise Refusal(str(error)) from None
 
     def tied_of_step(self) -> dict[str, Tensor]:
         """The tied matrices of the step in progress; refuses a step whose matrices have not all come."""
         if self.step > 1:
-            if self._rows.missing is not None:
-                raise Refusal(f"tied matrix {self._rows.missing}: step {self.step} began before it had come in full")
-            self.tied = self._rows.values
+            rows = self._progress.rows
+            if rows.missing is not None:
+                raise Refusal(f"tied matrix {rows.missing}: step {self.step} began before it had come in full")
+            self.tied = rows.values
         return self.tied
 
     def check_complete(self, step: int, scale: float, waiting: bool) -> None:
         """Refuse to close a step that is not the one in progress, or not complete."""
         if step != self.step or waiting:
             raise Refusal(f"expected the end of step {self.step}, found that of step {step}")
-        if not self.num_micro_batches or self.next_micro_batch != self.num_micro_batches:
-            raise Refusal(f"step {step} ended after {self.next_micro_batch} of {self.num_micro_batches} micro-batches")
-        if not math.isclose(self.seen_weight, self.step_weight, rel_tol=1e-6):
+        progress = self._progress
+        if not progress.num_micro_batches or progress.next_micro_batch != progress.num_micro_batches:
             raise Refusal(
-                f"step {step}: the micro-batches weigh {self.seen_weight:g}, announced were {self.step_weight:g}"
+                f"step {step} ended after {progress.next_micro_batch} of {progress.num_micro_batches} micro-batches"
+            )
+        if not math.isclose(progress.seen_weight, progress.weight, rel_tol=1e-6):
+            raise Refusal(
+                f"step {step}: the micro-batches weigh {progress.seen_weight:g}, announced were {progress.weight:g}"
             )
         if not 0 <= scale <= 1:
             raise Refusal(f"step {step}: expected a clipping factor in [0, 1], found {scale}")

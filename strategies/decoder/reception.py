@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode
-from strategies.decoder.limits import Allowance, HelloGuard, TooManyHellos, peer_name, printable
+from strategies.decoder.limits import Allowance, HelloGuard, TooManyHellos, peer_name
+from strategies.decoder.seat import Seat
 from strategies.decoder.tokens import RoundTokens
 from strategies.decoder.trainer import DecoderTrainer
+from strategies.printable import printable
 
 HELLO_TIMEOUT_S = 20.0
 """How long a stream may take to say hello [s]."""
@@ -33,18 +34,49 @@ class StreamContext(Protocol):
     def add_callback(self, callback: Callable[[], None]) -> bool: ...  # noqa: D102
 
 
-@dataclass
 class OpenStream:
-    """Whose a stream is."""
+    """A stream that was let in: whose it is, and its seat once it has one.
 
-    round: int
-    cluster: int
-    seat: int
-    """Streams of the cluster before this one."""
-    resume: str
-    """The token of the next one."""
-    welcome: bool = False
-    """Whether the trainer has let it in."""
+    Parameters
+    ----------
+    trainer : gives the seat
+    round_, cluster : whose the stream is
+    number : streams of the cluster before this one
+    resume : the token of the next one
+    """
+
+    def __init__(self, trainer: DecoderTrainer, round_: int, cluster: int, number: int, resume: str) -> None:
+        self.round, self.cluster, self.number, self.resume = round_, cluster, number, resume
+        self._trainer = trainer
+        self._seat: Seat | None = None
+
+    def sit(self) -> Seat:
+        """Join the round, or come back to it.
+
+        Raises
+        ------
+        Refusal, Superseded
+            See :class:`~strategies.decoder.trainer.DecoderTrainer`.
+        """
+        if self.number:
+            self._seat = self._trainer.rejoin(self.round, self.cluster, self.number)
+        else:
+            self._seat = self._trainer.join(self.round, self.cluster)
+        return self._seat
+
+    def refuse(self, reason: str) -> None:
+        """Take the cluster out of the round, unless a newer stream acts for it."""
+        if self._seat is not None:
+            self._seat.leave(reason)
+        else:
+            self._trainer.dismiss(self.round, self.cluster, reason, self.number)
+
+    def break_off(self) -> None:
+        """Note that the stream has ended; its cluster may come back if it has a token for that."""
+        if self._seat is not None:
+            self._seat.away()
+        elif not self.number:  # without a welcome it has no token to come back with
+            self._trainer.dismiss(self.round, self.cluster, "its stream broke off")
 
 
 class Reception:
@@ -52,7 +84,7 @@ class Reception:
 
     Parameters
     ----------
-    trainer : told of clusters that leave, and of streams that end
+    trainer : gives seats; told of clusters that leave
     codec : how activations travel; a CU that declares another is refused
     num_clusters : most clusters of a round
     """
@@ -146,13 +178,20 @@ class Reception:
     def heard(self, stream: OpenStream) -> None:
         """Note that a stream's first frame after its hello has come: it needs no older token."""
         with self._lock:
-            self._tokens.hear(stream.round, stream.cluster, stream.seat)
+            self._tokens.hear(stream.round, stream.cluster, stream.number)
 
-    def welcomed(self, stream: OpenStream, context: StreamContext) -> None:
-        """Note that the trainer has let a stream in."""
-        stream.welcome = True
+    def seat(self, stream: OpenStream, context: StreamContext) -> Seat:
+        """Return a stream's seat at the decoder; waits for it.
+
+        Raises
+        ------
+        Refusal, Superseded
+            See :class:`~strategies.decoder.trainer.DecoderTrainer`.
+        """
+        seat = stream.sit()
         if not context.is_active():  # it ended while it waited, and was not there to be missed
             self._gone(context, stream)
+        return seat
 
     def release(self, stream: OpenStream | None) -> None:
         """Note that a stream's thread has ended."""
@@ -179,15 +218,15 @@ class Reception:
             allowance = self._comebacks.get(cluster)
             if self._served[cluster] >= STREAMS_OF_A_CLUSTER or (allowance is not None and allowance.empty):
                 raise TooManyHellos(f"cluster {cluster} has opened too many streams in this round; try again later")
-            seat, resume = self._tokens.admit(cluster, header["round"], header["token"])
+            number, resume = self._tokens.admit(cluster, header["round"], header["token"])
             if allowance is not None:
                 allowance.take()
-            stream = OpenStream(self._tokens.round, cluster, seat, resume)
+            stream = OpenStream(self.trainer, self._tokens.round, cluster, number, resume)
             old = [other for other, owner in self._streams.items() if owner == cluster]
             self._streams[context] = cluster
             self._served[cluster] += 1
         # A stream that only looks open, its cable cut, gives way to the new one.
-        for other in old if seat else ():
+        for other in old if number else ():
             other.cancel()
         if not context.add_callback(lambda: self._gone(context, stream)):
             self._gone(context, stream)
@@ -200,13 +239,10 @@ class Reception:
             raise FrameError("header of a leave frame that comes first: expected token, round and cluster")
         with self._lock:
             self._tokens.check(int(header["cluster"]), header["round"], header["token"])
-        self.trainer.leave(int(header["round"]), int(header["cluster"]), printable(str(header["reason"])))
+        self.trainer.dismiss(int(header["round"]), int(header["cluster"]), printable(str(header["reason"])))
 
     def _gone(self, context: StreamContext, stream: OpenStream) -> None:
         """Note that a stream has ended, even while its thread waits itself."""
         with self._lock:
             self._streams.pop(context, None)
-        if stream.welcome or stream.seat:
-            self.trainer.away(stream.round, stream.cluster, stream.seat)
-        else:  # without a welcome it has no token to come back with
-            self.trainer.leave(stream.round, stream.cluster, "its stream broke off")
+        stream.break_off()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from client_pipeline.runtime.head import Contribution
 from strategies.decoder.member import Member, Refusal, Superseded
+from strategies.grid.standing import Standing
 
 # A child of Flower's logger: its lines appear among those of the server app.
 logger = logging.getLogger("flwr.collapipe.decoder")
@@ -31,9 +32,10 @@ _LOOK_S = 1.0
 """How often a barrier looks who is late [s]."""
 
 
-class Seat(NamedTuple):
-    """A stream's place in a round."""
+class Place(NamedTuple):
+    """Where a stream of a cluster came into a round."""
 
+    member: Member
     number: int
     """Streams of the cluster before this one."""
     sync: str
@@ -42,18 +44,6 @@ class Seat(NamedTuple):
     """Step in progress."""
     closed: bool
     """Whether the cluster has closed it and waits for the others."""
-
-
-class Standing(NamedTuple):
-    """Where a cluster is in a round, for whoever waits for its answer."""
-
-    place: str
-    """``awaited`` (it has not joined), ``trains``, ``away`` (its stream is cut), ``finished``, ``left`` (somebody said
-    so for it) or ``lost`` (it was too late)."""
-    since: float
-    """Since when; for ``trains``: when it was heard last [s, monotonic]."""
-    reason: str
-    """In words."""
 
 
 class DecoderRound:
@@ -100,7 +90,16 @@ class DecoderRound:
 
     def give_up(self, cluster: int, reason: str) -> None:
         """Take a cluster out of the round: its answer says, or its silence, that no more is to come."""
-        self.leave(self.number, cluster, reason)
+        with self.state:
+            if (member := self.members.get(cluster)) is not None:
+                self._take_out(member, reason)
+
+    def dismiss(self, round_: int, cluster: int, reason: str, number: int | None = None) -> None:
+        """Take a cluster out of the round that has no seat in it; with ``number`` only if that is its newest stream."""
+        with self.state:
+            member = self.members.get(cluster)
+            if round_ == self.number and member is not None and number in (None, member.seat):
+                self._take_out(member, reason)
 
     def _standing(self, member: Member) -> Standing:
         if member.left is not None:
@@ -113,41 +112,58 @@ class DecoderRound:
             return Standing("away", member.away_since, "its stream to the decoder broke off")
         return Standing("trains", member.heard_at, f"it is at step {member.step}")
 
-    def member(self, round_: int, cluster: int, seat: int | None = None, *, joined: bool = True) -> Member:
-        """Return a cluster that may act now; held.
+    # Who may act; held.
+
+    def check_open(self) -> None:
+        """Refuse whatever comes when the round has ended; held."""
+        if not self.open:
+            raise Refusal(f"round {self.number} of the decoder is not open: it ended, or has not begun")
+
+    def check(self, place: Place) -> Member:
+        """Return the cluster of a place, which may act now; held.
 
         Raises
         ------
         Superseded
-            If ``seat`` is not that of the cluster's newest stream.
+            If the cluster has opened a newer stream.
         Refusal
-            If it may not.
+            If the round has ended, or the cluster has left it.
         """
+        self.check_open()
+        if place.number != place.member.seat:
+            raise Superseded(f"cluster {place.member.cluster} has opened another stream in round {self.number}")
+        return self._admitted(place.member)
+
+    def waits(self, member: Member) -> bool:
+        """Whether a cluster has closed the step in progress and waits for the others; held."""
+        return member.cluster in self.closed
+
+    def _selected(self, round_: int, cluster: int) -> Member:
+        """Return a cluster that may come in; held."""
         if not self.open:
             raise Refusal(f"round {round_} of the decoder is not open: it ended, or has not begun")
         if round_ != self.number:
             raise Refusal(f"expected round {self.number}, found round {round_}")
-        member = self.members.get(cluster)
-        if member is None:
+        if (member := self.members.get(cluster)) is None:
             raise Refusal(f"cluster {cluster} is not selected in round {round_}")
-        if seat is not None and seat != member.seat:
-            raise Superseded(f"cluster {cluster} has opened another stream in round {round_}")
-        if member.left is not None or (member.finished and joined):
-            raise Refusal(f"cluster {cluster} has left round {round_}: {member.left or 'it said goodbye'}")
-        if joined and not member.joined:
-            raise Refusal(f"cluster {cluster} has not joined round {round_}")
-        member.heard_at = time.monotonic()
+        return self._admitted(member, finished_too=True)
+
+    def _admitted(self, member: Member, *, finished_too: bool = False) -> Member:
+        if member.left is not None or (member.finished and not finished_too):
+            reason = member.left or "it said goodbye"
+            raise Refusal(f"cluster {member.cluster} has left round {self.number}: {reason}")
+        member.hear(time.monotonic())
         return member
 
     # Coming and going.
 
-    def join(self, round_: int, cluster: int) -> Seat:
+    def join(self, round_: int, cluster: int) -> Place:
         """Enter the round; the first round may have to wait for the mode."""
         with self.state:
-            member = self.member(round_, cluster, joined=False)
+            member = self._selected(round_, cluster)
             if member.joined:
                 raise Refusal(f"cluster {cluster} has already joined round {round_}")
-            member.joined = True
+            member.join()
             if self._first_hello is None:
                 self._first_hello = time.monotonic()
             self.state.notify_all()
@@ -155,60 +171,58 @@ class DecoderRound:
                 self._decide(self._first_hello)
                 if self.sync == "auto":
                     self.state.wait(self._first_hello + self.join_timeout_s - time.monotonic())
-                    self.member(round_, cluster)
-            return self._seat(member)
+                    self.check_open()
+                    self._admitted(member)
+            return self._place(member)
 
-    def rejoin(self, round_: int, cluster: int, seat: int) -> Seat:
+    def rejoin(self, round_: int, cluster: int, number: int) -> Place:
         """Come back with another stream; held, with the decoder's computation held, too."""
-        member = self.member(round_, cluster, joined=False)
-        if not member.joined:
-            raise Refusal(f"cluster {cluster} has not joined round {round_}")
-        if seat <= member.seat:  # they wait for the decoder together, and in no order
+        member = self._joined(self._selected(round_, cluster))
+        if number <= member.seat:  # they wait for the decoder together, and in no order
             raise Superseded(f"cluster {cluster} has opened another stream in round {round_}")
-        member.seat = seat
-        member.away_since = None
-        if cluster not in self.closed and not member.finished:
-            member.reset_step()
+        member.come_back(number, closed=self.waits(member))
         self.state.notify_all()
-        return self._seat(member)
+        return self._place(member)
 
-    def _seat(self, member: Member) -> Seat:
-        return Seat(member.seat, self.sync, member.step, member.cluster in self.closed)
+    def _joined(self, member: Member) -> Member:
+        if not member.joined:
+            raise Refusal(f"cluster {member.cluster} has not joined round {self.number}")
+        return member
 
-    def away(self, round_: int, cluster: int, seat: int) -> None:
+    def _place(self, member: Member) -> Place:
+        return Place(member, member.seat, self.sync, member.step, self.waits(member))
+
+    def away(self, place: Place) -> None:
         """Note that a cluster's stream was cut; it may come back."""
         with self.state:
-            member = self.members.get(cluster)
-            if not (self.open and round_ == self.number and member and seat == member.seat) or member.gone:
+            member = place.member
+            if not self.open or place.number != member.seat or member.gone:
                 return
-            member.away_since = time.monotonic()
-            logger.warning("Decoder: the stream of cluster %s was cut in round %s", cluster, round_)
+            member.go_away(time.monotonic())
+            logger.warning("Decoder: the stream of cluster %s was cut in round %s", member.cluster, self.number)
             self.state.notify_all()
 
-    def finish(self, round_: int, cluster: int, seat: int | None) -> None:
+    def finish(self, place: Place) -> None:
         """Note a cluster's goodbye; again after its stream was cut in the middle of it."""
         with self.state:
-            member = self.member(round_, cluster, seat, joined=False)
-            if not member.joined:
-                raise Refusal(f"cluster {cluster} has not joined round {round_}")
-            if member.next_micro_batch:
-                raise Refusal(f"goodbye before step {member.step} was closed")
-            member.finished, member.gone_at = True, time.monotonic()
+            self.check_open()
+            if place.number != place.member.seat:
+                raise Superseded(f"cluster {place.member.cluster} has opened another stream in round {self.number}")
+            self._admitted(place.member, finished_too=True).finish(time.monotonic())
             self.state.notify_all()
 
-    def leave(self, round_: int, cluster: int, reason: str, seat: int | None = None, *, silent: bool = False) -> None:
-        """Take a cluster out of the round; its unclosed step does not count. Never waits for the decoder.
-
-        ``silent``: nobody has said so for it.
-        """
+    def leave(self, place: Place, reason: str) -> None:
+        """Take a cluster out of the round, if the place is that of its newest stream. Never waits for the decoder."""
         with self.state:
-            member = self.members.get(cluster)
-            if not (self.open and round_ == self.number and member) or member.gone:
-                return
-            if seat is None or seat == member.seat:
-                member.left, member.gone_at, member.silent = reason, time.monotonic(), silent
-                logger.warning("Decoder: cluster %s left round %s: %s", cluster, round_, reason)
-                self.state.notify_all()
+            if place.number == place.member.seat:
+                self._take_out(place.member, reason)
+
+    def _take_out(self, member: Member, reason: str, *, silent: bool = False) -> None:
+        """Take a cluster out of the round; its unclosed step does not count. ``silent``: nobody has said so for it."""
+        if self.open and not member.gone:
+            member.leave(reason, time.monotonic(), silent=silent)
+            logger.warning("Decoder: cluster %s left round %s: %s", member.cluster, self.number, reason)
+            self.state.notify_all()
 
     def end(self) -> None:
         """Close the round: whoever is still in it has left."""
@@ -218,50 +232,50 @@ class DecoderRound:
             self.open = False
             for member in self.members.values():
                 if not member.gone:
-                    member.left = "did not finish before the round ended" if member.joined else "did not join"
-                    member.gone_at = time.monotonic()
+                    reason = "did not finish before the round ended" if member.joined else "did not join"
+                    member.leave(reason, time.monotonic())
             self.state.notify_all()
 
     # The barrier.
 
-    def share_of(self, round_: int, cluster: int, step: int, scale: float, seat: int | None) -> Contribution:
+    def close(self, place: Place, step: int, scale: float) -> Contribution:
         """Close a cluster's step."""
         with self.state:
-            member = self.member(round_, cluster, seat)
-            member.check_complete(step, scale, waiting=cluster in self.closed)
-            share = self.closed[cluster] = Contribution(cluster=cluster, weight=member.step_weight, scale=scale)
+            member = self.check(place)
+            member.check_complete(step, scale, waiting=self.waits(member))
+            share = Contribution(cluster=member.cluster, weight=member.step_weight, scale=scale)
+            self.closed[member.cluster] = share
             self.state.notify_all()
             return share
 
-    def wait_for_others(self, round_: int, cluster: int, step: int, seat: int | None) -> bool:
-        """Wait at the barrier; True for the one caller that has to apply the step."""
+    def wait_for_others(self, place: Place, step: int) -> list[Contribution]:
+        """Wait at the barrier; returns all shares to the one caller that has to apply the step, else none."""
         end = time.monotonic() + self.step_timeout_s
         with self.state:
             while self._applied < step:
-                self.member(round_, cluster, seat)
+                self.check(place)
                 missing = self._missing()
                 if not missing and not self._applying:
                     self._applying = True
-                    return True
+                    return list(self.closed.values())
                 if missing and time.monotonic() >= end and not self._applying:
                     # Those who are missing leave, and the round goes on without them.
-                    for other in missing:
-                        self.leave(
-                            round_,
-                            other,
+                    for member in missing:
+                        self._take_out(
+                            member,
                             f"it did not close step {step} within {self.step_timeout_s:g} s of another cluster; raise "
                             "decoder.step-timeout if it is only slow",
                             silent=True,
                         )
                     continue
                 self.state.wait(min(max(end - time.monotonic(), 0.01), _LOOK_S))
-            return False
+            return []
 
-    def wait_until_taken(self, round_: int, cluster: int, step: int, seat: int | None) -> None:
+    def wait_until_taken(self, place: Place, step: int) -> None:
         """Wait for a step that another stream of the cluster has closed, and takes."""
         end = time.monotonic() + self.step_timeout_s
         with self.state:
-            while self.member(round_, cluster, seat).step <= step:
+            while self.check(place).step <= step:
                 if time.monotonic() >= end:
                     raise Refusal(f"step {step} was not taken within {self.step_timeout_s:g} s")
                 self.state.wait(_LOOK_S)
@@ -274,17 +288,17 @@ class DecoderRound:
         self._applied, self._applying = step, False
         self.state.notify_all()
 
-    def _missing(self) -> list[int]:
+    def _missing(self) -> list[Member]:
         """Clusters that the barrier waits for; those that are too late in some way are taken out of the round."""
         self._expire()
-        return [n for n, member in sorted(self.members.items()) if not member.gone and n not in self.closed]
+        return [member for _, member in sorted(self.members.items()) if not member.gone and not self.waits(member)]
 
     def _expire(self) -> None:
         """Take out of the round who is too late in some way."""
         now, away_s = time.monotonic(), min(AWAY_S, self.step_timeout_s)
         silent_s = _SILENT * max(self.join_timeout_s, self.step_timeout_s)
-        for cluster, member in sorted(self.members.items()):
-            if member.gone or cluster in self.closed:
+        for _, member in sorted(self.members.items()):
+            if member.gone or self.waits(member):
                 continue
             reason = ""
             if not member.joined:
@@ -298,7 +312,7 @@ class DecoderRound:
             elif now >= member.heard_at + silent_s:
                 reason = f"its stream has brought nothing for {silent_s:g} s"
             if reason:
-                self.leave(self.number, cluster, reason, silent=True)
+                self._take_out(member, reason, silent=True)
 
     def _decide(self, first_hello: float) -> None:
         members = self.members.values()

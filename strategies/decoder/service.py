@@ -17,12 +17,14 @@ from client_pipeline.link.tied import pieces
 from client_pipeline.partition.micro_batches import StepId
 from strategies.aggregation.accountant import Sent
 from strategies.decoder.config import DecoderConfig, check_pair, split_address
-from strategies.decoder.limits import Allowance, HelloGuard, TooManyHellos, printable
+from strategies.decoder.limits import Allowance, HelloGuard, TooManyHellos
 from strategies.decoder.member import ClusterSummary, MicroBatch, NotFiniteRefusal, Refusal, Superseded
 from strategies.decoder.reception import OpenStream, Reception
 from strategies.decoder.revoked_certificates import RevokedCertificates
+from strategies.decoder.seat import Seat
 from strategies.decoder.step_limits import StepLimits
 from strategies.decoder.trainer import DecoderTrainer, RoundSummary
+from strategies.printable import printable
 
 _HANDSHAKE_TIMEOUT_S = 15.0
 _STOP_S = 5.0
@@ -69,8 +71,17 @@ class DecoderService:
         self._address = ""
         self.sent: dict[int, Sent] = {}
         """What has come of each cluster's activations in the run."""
-        self.on_repeat: Callable[[], None] = lambda: None
-        """Called when a step comes again, before it is answered."""
+        self._on_repeat: Callable[[], None] = lambda: None
+
+    def account(self, sent: dict[int, Sent], on_repeat: Callable[[], None]) -> None:
+        """Count what comes of the clusters' activations in an account of the run's, before the first round.
+
+        Parameters
+        ----------
+        sent : of each cluster, so far; it is counted on
+        on_repeat : called when a step comes again, before it is answered
+        """
+        self.sent, self._on_repeat = sent, on_repeat
 
     def start(self) -> str:
         """Listen; returns the bound ``host:port``.
@@ -196,7 +207,8 @@ class DecoderService:
             stream = self.reception.greet(frames, context)
             if stream is None:
                 return
-            yield from self._welcome(stream, context)
+            seat = self.reception.seat(stream, context)
+            yield from self._welcome(seat, stream)
             allowance = Allowance(self.config.frames_per_second, 2 * self.config.frames_per_second)
             for data in frames:
                 self.reception.heard(stream)
@@ -205,7 +217,7 @@ class DecoderService:
                     time.sleep(wait_s)
                 frame = decode(data, self.config.max_frame_bytes)
                 del data
-                yield from self._answers(frame, stream)
+                yield from self._answers(frame, seat, stream.round)
                 if frame.kind in ("bye", "leave"):
                     return
                 del frame  # nothing of it is in memory while the next one comes
@@ -231,30 +243,25 @@ class DecoderService:
         """End a stream with a reason; its cluster has left the round."""
         reason = printable(reason)
         if stream is not None:
-            self.trainer.leave(stream.round, stream.cluster, reason, stream.seat)
+            stream.refuse(reason)
         context.abort(code, reason)
 
-    def _welcome(self, stream: OpenStream, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Join, or come back; a step that was closed before the cut is confirmed when it is taken."""
-        if stream.seat:
-            seat = self.trainer.rejoin(stream.round, stream.cluster, stream.seat)
-        else:
-            seat = self.trainer.join(stream.round, stream.cluster)
-        self.reception.welcomed(stream, context)
-        told = {"decoder_sync": seat.sync, "resume": stream.resume, "step": seat.step, "closed": int(seat.closed)}
-        yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, **told})
+    def _welcome(self, seat: Seat, stream: OpenStream) -> Iterator[bytes]:
+        """Greet a stream; a step that was closed before the cut is confirmed when it is taken."""
+        state = {"decoder_sync": seat.sync, "resume": stream.resume, "step": seat.step, "closed": int(seat.closed)}
+        yield encode({"kind": "welcome", "version": PROTOCOL_VERSION, **state})
         if seat.closed:
-            self.trainer.await_step(stream.round, stream.cluster, seat.step, seat.number)
+            seat.await_step(seat.step)
             yield encode({"kind": "step_applied", "round": stream.round, "step": seat.step})
 
-    def _answers(self, frame: Frame, stream: OpenStream) -> Iterator[bytes]:
-        header, round_, cluster, seat = frame.header, stream.round, stream.cluster, stream.seat
+    def _answers(self, frame: Frame, seat: Seat, round_: int) -> Iterator[bytes]:
+        header = frame.header
         if frame.kind == "bye":
-            self.trainer.finish(round_, cluster, seat)
+            seat.finish()
             yield encode({"kind": "goodbye"})
             return
         if frame.kind == "leave":
-            self.trainer.leave(round_, cluster, printable(str(header["reason"])), seat)
+            seat.leave(printable(str(header["reason"])))
             return
         if frame.kind not in ("tied", "micro_batch", "step_end"):
             raise FrameError(f"expected a micro_batch, step_end or bye frame, found {frame.kind}")
@@ -264,16 +271,15 @@ class DecoderService:
         attempt = int(header.get("attempt", 0))
         if frame.kind == "tied":
             name, start, rows = header["name"], header["start"], frame.tensors["rows"]
-            self.trainer.take_tied(round_, cluster, header["step"], name, start, rows, attempt=attempt, seat=seat)
+            seat.take_tied(header["step"], name, start, rows, attempt=attempt)
         elif frame.kind == "step_end":
-            self.trainer.close_step(round_, cluster, header["step"], header["scale"], seat)
+            seat.close_step(header["step"], header["scale"])
             yield encode({"kind": "step_applied", **place})
         else:
             place["attempt"] = attempt
-            yield self._gradient(self.trainer.micro_batch(cluster, self._micro_batch(frame, cluster), seat), place)
+            yield self._gradient(seat.micro_batch(self._micro_batch(frame, seat.cluster)), place)
             if header["micro_batch"] == header["num_micro_batches"] - 1:
-                tied = self.trainer.tied_gradient(round_, cluster, seat)
-                for name, start, rows in pieces(tied, self.config.max_frame_bytes):
+                for name, start, rows in pieces(seat.tied_gradient(), self.config.max_frame_bytes):
                     yield encode({"kind": "tied_gradient", **place, "name": name, "start": start}, {"rows": rows})
 
     def _micro_batch(self, frame: Frame, cluster: int) -> MicroBatch:
@@ -284,7 +290,7 @@ class DecoderService:
         # Only now is it counted, whatever the decoder makes of it: it was received.
         sent = self.sent.setdefault(cluster, Sent())
         if sent.add((header["round"], header["step"]), header["micro_batch"], mask_BT):
-            self.on_repeat()
+            self._on_repeat()
         self.limits.check_examples(sent.step_examples)
         try:
             hidden_BTD = self.codec.decode(frame.tensors["hidden"])

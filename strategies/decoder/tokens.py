@@ -13,7 +13,7 @@ _BYTES = 32
 class Admission(NamedTuple):
     """What a token has opened."""
 
-    seat: int
+    number: int
     """Streams of the cluster before this one."""
     resume: str
     """The token of the stream that follows this one if it is cut."""
@@ -28,7 +28,8 @@ class RoundTokens:
         self._first: dict[int, str] = {}
         self._resume: dict[int, list[str]] = {}
         """Of each cluster with a stream: the tokens of the next one. The newest is last."""
-        self._seats: dict[int, int] = {}
+        self._newest: dict[int, int] = {}
+        """Number of each cluster's newest stream."""
         # A cluster without a token is compared with one that nobody has: that takes as long.
         self._nobodys = secrets.token_urlsafe(_BYTES)
 
@@ -41,7 +42,7 @@ class RoundTokens:
 
     def close(self) -> None:
         """End the round: its tokens are worth nothing."""
-        self._first, self._resume, self._seats = {}, {}, {}
+        self._first, self._resume, self._newest = {}, {}, {}
 
     def admit(self, cluster: int, round_: object, token: object) -> Admission:
         """Open a stream with a token.
@@ -58,15 +59,15 @@ class RoundTokens:
         used = [good for good in resume if _same(good, token)] if round_ == self.round else []
         if not used:
             self.check(cluster, round_, token)
-            if cluster in self._seats:
+            if cluster in self._newest:
                 raise PermissionError(f"the token of cluster {cluster} has been used in round {self.round}")
-        seat = self._seats[cluster] = self._seats.get(cluster, -1) + 1
+        number = self._newest[cluster] = self._newest.get(cluster, -1) + 1
         self._resume[cluster] = [*used, secrets.token_urlsafe(_BYTES)]
-        return Admission(seat, self._resume[cluster][-1])
+        return Admission(number, self._resume[cluster][-1])
 
-    def hear(self, round_: int, cluster: int, seat: int) -> None:
+    def hear(self, round_: int, cluster: int, number: int) -> None:
         """Note that a stream's first frame has come: its control unit has the next token, and needs no older one."""
-        if round_ == self.round and seat == self._seats.get(cluster):
+        if round_ == self.round and number == self._newest.get(cluster):
             del self._resume[cluster][:-1]
 
     def check(self, cluster: int, round_: object, token: object) -> None:

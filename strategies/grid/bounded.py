@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from flwr.app import Error, Message, MessageType
 from flwr.common.constant import ErrorCode
@@ -30,9 +30,9 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-from strategies.decoder.round import DecoderRound, Standing
 from strategies.grid.forwarding import ForwardingGrid
 from strategies.grid.reply_matching import failed
+from strategies.grid.standing import Standing, WatchedDecoder
 
 LAST_WORDS_S = 60.0
 """How long a control unit that has left the decoder's round may take to say why [s]."""
@@ -64,15 +64,6 @@ class Missing(NamedTuple):
 
     cluster: int
     reason: str
-
-
-class Decoder(Protocol):
-    """The decoder of a run; :class:`strategies.decoder.trainer.DecoderTrainer`."""
-
-    @property
-    def current(self) -> DecoderRound:
-        """The round that was opened last."""
-        ...
 
 
 class _Awaited(threading.Thread):
@@ -159,7 +150,7 @@ class BoundedGrid(ForwardingGrid):
         self,
         grid: Grid,
         clusters: Mapping[int, int],
-        decoder: Decoder | None = None,
+        decoder: WatchedDecoder | None = None,
         *,
         reply_timeout_s: float = 600.0,
         on_wait: Callable[[Sequence[Missing]], None] = lambda missing: None,
@@ -294,7 +285,7 @@ class _Exchange:
 
     def __init__(
         self,
-        decoder: Decoder | None,
+        decoder: WatchedDecoder | None,
         clusters: Mapping[int, int],
         reply_timeout_s: float,
         message_type: str,

@@ -18,11 +18,11 @@ from flwr.supercore.differential_privacy import KEY_NORM_BIT
 
 from client_pipeline.link.update_codec import UpdateCodec, UpdateError
 from client_pipeline.runtime.faults import FaultRecord
-from strategies.decoder.limits import printable
 from strategies.grid.received_arrays import checked_arrays, expected_forms, not_finite
 from strategies.grid.received_report import ReportTerms, checked_faults, checked_report
 from strategies.grid.received_values import SECONDS, Kind, MalformedReply, check_object, excerpt, number, parse_json
 from strategies.grid.reply_matching import failed
+from strategies.printable import printable
 from strategies.records import (
     ARRAYS,
     CONFIG,

@@ -9,7 +9,6 @@ from typing import Any
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.faults import CLUSTER_FAULTS
 from strategies.clusters import DEVICE_RANGES
-from strategies.decoder.limits import printable
 from strategies.grid.received_values import (
     FLAG,
     SECONDS,
@@ -26,6 +25,7 @@ from strategies.grid.received_values import (
     parse_json,
     whole,
 )
+from strategies.printable import printable
 
 MOST_FAULTS = 1000
 """Records of one cluster in one round."""

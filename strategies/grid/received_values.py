@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from strategies.decoder.limits import printable
+from strategies.printable import printable
 
 _EXCERPT = 80
 

@@ -214,13 +214,13 @@ def test_a_round_begins_with_who_is_there_and_records_who_was_absent_or_is_back(
 def test_slow_devices_get_less_and_are_recorded_once(pipeline):
     recovery = begun(pipeline, replan=equal_devices(3, 4))
     pipeline.moved_by_plan = 33
-    recovery.unburden({1: 8.0, 0: 2.0}, known=())
+    recovery.unburden({1: 8.0, 0: 2.0}, recorded=())
     assert [(r.kind, r.device, r.bytes) for r in recovery.known] == [("slow", 0, 33), ("slow", 1, 33)]
     assert recovery.known[1].reason == "8.0 times slower than usual"
     assert recovery.plan.delta == (1, 1, 2)
-    recovery.unburden({1: 9.0}, known=(0, 1))
+    recovery.unburden({1: 9.0}, recorded=(0, 1))
     assert len(recovery.known) == 2
     # Who is lost is not planned with, however fast it was.
     pipeline.pool.lost = {2: KILLED}
-    recovery.unburden({0: 9.0}, known=(0, 1))
+    recovery.unburden({0: 9.0}, recorded=(0, 1))
     assert recovery.plan.delta[2] == 0

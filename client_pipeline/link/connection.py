@@ -196,23 +196,23 @@ class DecoderConnection:
 
     def _read(self) -> None:
         """Move answers into the inbox, so that waiting for them can be bounded."""
-        ended = self._drain_first()
-        while not self._closed and _is_cut(ended):
+        end_error = self._drain_first()
+        while not self._closed and _is_cut(end_error):
             refused = self._reopen(time.monotonic())
             if refused is not None:
-                ended = refused or ended
+                end_error = refused or end_error
                 break
-            ended = self._drain()
+            end_error = self._drain()
         with self._lock:
-            self._failure = self._failure_of(ended)
+            self._failure = self._failure_of(end_error)
             if not self._closed:
                 self._call.close()
         self._inbox.put(self._failure)
 
-    def _failure_of(self, ended: grpc.RpcError | None) -> LinkError:
-        if ended is None:
+    def _failure_of(self, end_error: grpc.RpcError | None) -> LinkError:
+        if end_error is None:
             return LinkError(self.message("the stream has ended"))
-        call = cast(grpc.Call, ended)
+        call = cast(grpc.Call, end_error)
         kind = NotFiniteLink if call.code() is grpc.StatusCode.OUT_OF_RANGE else LinkError
         return kind(self.message(_reason(call.code(), call.details() or "no reason given")))
 
@@ -221,15 +221,15 @@ class DecoderConnection:
         until = time.monotonic() + self.address.join_timeout_s
         tries = 0
         while True:
-            ended = self._drain()
+            end_error = self._drain()
             tries += 1
             pause_s = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
-            if self._answered or not _is_turned_away(ended) or time.monotonic() + pause_s > until:
-                return ended
+            if self._answered or not _is_turned_away(end_error) or time.monotonic() + pause_s > until:
+                return end_error
             time.sleep(pause_s)
             with self._lock:
                 if self._closed:
-                    return ended
+                    return end_error
                 self._call.close()
                 self._call = _Call(self.address, self._certificates)
                 self._call.put(self._hello(self.address.token))

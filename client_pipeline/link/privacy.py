@@ -56,15 +56,15 @@ class PrivacyConfig:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning, or no bound."""
-        for what in ("update", "activation"):
-            clip, noise = getattr(self, f"{what}_clip"), getattr(self, f"{what}_noise")
+        for target in ("update", "activation"):
+            clip, noise = getattr(self, f"{target}_clip"), getattr(self, f"{target}_noise")
             for kind, value in (("clip", clip), ("noise", noise)):
                 if not (math.isfinite(value) and value >= 0):
-                    raise ValueError(f"privacy.{what}-{kind}: expected a number of at least 0, found {value}")
+                    raise ValueError(f"privacy.{target}-{kind}: expected a number of at least 0, found {value}")
             if noise and not clip:
                 raise ValueError(
-                    f"privacy.{what}-noise: {noise:g} times what? Noise hides only what is bounded: set "
-                    f"privacy.{what}-clip above 0"
+                    f"privacy.{target}-noise: {noise:g} times what? Noise hides only what is bounded: set "
+                    f"privacy.{target}-clip above 0"
                 )
         if self.update_mechanism not in UPDATE_MECHANISMS:
             raise ValueError(

@@ -291,8 +291,8 @@ def load_pretrained(source: str, head: str, num_labels: int = 0, seed: int = 0, 
     config = read_library_config(source)
     if num_labels:
         config.num_labels = num_labels
-    ours = {SERVER_LAYERS: server_layers} if head == CAUSAL_LM else {}
-    spec = spec_from_config(config, head, **ours)
+    our_settings = {SERVER_LAYERS: server_layers} if head == CAUSAL_LM else {}
+    spec = spec_from_config(config, head, **our_settings)
     family = library_adapter(spec.family, source)
     library_config = family.library_config(spec)
     with torch.random.fork_rng(devices=[]):
@@ -321,4 +321,4 @@ def load_pretrained(source: str, head: str, num_labels: int = 0, seed: int = 0, 
             "the whole checkpoint"
         )
     spec = family.spec_from_model(model, head)
-    return family.split(model, replace(spec, config={**spec.config, **ours}))
+    return family.split(model, replace(spec, config={**spec.config, **our_settings}))

@@ -58,30 +58,30 @@ _NOT_KEPT = ("problem_type", "architectures", "model_type", "transformers_versio
 _LABELS = ("id2label", "label2id", "num_labels")
 
 
-def spec_from_config(config: Any, head: str, **ours: Any) -> ModelSpec:
+def spec_from_config(config: Any, head: str, **our_settings: Any) -> ModelSpec:
     """Build a specification from a library configuration.
 
     Parameters
     ----------
     config : such as a ``BertConfig``
     head : one of :data:`client_pipeline.partition.spec.HEADS`
-    ours : values of :data:`OUR_KEYS`
+    our_settings : values of :data:`OUR_KEYS`
     """
-    kept = {
+    library_settings = {
         key: value
         for key, value in config.to_diff_dict().items()
         if key not in _NOT_KEPT and key not in _LABELS and not key.startswith("_")
     }
     # A default of the library, that others read as well.
-    kept["vocab_size"] = config.vocab_size
+    library_settings["vocab_size"] = config.vocab_size
     if head in (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION):
-        kept["num_labels"] = config.num_labels
-    return ModelSpec(family=config.model_type, head=head, config={**kept, **ours})
+        library_settings["num_labels"] = config.num_labels
+    return ModelSpec(family=config.model_type, head=head, config={**library_settings, **our_settings})
 
 
-def spec_from_model(model: Any, head: str, **ours: Any) -> ModelSpec:
+def spec_from_model(model: Any, head: str, **our_settings: Any) -> ModelSpec:
     """Build the specification of a library model; the arguments are those of :func:`spec_from_config`."""
-    return spec_from_config(model.config, head, **ours)
+    return spec_from_config(model.config, head, **our_settings)
 
 
 def sized_config(
@@ -139,14 +139,14 @@ def sized_config(
         **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "d_ff"), feed_forward),
     }
     names = {name: default.attribute_map.get(name, name) for name in values}
-    known = {names[name]: value for name, value in values.items() if hasattr(default, names[name])}
+    settings = {names[name]: value for name, value in values.items() if hasattr(default, names[name])}
     if default.is_encoder_decoder:
         # BART's decoder begins with the end of a sentence, the others' with padding.
-        known["decoder_start_token_id"] = eos_id if family == "bart" else pad_id
+        settings["decoder_start_token_id"] = eos_id if family == "bart" else pad_id
     if family == "marian":
         # Its positions are sinusoids of amplitude 1, beside which fresh embeddings would be nothing.
-        known["scale_embedding"] = True
-    return AutoConfig.for_model(family, **known)
+        settings["scale_embedding"] = True
+    return AutoConfig.for_model(family, **settings)
 
 
 def config_from_spec(spec: ModelSpec, heads: Collection[str], attention: str = "sdpa") -> Any:

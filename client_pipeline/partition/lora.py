@@ -87,17 +87,17 @@ def _targets(config: LoraConfig, linear: Sequence[str]) -> list[str]:
     def layers_of(name: str) -> list[str]:
         return [path for path in linear if path == name or path.endswith(f".{name}")]
 
-    wanted: Sequence[str] = config.target_names
-    if not wanted:
-        wanted = next((names for names in _QUERY_AND_VALUE if all(map(layers_of, names))), ())
-    missing = [name for name in wanted if not layers_of(name)]
-    if missing or not wanted:
+    names: Sequence[str] = config.target_names
+    if not names:
+        names = next((pair for pair in _QUERY_AND_VALUE if all(map(layers_of, pair))), ())
+    missing = [name for name in names if not layers_of(name)]
+    if missing or not names:
         what = f"no layer {missing[0]!r}" if missing else "no query and value projections by a known name"
         raise ValueError(
             f"lora.targets: {what} in a TEB; expected {ALL_LINEAR} or some of {', '.join(linear)} (the last part of a "
             "name is enough)"
         )
-    return [path for name in wanted for path in layers_of(name)]
+    return [path for name in names for path in layers_of(name)]
 
 
 def untie(head: nn.Module) -> nn.Module:

@@ -53,6 +53,11 @@ class BlockPlacement:
         """Whether every TEB is where the last plan put it, after the same step as all others."""
         return self._sure
 
+    @property
+    def committed(self) -> int:
+        """Optimizer step of the last commit; 0 before the first."""
+        return self.snapshots.version
+
     def doubt(self) -> None:
         """Note a reason not to be sure any more: the next plan asks the devices what they hold."""
         self._sure = False
@@ -79,19 +84,19 @@ class BlockPlacement:
 
     def place(self, segments: list[Segment]) -> None:
         """Have the devices hold the segments of a plan, and start those that are needed."""
-        wanted = {index: segment.device for segment in segments for index in segment.blocks}
+        owners = {index: segment.device for segment in segments for index in segment.blocks}
         self._pool.start([segment.device for segment in segments], set(self._owner.values()))
         if self._sure:
             # A failure here must not leave a wrong owner.
             self._sure = False
-            self._move(wanted)
+            self._move(owners)
         else:
-            self._put_back(wanted)
-        self._owner, self._sure = wanted, True
+            self._put_back(owners)
+        self._owner, self._sure = owners, True
 
-    def _move(self, wanted: Mapping[int, int]) -> None:
+    def _move(self, owners: Mapping[int, int]) -> None:
         arriving: dict[int, list[tuple[int, Any]]] = {}
-        for index, device in sorted(wanted.items()):
+        for index, device in sorted(owners.items()):
             owner = self._owner[index]
             if owner != device:
                 # The object goes from device to device; the control unit holds a reference only.
@@ -106,13 +111,13 @@ class BlockPlacement:
         self.moved_blocks += sum(map(len, arriving.values()))
         self.moved_bytes += sum(sum(sizes) for sizes in brought.values())
 
-    def _put_back(self, wanted: Mapping[int, int]) -> None:
+    def _put_back(self, owners: Mapping[int, int]) -> None:
         version = self.snapshots.version
-        devices = sorted(set(wanted.values()))
+        devices = sorted(set(owners.values()))
         held = self._pool.call(devices, lambda actor, _: actor.settle.remote(self._lineage), "settling")
         placed = {}
         for device in devices:
-            assigned = sorted(index for index, owner in wanted.items() if owner == device)
+            assigned = sorted(index for index, owner in owners.items() if owner == device)
             keep = [index for index in assigned if held[device].get(index) == version]
             blocks, copies = self.snapshots.sources(index for index in assigned if index not in keep)
             frozen = {index: block_weights(self._frozen, index) for index, _ in blocks}

@@ -317,7 +317,7 @@ class ControlUnit:
         batches = [
             self.data.collate(self.order.next_batch(), step.data_seed) for _ in range(setup.gradient_accumulation)
         ]
-        committed = self.pipeline.placement.snapshots.version
+        committed = self.pipeline.placement.committed
         global_step = (order.round - 1) * setup.local_steps + number
         # Before a round's first step the TEBs have its weights, and the optimizer states of the last commit.
         first = committed <= global_step - number

@@ -24,18 +24,18 @@ def clock_frequency(root: Path = Path("/")) -> float:
 
 def available_memory(root: Path = Path("/")) -> int:
     """Memory that a new process can have: what the machine has free, and its control groups (v1, v2) allow [byte]."""
-    left: list[float] = [psutil.virtual_memory().available]
+    free_bytes: list[float] = [psutil.virtual_memory().available]
     groups = root / "sys/fs/cgroup"
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, group = line.split(":", 2)
             if "memory" in controllers.split(","):
                 files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-                left += _group_memory(groups / "memory", group, *files)
+                free_bytes += _group_memory(groups / "memory", group, *files)
             elif not controllers:
                 for mount in (groups, groups / "unified"):
-                    left += _group_memory(mount, group, "memory.max", "memory.current", "inactive_file")
-    return int(max(min(left), 0))
+                    free_bytes += _group_memory(mount, group, "memory.max", "memory.current", "inactive_file")
+    return int(max(min(free_bytes), 0))
 
 
 def _group_memory(mount: Path, name: str, limit: str, usage: str, reclaimable: str) -> Iterator[float]:

@@ -107,9 +107,9 @@ class PartOptimizer:
         parameters: list[Tensor] = [self.parameters[name] for name in names]
         waiting = [parameter.grad for parameter in parameters]
         slopes = [gradient if scale == 1.0 else gradient.mul_(scale) for gradient in waiting if gradient is not None]
-        config, held = self.config, [self._state.setdefault(name, {}) for name in names]
+        config, states = self.config, [self._state.setdefault(name, {}) for name in names]
         if config.name == "sgd":
-            buffers = [state.get("momentum_buffer") for state in held]
+            buffers = [state.get("momentum_buffer") for state in states]
             sgd(
                 parameters,
                 slopes,
@@ -121,21 +121,21 @@ class PartOptimizer:
                 nesterov=False,
                 maximize=False,
             )
-            for state, buffer in zip(held, buffers, strict=True):
+            for state, buffer in zip(states, buffers, strict=True):
                 if buffer is not None:
                     state["momentum_buffer"] = buffer
             return
-        for state, parameter in zip(held, parameters, strict=True):
+        for state, parameter in zip(states, parameters, strict=True):
             if not state:
                 state |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(parameter)}
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
         adamw(
             parameters,
             slopes,
-            [state["exp_avg"] for state in held],
-            [state["exp_avg_sq"] for state in held],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
             [],
-            [state["step"] for state in held],
+            [state["step"] for state in states],
             amsgrad=False,
             beta1=config.beta1,
             beta2=config.beta2,
@@ -152,7 +152,9 @@ class PartOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """State that moves and rests with the part: tensors by ``parameter/quantity``; empty before the first step."""
-        return {f"{name}/{quantity}": value for name, held in self._state.items() for quantity, value in held.items()}
+        return {
+            f"{name}/{quantity}": value for name, states in self._state.items() for quantity, value in states.items()
+        }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over what :meth:`state` gave, elsewhere or earlier.
@@ -164,15 +166,15 @@ class PartOptimizer:
         """
         if not self.parameters:
             return
-        held: dict[str, dict[str, Tensor]] = {}
+        states: dict[str, dict[str, Tensor]] = {}
         for key, value in state.items():
             name, _, quantity = key.rpartition("/")
             if name not in self.parameters:
                 raise ValueError(
                     f"optimizer state: {key!r} is of no parameter here; expected {sorted(self.parameters)}"
                 )
-            held.setdefault(name, {})[quantity] = value.clone()
-        self._state |= held
+            states.setdefault(name, {})[quantity] = value.clone()
+        self._state |= states
 
 
 def clip_scale(clip_norm: float, norm_sq: float) -> float:

@@ -96,18 +96,18 @@ class Recovery:
         """Say which local step comes, and whether the TEBs can be put back to its beginning."""
         self.step, self._replayable = step, replayable
 
-    def unburden(self, slow: Mapping[int, float], known: Collection[int]) -> None:
+    def unburden(self, slow: Mapping[int, float], recorded: Collection[int]) -> None:
         """Plan again with the speed that was measured.
 
         Parameters
         ----------
         slow : by how much devices are slower than usual
-        known : those that are in a record already
+        recorded : those that are in a record already
         """
         where = (self._cluster, self.round)
         for device, factor in sorted(slow.items()):
             logger.warning("cluster %s, round %s: device %s is %.1f times slower than usual", *where, device, factor)
-            if device not in known:
+            if device not in recorded:
                 record = self._record("slow", device, f"{factor:.1f} times slower than usual")
                 began = self._fault_began(device)
                 self._open.append((record, time.monotonic() if began is None else began))
@@ -122,13 +122,13 @@ class Recovery:
         self.plan = plan
         self.run(lambda: self._pipeline.apply_plan(self.plan, self._decoder_wait_s))
 
-    def run(self, action: Callable[[], T], again: Callable[[], None] = lambda: None) -> T:
+    def run(self, action: Callable[[], T], prepare_retry: Callable[[], None] = lambda: None) -> T:
         """Run an action; after a fault, put all TEBs back to the last commit on those who are left and run it again.
 
         Parameters
         ----------
         action : has no effect if it fails
-        again : what must come before the action after a fault, when a plan is applied
+        prepare_retry : what must come before the action after a fault, when a plan is applied
 
         Raises
         ------
@@ -140,7 +140,7 @@ class Recovery:
             try:
                 if faulty:
                     self._apply_again()
-                    again()
+                    prepare_retry()
                 return action()
             except DeviceFault as fault:
                 parted = parted + 1 if fault.kind == PARTED else 0

@@ -85,7 +85,7 @@ class Snapshots:
         -------
         Each TEB with the number of its copies, -1 for one that is new; and the copies.
         """
-        placed: list[tuple[int, int]] = []
+        places: list[tuple[int, int]] = []
         copies: list[Any] = []
         numbers: dict[int, int] = {}
         for index in blocks:
@@ -94,10 +94,10 @@ class Snapshots:
                 if number not in numbers:
                     numbers[number] = len(copies)
                     copies.append(self._copies[number].states)
-                placed.append((index, numbers[number]))
+                places.append((index, numbers[number]))
             elif index in self._at_rest:
-                placed.append((index, len(copies)))
+                places.append((index, len(copies)))
                 copies.append({index: self._at_rest[index].as_arrays()})
             else:
-                placed.append((index, -1))
-        return placed, copies
+                places.append((index, -1))
+        return places, copies

@@ -13,7 +13,8 @@ from flower_app.launch.processes import MARK
 from flower_app.report.pictures import write_pictures
 from flower_app.runs import run_directory
 from flower_app.runs.run_lock import serving
-from flower_app.training.training_run import TrainingRun
+from flower_app.training.prepared_run import prepare
+from flower_app.training.training_run import train
 
 app = ServerApp()
 
@@ -38,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
         try:
             if not config.resume:
                 run_directory.write_config(run_dir, config)
-            TrainingRun(config, run_dir, grid).run()
+            train(prepare(config, run_dir), grid)
             # `collapipe run` draws the report itself.
             if not (config.run_dir and MARK in os.environ):
                 write_pictures(run_dir)

@@ -2,7 +2,9 @@
 
 import json
 import os
+from functools import partial
 from importlib import resources
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +12,13 @@ from safetensors.torch import load_file
 
 from flower_app.config.run_config import RunConfig
 from flower_app.runs.run_directory import append_round, claim_run_directory
+from flower_app.training import training_run
+from flower_app.training.cluster_setup import Clusters
 from flower_app.training.global_models import GlobalModels
-from flower_app.training.training_run import TrainingRun
+from flower_app.training.prepared_run import prepare
+from flower_app.training.round_closer import RoundCloser
+from flower_app.training.training_run import train
+from strategies.grid.update_receipts import UpdateReceipts
 from strategies.records import to_arrays
 
 FLAT = {
@@ -42,51 +49,50 @@ class ScriptedModels(GlobalModels):
         return {"loss": LOSSES[round_ - 1], "bleu": 0.0}, ""
 
 
-class ScriptedRun(TrainingRun):
-    """A run whose rounds are scripted: the weights of round r are all r, and evaluations find :data:`LOSSES`."""
+class Scripted:
+    """A strategy whose rounds are scripted: the weights of round r are all r."""
 
-    def _set_up(self, nodes):
-        return []
+    def __init__(self, completed, killed_after):
+        self.completed, self.killed_after = completed, killed_after
 
-    def _account(self, server_round):
-        return {}
-
-    def _write_timeline(self, server_round, record):
-        pass
-
-    def _strategy(self, planner, clusters):
-        run = self
-
-        class Scripted:
-            def start(self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn):
-                for number in range(1, num_rounds + 1):
-                    value = number + run.completed
-                    run.grid.take_round = lambda: {"clusters": [], "failed": [], "faults": []}
-                    arrays = {name: torch.full(a.shape, float(value)) for name, a in initial_arrays.items()}
-                    evaluate_fn(number, to_arrays(arrays))
-                    if value == run.killed_after:
-                        raise KeyboardInterrupt
-
-        return Scripted()
+    def start(self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn):
+        for number in range(1, num_rounds + 1):
+            value = number + self.completed
+            arrays = {name: torch.full(a.shape, float(value)) for name, a in initial_arrays.items()}
+            evaluate_fn(number, to_arrays(arrays))
+            if value == self.killed_after:
+                raise KeyboardInterrupt
 
 
-def scripted(run_dir, monkeypatch, killed_after=0, **more):
+class ScriptedGrid:
+    """Exchanges of rounds in which no cluster has trained."""
+
+    def __init__(self):
+        self.receipts, self.last_reports = UpdateReceipts([]), []
+
+    def take_round(self):
+        return {"clusters": [], "failed": [], "faults": []}
+
+
+def scripted(run_dir, monkeypatch, killed_after=0, set_up=lambda: None, **more):
+    """Train a run whose rounds are scripted; evaluations find :data:`LOSSES`."""
+    patch = partial(monkeypatch.setattr, training_run)
     # A node serves one run at a time, in all processes of the machine.
-    monkeypatch.setattr(
-        "flower_app.training.training_run.wait_for_nodes", lambda *_: [2 * os.getpid(), 2 * os.getpid() + 1]
-    )
-    monkeypatch.setattr("flower_app.training.training_run.Continued", lambda strategy, _: strategy)
+    patch("wait_for_nodes", lambda *_: [2 * os.getpid(), 2 * os.getpid() + 1])
+    patch("set_up", lambda run, grid, nodes: set_up() or Clusters([], 0, 2))
+    patch("run_grid", lambda *_: ScriptedGrid())
+    patch("ResumedStrategy", lambda strategy, _: strategy)
+    monkeypatch.setattr(RoundCloser, "_planned_and_spent", lambda self, server_round: {})
     scored_rounds = []
-    models = type("Models", (ScriptedModels,), {"scored_rounds": scored_rounds})
-    monkeypatch.setattr("flower_app.training.training_run.GlobalModels", models)
+    patch("GlobalModels", type("Models", (ScriptedModels,), {"scored_rounds": scored_rounds}))
     threads = torch.get_num_threads()
-    run = ScriptedRun(RunConfig.from_flat({**FLAT, "run-dir": str(run_dir), **more}), run_dir, grid=None)
-    run.scored_rounds, run.killed_after = scored_rounds, killed_after
     try:
-        run.run()
+        run = prepare(RunConfig.from_flat({**FLAT, "run-dir": str(run_dir), **more}), run_dir)
+        patch("make_strategy", lambda *_, **__: Scripted(run.completed, killed_after))
+        train(run, grid=None)
     finally:
         torch.set_num_threads(threads)
-    return run
+    return SimpleNamespace(scored_rounds=scored_rounds)
 
 
 def kept(run_dir):
@@ -130,7 +136,7 @@ def test_a_continued_run_remembers_the_best_and_how_much_patience_is_left(tmp_pa
 
 def test_a_run_that_was_killed_when_patience_had_ended_is_only_closed(tmp_path, monkeypatch):
     run_dir = claim_run_directory(tmp_path / "run")
-    monkeypatch.setattr(ScriptedRun, "_finish", lambda self: None)
+    monkeypatch.setattr(training_run, "finish", lambda *_: None)
     scripted(run_dir, monkeypatch, **SELECT)
     monkeypatch.undo()
     run = scripted(run_dir, monkeypatch, resume=True, **SELECT)
@@ -182,8 +188,7 @@ def test_a_model_of_a_lost_round_goes_with_it(tmp_path, monkeypatch):
         scripted(run_dir, monkeypatch, **SELECT)
     monkeypatch.undo()
     seen = []
-    monkeypatch.setattr(ScriptedRun, "_set_up", lambda self, nodes: seen.append(model_round(run_dir)) or [])
-    scripted(run_dir, monkeypatch, resume=True, **SELECT)
+    scripted(run_dir, monkeypatch, resume=True, set_up=lambda: seen.append(model_round(run_dir)), **SELECT)
     assert seen == [2.0] and kept(run_dir)[0] == 4
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -321,19 +322,16 @@ def test_a_session_trains_run_after_run_and_stops_at_the_first_that_fails(tmp_pa
     state, seen = RecordDict(), []
     context = Context(40, 1, {"partition-id": 0}, state, {"run-dir": str(session)})
 
-    class Run:
-        def __init__(self, config, run_dir, grid):
-            self.config, self.run_dir = config, run_dir
+    def train(config, grid):
+        session_run = session_app._of_current_run(context)
+        seen.append((session_run.run_id, session_run.run_config["seed"]))
+        assert session_run.state is state and session_run.node_config == {"partition-id": 0}
+        if config.seed == 1:
+            raise RuntimeError("out of memory")
+        write_summary(Path(config.run_dir), FINISHED)
 
-        def run(self):
-            own = session_app._of_current_run(context)
-            seen.append((own.run_id, own.run_config["seed"]))
-            assert own.state is state and own.node_config == {"partition-id": 0}
-            if self.config.seed == 1:
-                raise RuntimeError("out of memory")
-            write_summary(self.run_dir, FINISHED)
-
-    monkeypatch.setattr(session_app, "TrainingRun", Run)
+    monkeypatch.setattr(session_app, "prepare", lambda config, run_dir: config)
+    monkeypatch.setattr(session_app, "train", train)
     with pytest.raises(RuntimeError, match="seed1: out of memory"):
         session_app.train_runs(None, context)
     assert seen == [(40, 0), (41, 1)]

@@ -13,7 +13,8 @@ from flower_app import server_app
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.single_run import continued_run
 from flower_app.runs.run_directory import read_summary, write_config
-from flower_app.training.training_run import TrainingRun
+from flower_app.training.prepared_run import prepare
+from flower_app.training.training_run import train
 
 SERVER = """
 import sys
@@ -116,7 +117,8 @@ import json, sys, time
 from pathlib import Path
 from flwr.supercore.task_identity import TaskIdentity
 from flower_app.config.run_config import RunConfig
-from flower_app.training.training_run import TrainingRun
+from flower_app.training.prepared_run import prepare
+from flower_app.training.training_run import train
 
 # Messages can only be made in a process that Flower runs.
 TaskIdentity._run_id = TaskIdentity._node_id = TaskIdentity._task_id = 1
@@ -130,7 +132,7 @@ class Nodes:
         time.sleep(600)
 
 run_dir = Path(sys.argv[1])
-TrainingRun(RunConfig.from_flat(json.loads(sys.argv[2]) | {"run-dir": str(run_dir)}), run_dir, Nodes()).run()
+train(prepare(RunConfig.from_flat(json.loads(sys.argv[2]) | {"run-dir": str(run_dir)}), run_dir), Nodes())
 """
 
 
@@ -146,11 +148,11 @@ def test_a_second_run_does_not_take_the_nodes_of_one_that_lives(tmp_path, monkey
     config = RunConfig.from_flat(TINY | {"run-dir": str(tmp_path)})
     try:
         assert "asked\n" in iter(holder.stdout.readline, "")
-        message = refusal(TrainingRun(config, tmp_path, Nodes()).run)
+        message = refusal(train, prepare(config, tmp_path), Nodes())
         assert f"node 8 serves another run, {first}" in message
     finally:
         holder.kill()
         holder.wait()
     for _ in range(2):
-        assert "messages have gone out" in refusal(TrainingRun(config, tmp_path, Nodes()).run)
+        assert "messages have gone out" in refusal(train, prepare(config, tmp_path), Nodes())
     assert not [path for path in tmp_path.glob("collapipe-nodes-*/*") if path.name != "9"]

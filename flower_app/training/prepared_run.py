@@ -1,0 +1,126 @@
+"""A run before any node is asked: configuration, task, model, network and plan, checked and complete."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from client_pipeline.partition.parts import ModelParts
+from client_pipeline.run_identity import RunIdentity
+from client_pipeline.system.scenario import Scenario
+from flower_app.config.privacy_checks import check_shared_matrices
+from flower_app.config.run_config import RunConfig
+from flower_app.config.strategy_choice import check_first_round, make_planner
+from flower_app.runs import run_checkpoints
+from flower_app.runs.run_inputs import input_digests
+from flower_app.tasks.base import Prepared, Task, task
+from flower_app.training.frozen_weights import frozen_digest
+from flower_app.training.network import of_clusters, training_scenario
+from strategies.aggregation.accountant import PrivacyAccountant
+from strategies.checkpoint import Checkpoint
+from strategies.planning.planner import RoundPlanner
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """What a training goes by; :func:`prepare` makes it."""
+
+    config: RunConfig
+    run_dir: Path
+    started: float
+    """When this process took the run up, on the clock of ``time.perf_counter`` [s]."""
+    resumed: Checkpoint | None
+    """What the run goes on from; None: it begins."""
+    identity: RunIdentity
+    inputs: dict[str, str]
+    """SHA-256 of the files that it reads, by configuration key."""
+    task: Task
+    prepared_task: Prepared
+    """Tokenizer, specification and evaluation; the specification has the run's adapters."""
+    parts: ModelParts
+    """The run's model with its first weights; the decoder's service trains its head."""
+    scenario: Scenario
+    """The network, of the run's clusters alone."""
+    planner: RoundPlanner | None
+    """None for a strategy that plans nothing."""
+    frozen: dict[str, Tensor]
+    """Weights that are never trained, by global name."""
+    frozen_digest: str
+    """Their SHA-256 in hexadecimal; empty if there are none."""
+
+    @property
+    def num_clusters(self) -> int:
+        """N."""
+        return self.scenario.num_clusters
+
+    @property
+    def completed(self) -> int:
+        """Rounds that were done before this process began."""
+        return self.resumed.round if self.resumed else 0
+
+    @property
+    def wall_before_s(self) -> float:
+        """How long the run took before this process began [s]."""
+        return float(self.resumed.state["wall-s"]) if self.resumed else 0.0
+
+
+def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
+    """Load what a run needs, and check what can be checked without its nodes.
+
+    Parameters
+    ----------
+    config : the run's; with ``resume`` its directory is put back to its newest checkpoint
+    run_dir : its directory
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        Naming the key or file at fault; or what keeps the run from going on.
+    InfeasibleRound
+        If no cluster has a plan.
+    """
+    torch.set_num_threads(config.runtime.server_threads)
+    started = time.perf_counter()
+    resumed = run_checkpoints.reopened(run_dir, config) if config.resume else None
+    identity = resumed.identity if resumed else run_checkpoints.new_identity(run_dir, config)
+    inputs = input_digests(config)
+    network = training_scenario(config)
+    num_clusters = config.num_clusters or network.num_clusters
+    chosen = task(config.task)
+    config.selection.check_metric(chosen.scores)
+    prepared_task = chosen.prepare(config.data, config.model, config.seed, num_clusters)
+    prepared_task = replace(prepared_task, spec=config.adapted(prepared_task.spec))
+    parts = prepared_task.build(config.seed)
+    scenario = of_clusters(training_scenario(config, prepared_task.spec), num_clusters)
+    check_shared_matrices(
+        config.privacy,
+        traits=config.traits,
+        local_steps=config.local_steps,
+        family=config.model.family,
+        shared=parts.tied.values(),
+    )
+    PrivacyAccountant(config.privacy, {})  # says at once if there is no library to account with
+    planner = make_planner(config, scenario)
+    if planner is not None:
+        check_first_round(planner)
+    frozen = parts.frozen_weights()
+    source = config.model.pretrained or config.model.from_
+    return PreparedRun(
+        config=config,
+        run_dir=run_dir,
+        started=started,
+        resumed=resumed,
+        identity=identity,
+        inputs=inputs,
+        task=chosen,
+        prepared_task=prepared_task,
+        parts=parts,
+        scenario=scenario,
+        planner=planner,
+        frozen=frozen,
+        frozen_digest=frozen_digest(frozen, resumed.state if resumed else None, source),
+    )

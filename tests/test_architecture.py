@@ -1,6 +1,7 @@
 """Imports run one way, and heavy libraries stay behind their doors."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,18 @@ def test_no_room_imports_itself_by_way_of_others(package):
         if room in reach.get(target, ()) and not {room, target} <= known
     ]
     assert not circles
+
+
+def test_the_rooms_of_the_pipeline_import_those_above_them_on_the_architecture_page():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    order = re.findall(r"^\| `client_pipeline/(\w+)` \|", page, re.M)
+    assert order == ["partition", "link", "system", "runtime"]
+    place = {f"client_pipeline.{name}": number for number, name in enumerate(order)}
+    arrows = rooms_of("client_pipeline")
+    against = [
+        reason
+        for room in place
+        for target, reason in arrows.get(room, {}).items()
+        if target in place and place[target] > place[room]
+    ]
+    assert not against

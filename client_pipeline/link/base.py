@@ -73,12 +73,12 @@ class DecoderLink(Protocol):
 
     @property
     def payload_up(self) -> int:
-        """Of ``bytes_up``, the tensors' own, without headers."""
+        """Bytes of ``bytes_up`` that are tensors', without headers."""
         ...
 
     @property
     def payload_down(self) -> int:
-        """Of ``bytes_down``, likewise."""
+        """Bytes of ``bytes_down`` that are tensors', without headers."""
         ...
 
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:

@@ -65,14 +65,14 @@ class DecoderStream:
         self._total_weight: float | None = None
         self._tied = TiedRows({})
         self._shapes: dict[int, tuple[int, ...]] = {}
-        """Of the activations of each micro-batch whose gradient is still to come."""
+        """Shapes of the activations of each micro-batch whose gradient is still to come."""
         self._received = 0
         self._ended = 0
         self._names = threading.Lock()
         self._counted: set[tuple[Any, ...]] = set()
         """Names of the frames, of steps that are not confirmed, whose bytes are counted."""
         self._seen: set[tuple[Any, ...]] = set()
-        """Of these, the answers that have come in the step's present attempt."""
+        """Names of the answers that have come in the step's present attempt."""
         hello = {"kind": "hello", "version": PROTOCOL_VERSION, "codec": codec.name}
         place = {"round": address.round, "cluster": address.cluster}
         self._connection = DecoderConnection(

@@ -34,7 +34,7 @@ class StepId:
     seed: int
     """Seed of the run."""
     round: int
-    """From 1."""
+    """Round, from 1."""
     step: int
     """Local step within the round, from 1."""
     cluster: int

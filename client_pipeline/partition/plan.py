@@ -56,7 +56,7 @@ class ClusterPlan:
 
     @property
     def devices(self) -> list[int]:
-        """Those with a segment, in pipeline order."""
+        """Devices with a segment, in pipeline order."""
         return [device for device in self.order if self.delta[device] > 0]
 
     def check(

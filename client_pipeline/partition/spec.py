@@ -28,7 +28,7 @@ class LoraConfig:
     alpha: float = 16.0
     """B A counts times alpha / r."""
     dropout: float = 0.0
-    """Of what goes into A."""
+    """Dropout probability of what goes into A."""
     targets: str = ""
     """Names of the TEB's linear layers that get adapters, separated by commas, or ``all-linear``; empty: the query and
     value projections, as in the paper."""

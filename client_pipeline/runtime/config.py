@@ -23,7 +23,7 @@ class RuntimeConfig:
     recompute: bool = False
     """Compute activations again in the backward pass: less memory, more time."""
     precision: str = "float32"
-    """Of the matrix products in forward and backward passes: ``float32``, or ``bfloat16`` (mixed precision).
+    """Precision of the matrix products in forward and backward passes: ``float32``, or ``bfloat16`` (mixed precision).
     Parameters, optimizer states and what travels stay float32."""
     timeout: float = 120.0
     """A step without progress for this time [s] has failed, whatever the reason. The upper bound of all waits for

@@ -50,7 +50,7 @@ class Simulation(NamedTuple):
     makespan: float
     """[s]."""
     events: list[Event]
-    """In the order of their starts."""
+    """Events in the order of their starts."""
 
 
 def simulate_pipeline(

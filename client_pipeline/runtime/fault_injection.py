@@ -87,7 +87,7 @@ class InjectedFault:
     moment: str
     """What arrives at the control unit just then: see :data:`client_pipeline.runtime.batch_run.Progress`."""
     place: float
-    """Where in the step's micro-batches, from 0 to 1."""
+    """Place in the step's micro-batches, from 0 to 1."""
     who: float
     """Which of the plan's devices, from 0 to 1."""
 

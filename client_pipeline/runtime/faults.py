@@ -73,12 +73,12 @@ class FaultRecord:
     recovered: bool
     """Whether the cluster's round went on; for ``server``: whether the run did."""
     seconds: float | None = None
-    """From the fault to the next finished micro-batch [s]; from the last sign of progress where nobody saw when it
+    """Time from the fault to the next finished micro-batch [s]; from the last sign of progress where nobody saw when it
     happened. None if there was none."""
     bytes: int = 0
     """Weights and optimizer states that were put back, or bytes that were sent again."""
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return asdict(self)

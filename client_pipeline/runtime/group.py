@@ -28,7 +28,7 @@ class Group:
         self._codec = codec
         self._ring: tuple[int, ...] = ()
         self.generation = 0
-        """Of the last group."""
+        """Generation of the last group."""
         self._transport: GlooTransport | None = None
         self._store = open_store(host, pool.runtime.timeout)
 

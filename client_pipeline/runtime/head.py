@@ -40,7 +40,7 @@ class HeadTrainer:
         self.unit = unit
         """Index after the last TEB: the head's place in the dropout seeds."""
         self.precision = precision
-        """Of its matrix products; see :data:`client_pipeline.runtime.precision.PRECISIONS`."""
+        """Precision of its matrix products; see :data:`client_pipeline.runtime.precision.PRECISIONS`."""
         self.parameters = own_parameters(head)
         self.tied = {name: head.get_parameter(name).shape for name in tied_names(head)}
         """Shapes of the tied matrices by the head's own names."""

@@ -41,7 +41,7 @@ _COMPUTE_BUDGET_S = 2.0
 _LEAST_PASSES, _MOST_PASSES = 5, 50
 _SMALL_FLOATS = 4
 _FIRST_FLOATS, _MOST_FLOATS = 2**14, 2**23
-"""Of a large message: it grows fourfold from 64 KiB to 32 MiB, until its round trip takes long enough."""
+"""Floats of a large message: it grows fourfold from 64 KiB to 32 MiB, until its round trip takes long enough."""
 _LONG_TRIP_S = 0.05
 _ROUND_TRIPS = 9
 
@@ -103,9 +103,9 @@ class LinkMeasurement:
     second: int
     """Indices of the devices."""
     rate_bit_s: float
-    """Of either direction [bit/s]."""
+    """Rate of either direction [bit/s]."""
     latency_s: float
-    """Of both directions together: a round trip with next to nothing in it [s]."""
+    """Latency of both directions together: a round trip with next to nothing in it [s]."""
 
 
 @dataclass(frozen=True, kw_only=True)

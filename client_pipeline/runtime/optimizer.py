@@ -87,7 +87,7 @@ class PartOptimizer:
         plain = [name for name in self.parameters if name not in decayed]
         self._groups = ((decayed, config.weight_decay), (plain, 0.0))
         self._state: dict[str, dict[str, Tensor]] = {}
-        """By parameter, from its first step on."""
+        """State of each parameter, from its first step on."""
 
     def gradient_norm_sq(self) -> float:
         """Squared norm of the gradients that wait to be applied."""

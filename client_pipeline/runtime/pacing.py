@@ -23,9 +23,9 @@ class StagePace:
     forward_s: list[float]
     backward_s: list[float]
     forward_link_s: list[float]
-    """To send the activations on; 0 for the last stage."""
+    """Time to send the activations on; 0 for the last stage."""
     backward_link_s: list[float]
-    """To send the gradient back; 0 for the first stage."""
+    """Time to send the gradient back; 0 for the first stage."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Pace:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return {"stages": [vars(stage) for stage in self.stages], "uplink_s": self.uplink_s}
 
     @classmethod

@@ -41,13 +41,13 @@ class StepOutcome:
     weight: int
     """W_n: targets that carry a loss."""
     devices: dict[int, StepReport]
-    """By device index."""
+    """Reports by device index."""
     link_bytes: int
     """Activations and gradients that went over each link between two stages."""
     decoder_norm_sq: float | None
     """Squared norm of the decoder's gradient, as the decoder said it."""
     segments: list[Segment]
-    """That it ran on."""
+    """Segments that it ran on."""
 
     def __add__(self, later: StepOutcome) -> StepOutcome:
         """Join it with that of the step's next batch; norms are of all that was accumulated until then."""
@@ -112,7 +112,7 @@ class Pipeline:
         self.placement = BlockPlacement(self.pool, frozen or {})
         self.group = Group(self.pool, placement.host, codec.name)
         self.deadline = ProgressDeadline(runtime.timeout, first_s=LEAST_S)
-        """Of a step's waits; it remembers over steps how long micro-batches take."""
+        """Deadline of a step's waits; it remembers over steps how long micro-batches take."""
 
     # The plan.
 

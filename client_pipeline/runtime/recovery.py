@@ -44,9 +44,9 @@ class Recovery:
         absent: Iterable[int] = (),
     ) -> None:
         self.records: list[FaultRecord] = []
-        """Since :meth:`begin_round`; what is not over yet is missing."""
+        """Records since :meth:`begin_round` of faults that are over."""
         self.plan = ClusterPlan(delta=(), order=(), m=1)
-        """That is applied."""
+        """Plan that is applied."""
         self._absent = tuple(absent)
         """Empty as soon as they are recorded."""
         self._fault_began = fault_began

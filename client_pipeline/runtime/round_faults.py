@@ -26,13 +26,13 @@ class RoundFaults:
 
     def __init__(self, recovery: Recovery, cluster: int, folder: Path | None, lost_at: float | None) -> None:
         self._link: DecoderLink | None = None
-        """Of the round in progress."""
+        """Link of the round in progress; None between rounds."""
         self._recovery, self._cluster, self._folder, self._lost_at = recovery, cluster, folder, lost_at
         self._kept: list[FaultRecord] = []
         """Records of the round that outlive this process."""
         self._keeping = threading.Lock()
         self._cut_s: list[float] = []
-        """Of each cut of the round's stream: from when it was noticed to the next finished micro-batch [s]."""
+        """Duration of each cut of the round's link: from when it was noticed to the next finished micro-batch [s]."""
 
     def begin_round(self, round_: int) -> None:
         """Forget the round before."""

@@ -108,7 +108,7 @@ class RoundResult:
     """What a control unit answers."""
 
     weights: dict[str, Tensor]
-    """As they are, or as the update's codec has what they changed by."""
+    """Trained weights, or what they changed by in the form of the update's codec."""
     weight: int
     """Targets trained on in the round: the weight in the average."""
     loss: float

@@ -37,7 +37,7 @@ class Snapshots:
         self.taken = 0
         """Commits so far."""
         self.bytes = 0
-        """Of all copies so far."""
+        """Bytes of all copies so far."""
         self.copy_s = 0.0
         """Time that the steps waited for them [s]."""
         self.fetch_s = 0.0
@@ -79,7 +79,7 @@ class Snapshots:
         self.fetch_s += time.perf_counter() - start
 
     def sources(self, blocks: Iterable[int]) -> tuple[list[tuple[int, int]], list[Any]]:
-        """Where to take TEBs from, as :meth:`DeviceActor.put_back` wants it.
+        """Say where to take TEBs from, as :meth:`DeviceActor.put_back` wants it.
 
         Returns
         -------

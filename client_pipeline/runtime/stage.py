@@ -38,7 +38,7 @@ class MovedBlock(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of all its tensors."""
+        """Bytes of all its tensors."""
         return sum(tensor.nbytes for part in self for tensor in part.values())
 
     def as_arrays(self) -> BlockArrays:

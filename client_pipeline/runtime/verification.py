@@ -41,12 +41,12 @@ class Verification:
     """Relative differences between the split and the whole model: max|a - b| / max|b|."""
 
     output: float
-    """Of the encoder's output."""
+    """Difference of the encoder's output."""
     loss: float
     gradients: dict[str, float]
-    """By global parameter name."""
+    """Difference of each gradient, by global parameter name."""
     reference: float | None
-    """Of the encoder and head in evaluation mode against the library's own model; None without one."""
+    """Difference of encoder and head in evaluation mode from the library's own model; None without one."""
 
     @property
     def worst(self) -> float:

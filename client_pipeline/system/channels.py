@@ -19,7 +19,7 @@ class NetworkState:
     """One round's network."""
 
     number: int
-    """From 1."""
+    """Round, from 1."""
     frequency: tuple[Array, ...]
     """f_k of each cluster's devices in this round, (K,) each [cycle/s]."""
     gain: Array

@@ -29,7 +29,7 @@ class TebCosts(NamedTuple):
     parameter_bytes: int
     """[byte]."""
     trained_bytes: int
-    """Of those that are trained."""
+    """Bytes of the parameters that are trained."""
     saved_bytes: int
     """Kept from the forward pass for the backward one [byte]."""
     activation_bits: int

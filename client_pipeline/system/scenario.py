@@ -151,7 +151,7 @@ class Scenario:
     name: str
     clusters: tuple[tuple[DeviceProfile, ...], ...]
     uplinks: tuple[UplinkProfile, ...]
-    """Of the control units, (N,)."""
+    """Uplinks of the control units, (N,)."""
     num_channels: int
     """J."""
     noise_psd: float

@@ -16,9 +16,6 @@ from typing import Any, cast
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
-from flwr.clientapp.typing import ClientAppCallable, Mod
-from flwr.common.constant import ErrorCode
-from flwr.supercore import log
 from torch import Tensor
 
 from client_pipeline.link.connection import give_up
@@ -51,6 +48,7 @@ from flower_app.tasks.base import task
 from flower_app.training.network import training_scenario
 from strategies.aggregation.secagg import secure_mod
 from strategies.clusters import ClusterState
+from strategies.flower_internals import ClientAppCallable, ErrorCode, Mod, log
 from strategies.planning.replan import ScheduledReplan
 from strategies.records import ARRAYS, CONFIG, TrainOrder, failure_reason, read_train_config, reply_content, to_tensors
 

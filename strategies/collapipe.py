@@ -11,7 +11,6 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore import log
 
 from client_pipeline.link.stream import DecoderAddress
 from client_pipeline.partition.parts import load_parameters, own_parameters, part_weights
@@ -19,6 +18,7 @@ from strategies.aggregation.central_privacy import adaptive_clip, restore_clip, 
 from strategies.clusters import ClusterState
 from strategies.decoder.member import ClusterSummary
 from strategies.decoder.service import DecoderService
+from strategies.flower_internals import log
 from strategies.grid.reply_matching import failed
 from strategies.planned_strategy import OnPlan, PlannedStrategy, start_from
 from strategies.planning.planner import RoundPlanner

@@ -10,12 +10,11 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
-from flwr.serverapp.strategy.fedopt import FedOpt
-from flwr.supercore import log
 
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.pacing import Pace
 from strategies.clusters import ClusterState, check_clusters
+from strategies.flower_internals import FedOpt, log
 from strategies.planning.costs import Times, Work, costs_record, pipeline_work, plan_times, round_costs
 from strategies.planning.planner import Decision, InfeasibleRound, RoundPlanner
 from strategies.planning.policy import RoundPolicy

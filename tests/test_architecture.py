@@ -50,6 +50,68 @@ def test_heavy_libraries_are_imported_behind_one_door(library, allowed):
                 assert relative.startswith(allowed), f"{relative} imports {library}"
 
 
+PUBLIC_FLOWER = {
+    "flwr",
+    "flwr.app",
+    "flwr.serverapp",
+    "flwr.serverapp.strategy",
+    "flwr.clientapp",
+    "flwr.clientapp.mod",
+    "flwr.simulation",
+}
+
+
+def test_what_is_not_public_of_flower_comes_through_one_door():
+    door = ROOT / "strategies" / "flower_internals.py"
+    for package in LAYERS:
+        for file in files(package):
+            flower = {name for name in imported(file) if name.split(".")[0] == "flwr"}
+            assert file == door or flower <= PUBLIC_FLOWER, f"{file}: import this from strategies.flower_internals"
+
+
+def test_the_installed_flower_has_all_that_is_used_of_it_beyond_its_public_parts():
+    from strategies.flower_internals import missing_internals
+
+    assert not missing_internals()
+
+
+def test_a_part_of_flower_that_has_moved_is_named_with_what_it_is_needed_for(monkeypatch):
+    from strategies import flower_internals
+
+    moved = {"Run": flower_internals.INTERNALS["Run"]._replace(attribute="Gone")}
+    monkeypatch.setattr(flower_internals, "INTERNALS", moved)
+    (reason,) = flower_internals.missing_internals()
+    assert "has no flwr.supercore.run.Gone" in reason and "needs it for: the type of Grid.run" in reason
+    with pytest.raises(ImportError, match="install flwr 1.41"):
+        from strategies.flower_internals import Run  # noqa: F401
+
+
+def test_each_part_of_flower_is_noted_where_it_is_imported_for_the_type_checker():
+    from strategies.flower_internals import INTERNALS
+
+    tree = ast.parse((ROOT / "strategies" / "flower_internals.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    typed = {}
+    for node in block.body:
+        for alias in node.names:
+            if isinstance(node, ast.Import):
+                typed[alias.asname] = alias.name
+            else:
+                typed[alias.asname] = f"{node.module}.{alias.name}"
+    noted = {name: ".".join(filter(None, internal[:2])) for name, internal in INTERNALS.items()}
+    # What has another name there, modules among it, is of type Any.
+    assert typed == {name: place for name, place in noted.items() if place.endswith(f".{name}")}
+
+
+def test_the_door_to_flower_loads_only_what_is_asked_for():
+    code = (
+        "import sys, strategies.flower_internals as door; assert 'flwr' not in sys.modules; door.log; "
+        "print([m for m in sys.modules if m.startswith(('flwr.server.', 'flwr.superlink', 'flwr.proto'))])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert result.stdout.strip() == "[]"
+
+
 def test_nothing_unpickles():
     for package in LAYERS:
         for file in files(package):

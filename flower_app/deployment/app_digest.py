@@ -43,7 +43,7 @@ def app_digest(bundle: bytes) -> str:
 
 def release_digest() -> str:
     """Digest of the app that is installed here, as ``collapipe run`` submits it."""
-    from flwr.cli.build import build_fab_from_disk
+    from strategies.flower_internals import build_fab_from_disk
 
     with tempfile.TemporaryDirectory(prefix="collapipe-") as folder:
         return app_digest(build_fab_from_disk(assemble_app(Path(folder) / "app")))

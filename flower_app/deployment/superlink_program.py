@@ -11,7 +11,6 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
-from importlib import import_module
 from typing import Any
 
 FLEET_PATHS = "/v1/fleet/"
@@ -109,8 +108,8 @@ def serve(application: Application, config: Any, fleet: tuple[str, int]) -> None
     fleet : host and port
     """
     import uvicorn
-    from flwr.supercore.http_logging import get_uvicorn_log_config
-    from flwr.supercore.logger import console_handler
+
+    from strategies.flower_internals import console_handler, get_uvicorn_log_config
 
     if config.ssl_certfile is None or not config.enable_supernode_auth:
         sys.exit("superlink_program: expected certificates and --enable-supernode-auth, found none")
@@ -133,9 +132,9 @@ def serve(application: Application, config: Any, fleet: tuple[str, int]) -> None
 def main() -> None:
     """Run ``flower-superlink``; the first argument is ``HOST:PORT`` of the fleet door."""
     host, _, port = sys.argv.pop(1).rpartition(":")
-    # The package has a function of the module's name.
-    flower: Any = import_module("flwr.superlink.cli.flower_superlink")
-    from flwr.superlink.main import create_app
+    from strategies.flower_internals import create_app, flower_superlink_module
+
+    flower: Any = flower_superlink_module
 
     def run(lifespan_config: Any) -> None:
         serve(create_app(lifespan_config, flower.SuperLinkLifespan), lifespan_config, (host, int(port)))

@@ -11,22 +11,21 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from importlib import import_module
 from typing import Any
 
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
-from flwr.supercore import log
-from flwr.supercore.constant import TaskType
-from flwr.supercore.fab import Fab
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.run import Run
 
 from flower_app.deployment.app_digest import app_digest, release_digest
+from strategies.flower_internals import (
+    ErrorCode,
+    Fab,
+    Run,
+    TaskType,
+    get_all_nested_objects,
+    get_object_tree,
+    log,
+    no_object_id_recompute,
+)
 
 _ERROR = 40
 
@@ -127,8 +126,9 @@ def _answer(
 def main() -> None:
     """Run ``flower-supernode``; the first argument are digests of apps that are allowed."""
     allowed = frozenset(filter(None, sys.argv.pop(1).split(",")))
-    flower: Any = import_module("flwr.supernode.start_client_internal")
-    from flwr.supernode.cli.flower_supernode import flower_supernode
+    from strategies.flower_internals import flower_supernode, supernode_module
+
+    flower: Any = supernode_module
 
     connect = getattr(flower, "http_request_response", None)
     if connect is None:

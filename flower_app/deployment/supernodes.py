@@ -57,7 +57,7 @@ def align_register(client: Any, keys: Mapping[str, bytes]) -> list[str]:
     ValueError
         If a key was unregistered before: Flower takes none twice.
     """
-    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
+    from strategies.flower_internals import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 
     lines = []
     nodes = [node for node in client.ListNodes(ListNodesRequest()).nodes_info if node.status != _UNREGISTERED]
@@ -91,7 +91,7 @@ def _register(client: Any, name: str, request: Any) -> None:
 def main() -> None:
     """Align the register; prints what was done, or why it was not."""
     address, ca, folder = sys.argv[1:]
-    from flwr.supercore.control import ControlHttpClient
+    from strategies.flower_internals import ControlHttpClient
 
     try:
         keys = trusted_keys(ServerFiles(Path(folder)))

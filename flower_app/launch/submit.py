@@ -52,12 +52,12 @@ def main() -> None:
     processes = RunProcesses(os.environ[MARK], int(superlink))
     guarding = threading.Thread(target=guard, args=(int(launcher), processes), daemon=True)
     guarding.start()
-    from flwr.cli.app import app
+    from strategies.flower_internals import flower_cli
 
     if not wait_for_superlink(address, float(timeout_s)):
         sys.exit(f"the SuperLink at {address} did not answer within {timeout_s} s")
     try:
-        app(["run", *arguments])
+        flower_cli(["run", *arguments])
     finally:
         if os.getppid() != int(launcher):
             # The guard has cut the line to the SuperLink, and is still clearing up.

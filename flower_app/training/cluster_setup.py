@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore import log
-from flwr.superlink.grid import InMemoryGrid
 from torch import Tensor
 
 from flower_app.config.run_config import RunConfig
 from flower_app.training.releases import most_examples
 from strategies.clusters import ClusterState, check_clusters
 from strategies.decoder.trainer import DecoderTrainer
+from strategies.flower_internals import InMemoryGrid, log
 from strategies.grid.forwarding import innermost
 from strategies.grid.intake import RoundBounds
 from strategies.grid.received_setup import checked_setup

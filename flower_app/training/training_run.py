@@ -10,7 +10,6 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.partition.plan import read_plans
@@ -37,6 +36,7 @@ from strategies.clusters import ClusterState
 from strategies.decoder.service import DecoderService
 from strategies.decoder.step_limits import StepLimits
 from strategies.decoder.trainer import DecoderTrainer
+from strategies.flower_internals import log
 from strategies.grid.single_pulls import SinglePulls
 from strategies.records import RUN_KEY, to_arrays
 from strategies.resumed import ResumedStrategy, restore_kept

@@ -22,11 +22,14 @@ from flwr.serverapp.strategy import (
     FedAvg,
     Strategy,
 )
-from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
-from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
-from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM, KEY_NORM_BIT
 
 from client_pipeline.link.privacy import NoiseSource, PrivacyConfig
+from strategies.flower_internals import (
+    KEY_CLIPPING_NORM,
+    KEY_NORM_BIT,
+    DifferentialPrivacyAdaptiveBase,
+    DifferentialPrivacyFixedClippingBase,
+)
 
 _EQUAL_WEIGHT = "equal-weight"
 """A metric that the server sets to one in every reply: the mean's sensitivity is the clip over their number."""

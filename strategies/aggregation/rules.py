@@ -14,11 +14,11 @@ from logging import WARNING
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Strategy
-from flwr.supercore import log
 
 from client_pipeline.link.privacy import PrivacyConfig
 from strategies.aggregation.central_privacy import with_central_noise
 from strategies.aggregation.server_optimizers import ServerOptimizerConfig, make_aggregator
+from strategies.flower_internals import log
 from strategies.records import WEIGHT_KEY, sole_arrays
 
 AGGREGATORS = ("mean", "krum", "multi-krum", "trimmed-mean", "median", "bulyan")

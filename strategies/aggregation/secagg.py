@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
-from flwr.common import Code, FitIns, FitRes, Parameters, parameters_to_ndarrays
 from flwr.serverapp import Grid
-from flwr.supercore import log
 from numpy.typing import NDArray
 
 from strategies.aggregation.secagg_masks import use_whole_seeds
 from strategies.aggregation.secagg_replies import STAGES, unfit
+from strategies.flower_internals import ClientAppCallable, Code, FitIns, FitRes, Parameters, log, parameters_to_ndarrays
 from strategies.grid.forwarding import ForwardingGrid
 from strategies.grid.reply_matching import failed, match_replies
 from strategies.records import ARRAYS, CONFIG, METRICS, REPORT, ROUND_KEY, WEIGHT_KEY
@@ -65,7 +63,7 @@ def secure_mod(message: Message, context: Any, call_next: ClientAppCallable) -> 
     RuntimeError, ValueError
         If the round fails, or its weights cannot be masked: no answer but the reason may leave the cluster.
     """
-    from flwr.client.mod import secaggplus_mod
+    from strategies.flower_internals import secaggplus_mod
 
     def older_reply(m: Message, c: Any) -> Message:
         reply = call_next(m, c)
@@ -98,8 +96,7 @@ class SecureGrid(ForwardingGrid):
         return self._train(sent, timeout)
 
     def _train(self, sent: list[Message], timeout: float | None) -> list[Message]:
-        from flwr.server.workflow import SecAggPlusWorkflow
-        from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
+        from strategies.flower_internals import SecAggPlusWorkflow, WorkflowState
 
         use_whole_seeds()
         arrays = sent[0].content.array_records[ARRAYS]

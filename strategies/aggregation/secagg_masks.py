@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from importlib import import_module
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -17,13 +16,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
-ENDS = (
-    "flwr.client.mod.secure_aggregation.secaggplus_mod",
-    "flwr.server.workflow.secure_aggregation.secaggplus_workflow",
-)
-"""Modules of Flower that expand masks: the clients' end, and the server's."""
 REPLACED = "pseudo_rand_gen"
-"""Name of the function there."""
+"""Name of the function in Flower's modules that expand masks: the clients' end, and the server's."""
 _FEWEST_BYTES = 32
 _PURPOSE = b"collapipe secagg+ mask\0"
 
@@ -62,11 +56,12 @@ def use_whole_seeds() -> None:
     RuntimeError
         If this version of Flower expands masks elsewhere: they would hide nothing.
     """
-    for name in ENDS:
-        module = import_module(name)
+    from strategies.flower_internals import secaggplus_mod_module, secaggplus_workflow_module
+
+    for module in (secaggplus_mod_module, secaggplus_workflow_module):
         if not hasattr(module, REPLACED):
             raise RuntimeError(
-                f"privacy.secure-aggregation: expected {REPLACED} in {name}, whose masks are of 32 bits; this version "
-                "of flwr has none there: install flwr 1.41, or switch secure aggregation off"
+                f"privacy.secure-aggregation: expected {REPLACED} in {module.__name__}, whose masks are of 32 bits; "
+                "this version of flwr has none there: install flwr 1.41, or switch secure aggregation off"
             )
         setattr(module, REPLACED, expand_mask)

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 
+from strategies.flower_internals import RECORD_KEY_CONFIGS, Key, Stage, bytes_to_public_key
 from strategies.records import METRICS, REPORT
 
 STAGES = Stage.all()

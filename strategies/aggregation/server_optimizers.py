@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
-from flwr.serverapp.strategy.fedopt import FedOpt
 from torch import Tensor
 
+from strategies.flower_internals import FedOpt
 from strategies.records import WEIGHT_KEY
 
 _WITH_BETAS: dict[str, type[FedAdam | FedYogi]] = {"fedadam": FedAdam, "fedyogi": FedYogi}

@@ -24,12 +24,9 @@ from logging import INFO, WARNING
 from typing import NamedTuple
 
 from flwr.app import Error, Message, MessageType
-from flwr.common.constant import ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore import log
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
+from strategies.flower_internals import ErrorCode, NodeInfo, ObjectPushError, log
 from strategies.grid.forwarding import ForwardingGrid
 from strategies.grid.reply_matching import failed
 from strategies.grid.standing import Standing, WatchedDecoder

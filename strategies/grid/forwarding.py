@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flwr.app import Message, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
+
+from strategies.flower_internals import NodeInfo, Run
 
 
 class ForwardingGrid(Grid):

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.supercore.differential_privacy import KEY_NORM_BIT
 
 from client_pipeline.link.update_codec import UpdateCodec, UpdateError
 from client_pipeline.runtime.faults import FaultRecord
+from strategies.flower_internals import KEY_NORM_BIT
 from strategies.grid.received_arrays import checked_arrays, expected_forms, not_finite
 from strategies.grid.received_report import ReportTerms, checked_faults, checked_report
 from strategies.grid.received_values import SECONDS, Kind, MalformedReply, check_object, excerpt, number, parse_json

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
-from flwr.common.constant import SType
 
 from client_pipeline.link.update_codec import UpdateCodec
+from strategies.flower_internals import SType
 from strategies.grid.received_values import MalformedReply, excerpt
 
 _MAGIC = re.compile(rb"\x93NUMPY(?:\x01\x00(..)|\x02\x00(....))", re.DOTALL)

@@ -9,11 +9,10 @@ from logging import WARNING
 from typing import Any, cast
 
 from flwr.app import Message, MessageType
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from client_pipeline.link.update_codec import UpdateCodec
+from strategies.flower_internals import NodeInfo, log
 from strategies.grid.forwarding import ForwardingGrid
 from strategies.grid.intake import ReplyIntake, RoundBounds, TakenReply
 from strategies.grid.reply_matching import match_replies

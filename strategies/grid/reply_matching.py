@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from logging import WARNING
 
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
-from flwr.supercore import log
+
+from strategies.flower_internals import ErrorCode, log
 
 
 def match_replies(orders: Sequence[Message], replies: Iterable[Message]) -> list[Message | None]:

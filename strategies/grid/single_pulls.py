@@ -16,20 +16,21 @@ from logging import WARNING
 from typing import Any, cast
 
 from flwr.app import Array, Error, Message, Metadata
-from flwr.app.message import make_message
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore import log
-from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
-from flwr.supercore.date import now
-from flwr.supercore.inflatable import inflatable_utils
-from flwr.supercore.inflatable.inflatable_object import (
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from strategies.flower_internals import (
+    SUPERLINK_NODE_ID,
+    SYSTEM_MESSAGE_TYPE,
+    ErrorCode,
     InflatableObject,
     get_object_body,
     get_object_children_ids_from_object_content,
+    inflatable_utils,
+    log,
+    make_message,
+    now,
 )
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
 from strategies.grid.forwarding import ForwardingGrid
 from strategies.grid.received_values import excerpt
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import signal
 import socket
 import struct
@@ -22,7 +21,6 @@ GONE = ("its stream broke off", "sent no heartbeat", "was started again", "did n
 """How the server may learn that a machine has died."""
 
 
-@pytest.mark.skipif("COLLAPIPE_LONG_TESTS" not in os.environ, reason="minutes long; set COLLAPIPE_LONG_TESTS=1")
 @pytest.mark.timeout(1800)
 def test_a_control_unit_whose_machine_dies_is_left_out_and_comes_back(tmp_path, history_checker):
     if reason := namespaces_missing():

@@ -113,6 +113,7 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
         say=say,
     )
     text = scenario_text(measured, costs, blocks=num_blocks_of(spec), batch_size=request.batch_size)
+    # Not by client_pipeline.durable: load_scenario takes a name that ends in .toml alone for a file.
     partial = request.out.with_name(f".{request.out.stem}.partial.toml")
     try:
         partial.write_text(text, encoding="utf-8")

@@ -1,7 +1,6 @@
 """The launcher, with a real SuperLink and a tiny real Flower app."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -231,7 +230,6 @@ def test_processes_that_left_their_family_and_ignore_requests_are_ended(tmp_path
         other.wait()
 
 
-@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
 def test_a_family_is_found_by_its_tree_where_environments_are_hidden():
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     child = subprocess.Popen([sys.executable, "-c", code])

@@ -1,8 +1,51 @@
-"""Hosts as they are named in addresses."""
+"""Addresses ``host:port``, and the hosts in them."""
 
 from __future__ import annotations
 
 import ipaddress
+from typing import NamedTuple
+
+
+class HostPort(NamedTuple):
+    """An address, read."""
+
+    host: str
+    """An IPv6 host stands in brackets."""
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def bare_host(self) -> str:
+        """The host without brackets, as sockets take it."""
+        return self.host.strip("[]")
+
+
+def split_address(key: str, address: str, default_port: int | None = None) -> HostPort:
+    """Read ``host:port``.
+
+    Parameters
+    ----------
+    key : what the address is of, for the message
+    address : an IPv6 host stands in brackets
+    default_port : for an address that gives none, where one may be left out; port 0 is refused then
+
+    Raises
+    ------
+    ValueError
+        Naming ``key`` if there is no host or no port.
+    """
+    host, colon, port = address.rpartition(":")
+    expected, least_port = "host:port, such as 127.0.0.1:0", 0
+    if default_port is not None:
+        expected, least_port = "HOST or HOST:PORT", 1
+        if not colon:
+            host, port = address, str(default_port)
+    is_number = port.isdigit() and least_port <= int(port) <= 65535
+    if not host or not is_number or (":" in host and not host.startswith("[")):
+        raise ValueError(f"{key}: expected {expected}, found {address!r}")
+    return HostPort(host, int(port))
 
 
 def is_loopback(host: str) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 
 import ray
 
+from client_pipeline.link.hosts import split_address
 from client_pipeline.system.devices import DEVICE_PREFIX, device_resource
 
 _RESERVED = 0.001
@@ -61,10 +62,8 @@ def check_answers(address: str) -> None:
     """
     if address in ("", "auto", "local"):
         return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"expected HOST:PORT, found {address!r}")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    place = split_address("Ray's address", address)
+    socket.create_connection((place.bare_host, place.port), timeout=_CONNECT_S).close()
 
 
 def device_nodes() -> dict[int, dict[str, Any]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from client_pipeline.link.hosts import HostPort, split_address
 from flower_app.deployment.credentials import CuFiles
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.programs import Program, listens
@@ -20,7 +21,6 @@ from flower_app.deployment.ray_node import (
     ray_environment,
     ray_folder,
     run_node,
-    with_port,
 )
 from flower_app.launch.superlink import flower_environment
 
@@ -102,7 +102,7 @@ class ControlUnitBox:
         """The SuperNode's command line."""
         return [
             *(sys.executable, "-P", "-m", "flower_app.deployment.supernode_program", ",".join(self.allowed_apps)),
-            *("--superlink", server_address(self.server)),
+            *("--superlink", str(server_address(self.server))),
             *("--root-certificates", str(self.certs.ca.resolve())),
             *("--auth-supernode-private-key", str(self.certs.supernode_key.resolve())),
             *("--node-config", self.node_config().text()),
@@ -114,7 +114,7 @@ class ControlUnitBox:
         self.certs.check()
         self.check_paths()
         with_ray = ray_environment(flower_environment(self.state.resolve() / "flower"), self.certs.ray_token)
-        environment = past_proxies(with_ray, self.host, server_address(self.server).rpartition(":")[0])
+        environment = past_proxies(with_ray, self.host, server_address(self.server).host)
         temp = ray_folder()
         ray = Program(
             name=f"Ray of cluster {self.cluster} at {self.host}:{self.ray_port}",
@@ -131,9 +131,9 @@ class ControlUnitBox:
         return run_node([ray, supernode], environment, self.state.resolve() / "work", temp, say)
 
 
-def server_address(server: str) -> str:
-    """``host:port`` of the SuperLink, the port being ours where none is given."""
-    return with_port("--server", server, SUPERLINK_PORT)
+def server_address(server: str) -> HostPort:
+    """The address of the SuperLink, the port being ours where none is given."""
+    return split_address("--server", server, SUPERLINK_PORT)
 
 
 def _absolute(path: str) -> str:

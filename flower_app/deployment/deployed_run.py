@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.link.hosts import split_address
 from flower_app.config.sources import find_config, read_config, read_sets
 from flower_app.console import say
 from flower_app.deployment.credentials import ServerFiles
@@ -21,7 +22,6 @@ from flower_app.deployment.edge_server import (
     is_healthy,
     write_connection,
 )
-from flower_app.deployment.ray_node import with_port
 from flower_app.launch.launcher import LaunchOrder, Outcome, last_error
 from flower_app.launch.processes import interruptible
 from flower_app.launch.superlink import flower_environment, program_path
@@ -60,14 +60,15 @@ class Deployment:
         ValueError, FileNotFoundError
             If it does not, or a certificate is missing.
         """
-        files, address = ServerFiles(certs), with_port("--superlink", superlink, SUPERLINK_PORT)
+        files, place = ServerFiles(certs), split_address("--superlink", superlink, SUPERLINK_PORT)
+        address = str(place)
         files.check()
         if not is_healthy(address, files.ca):
             raise ValueError(
                 f"--superlink: no SuperLink with a certificate of {files.ca} answers at {address}; start it with "
                 "collapipe up edge-server, and look for a remedy with collapipe doctor edge-server"
             )
-        control = control_address(int(address.rpartition(":")[2]), control_port)
+        control = control_address(place.port, control_port)
         if not is_healthy(control, files.ca):
             raise ValueError(
                 f"--superlink: nothing answers at {control}, where the SuperLink of {address} takes runs; give the "
@@ -77,7 +78,7 @@ class Deployment:
 
     def settings(self, config: str | None, sets: Sequence[str]) -> list[str]:
         """``KEY=VALUE`` of the decoder's service, for keys that neither file nor ``--set`` gives."""
-        host = self.address.rpartition(":")[0]
+        host = split_address("--superlink", self.address).host
         ours = {
             "decoder.bind": f"{host}:{DECODER_PORT}",
             "decoder.tls-certificate": str(self.certs.certificate.resolve()),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_pipeline.link.hosts import is_loopback
+from client_pipeline.link.hosts import HostPort, is_loopback, split_address
 from flower_app.deployment.credentials import DeviceFiles
 from flower_app.deployment.programs import Program, listens, wait_until_listens
 from flower_app.deployment.ray_node import (
@@ -17,7 +17,6 @@ from flower_app.deployment.ray_node import (
     ray_environment,
     ray_folder,
     run_node,
-    with_port,
 )
 from flower_app.launch.superlink import flower_environment
 
@@ -43,7 +42,7 @@ class DeviceBox:
             raise ValueError("--device: expected the number of the device within its cluster, found none")
         cu_address(self.cu)
         # A gloo member on the loopback listens where a control unit on the network cannot hear it.
-        if is_loopback(self.host) != is_loopback(cu_address(self.cu).rpartition(":")[0]):
+        if is_loopback(self.host) != is_loopback(cu_address(self.cu).host):
             raise ValueError(
                 f"--host: expected the address of this machine that {self.cu} reaches, found {self.host}; a loopback "
                 "address and another one do not meet"
@@ -53,7 +52,7 @@ class DeviceBox:
         """The machine's node of its cluster's Ray."""
         return RayNode(
             host=self.host,
-            head=cu_address(self.cu),
+            head=str(cu_address(self.cu)),
             devices=self.devices,
             first_port=self.ray_port,
             object_store_mb=self.object_store_mb,
@@ -63,17 +62,17 @@ class DeviceBox:
     def up(self, say: Callable[[str], None]) -> int:
         """Run until told to end; returns the exit code."""
         self.certs.check()
-        host, _, port = cu_address(self.cu).rpartition(":")
+        head = cu_address(self.cu)
         temp = ray_folder()
         node = self.ray_node(temp)
-        wait_until_listens(host, int(port), self.wait, "start the control unit first: collapipe up cu")
+        wait_until_listens(head.host, head.port, self.wait, "start the control unit first: collapipe up cu")
         with_ray = ray_environment(flower_environment(temp / "flower"), self.certs.ray_token)
-        name = f"device {', '.join(map(str, self.devices))} of {cu_address(self.cu)}"
+        name = f"device {', '.join(map(str, self.devices))} of {head}"
         listening = node.services["node-manager-port"]
         ray = Program(name=name, command=node.command(), answers=lambda: listens(self.host, listening), again_s=SLOW_S)
-        return run_node([ray], past_proxies(with_ray, self.host, host), temp / "work", temp, say)
+        return run_node([ray], past_proxies(with_ray, self.host, head.host), temp / "work", temp, say)
 
 
-def cu_address(cu: str) -> str:
-    """``host:port`` of a control unit's Ray, the port being ours where none is given."""
-    return with_port("--cu", cu, FIRST_PORT)
+def cu_address(cu: str) -> HostPort:
+    """The address of a control unit's Ray, the port being ours where none is given."""
+    return split_address("--cu", cu, FIRST_PORT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from client_pipeline.link.hosts import split_address
 from flower_app.deployment.certificate_checks import (
     check_certificate,
     check_certificate_files,
@@ -44,9 +45,9 @@ def examine_edge_server(server: EdgeServer) -> Diagnosis:
         if files.ca.is_file() and listens(server.host, server.port):
             yield from _own_superlink(server)
         else:
-            control_host, _, control_port = server.control.rpartition(":")
+            control = split_address("control", server.control)
             yield from check_port("ports", server.host, server.port, "the SuperLink's")
-            yield from check_port("ports", control_host, int(control_port), "the SuperLink's control")
+            yield from check_port("ports", control.host, control.port, "the SuperLink's control")
         if listens(server.host, DECODER_PORT):
             yield ok("ports", f"port {DECODER_PORT} of {server.host}, the decoder's, is in use: by a run, it seems")
         else:
@@ -83,7 +84,7 @@ def examine_control_unit(box: ControlUnitBox) -> Diagnosis:
         yield from profile
         yield from check_memory(CU_MB + box.object_store_mb, box.object_store_mb)
         if files.ca.is_file():
-            yield from check_superlink(server_address(box.server), files.ca)
+            yield from check_superlink(str(server_address(box.server)), files.ca)
         if listens(box.host, box.ray_port):
             yield from check_ray(f"{box.host}:{box.ray_port}", files.ray_token, box.host, described)
             yield from check_supernode(box.runtime_port)
@@ -121,6 +122,6 @@ def examine_device(box: DeviceBox) -> Diagnosis:
             yield ok("ports", f"a Ray node runs at {box.host}:{services['node-manager-port']}")
         else:
             yield from check_ports(box.host, services)
-        yield from check_ray(cu_address(box.cu), files.ray_token)
+        yield from check_ray(str(cu_address(box.cu)), files.ray_token)
 
     return Diagnosis("device", list(findings()))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from client_pipeline.link.hosts import split_address
 from flower_app.deployment.credentials import ServerFiles
 from flower_app.deployment.programs import Program, run_programs
 from flower_app.launch.superlink import flower_environment
@@ -55,7 +56,7 @@ class EdgeServer:
         """The SuperLink's command line."""
         return [
             *(sys.executable, "-P", "-m", "flower_app.deployment.superlink_program", self.address),
-            *("--host", CONTROL_HOST, "--port", self.control.rpartition(":")[2]),
+            *("--host", CONTROL_HOST, "--port", str(split_address("control", self.control).port)),
             *("--ssl-certfile", str(self.certs.certificate.resolve())),
             *("--ssl-keyfile", str(self.certs.key.resolve())),
             *("--ssl-ca-certfile", str(self.certs.ca.resolve())),

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.link.hosts import split_address
 from flower_app.deployment.control_unit_box import RUNTIME_HOST
 from flower_app.deployment.edge_server import opener_for
 from flower_app.deployment.findings import Finding, failure, ok, warning
@@ -27,8 +28,8 @@ _STAYS_S = 3.0
 
 def check_superlink(address: str, ca: Path) -> Iterator[Finding]:
     """Check that the SuperLink answers, under a certificate of our authority, and that the clocks agree."""
-    host, _, port = address.rpartition(":")
-    if not listens(host.strip("[]"), int(port), _TIMEOUT_S):
+    place = split_address("superlink", address)
+    if not listens(place.bare_host, place.port, _TIMEOUT_S):
         yield failure(
             "superlink",
             f"nobody answers at {address}",
@@ -58,7 +59,7 @@ def _refused(address: str, ca: Path, error: Exception) -> Finding:
     if "expired" in said:
         remedy = "run collapipe certs --renew, copy server/ to the edge server, and start it again"
     elif "mismatch" in said or "not valid for" in said:
-        host = address.rpartition(":")[0]
+        host = split_address("superlink", address).host
         remedy = f"run collapipe certs --renew --server {host}, or give --server a name that its certificate has"
     else:
         remedy = f"give the server and this machine folders of one collapipe certs: {ca} is of another authority"
@@ -139,8 +140,8 @@ def check_ray(address: str, token: Path, own_host: str = "", devices: int | None
     """
     from client_pipeline.runtime.ray_probe import probe
 
-    host, _, port = address.rpartition(":")
-    if not listens(host.strip("[]"), int(port), _TIMEOUT_S):
+    place = split_address("ray", address)
+    if not listens(place.bare_host, place.port, _TIMEOUT_S):
         yield failure(
             "ray",
             f"no Ray head answers at {address}",

@@ -112,19 +112,3 @@ def ray_environment(environment: Mapping[str, str], token: Path) -> dict[str, st
 def past_proxies(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
     """No proxy for the outer world stands between the machines of a deployment."""
     return {**environment, **{name: ",".join((environment[name], *hosts)) for name in ("no_proxy", "NO_PROXY")}}
-
-
-def with_port(option: str, address: str, default: int) -> str:
-    """``host:port``, the port being ``default`` where none is given.
-
-    Raises
-    ------
-    ValueError
-        Naming the option, if it is no address.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon:
-        host, port = address, str(default)
-    if not host or not port.isdigit() or not 0 < int(port) < 65536 or (":" in host and not host.startswith("[")):
-        raise ValueError(f"{option}: expected HOST or HOST:PORT, found {address!r}")
-    return f"{host}:{port}"

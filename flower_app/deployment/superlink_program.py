@@ -13,6 +13,8 @@ import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from client_pipeline.link.hosts import split_address
+
 FLEET_PATHS = "/v1/fleet/"
 HEALTH_PATH = "/health"
 MAX_BODY_BYTES = 64 * 2**20
@@ -131,13 +133,13 @@ def serve(application: Application, config: Any, fleet: tuple[str, int]) -> None
 
 def main() -> None:
     """Run ``flower-superlink``; the first argument is ``HOST:PORT`` of the fleet door."""
-    host, _, port = sys.argv.pop(1).rpartition(":")
+    place = split_address("superlink_program", sys.argv.pop(1))
     from strategies.flower_internals import create_app, flower_superlink_module
 
     flower: Any = flower_superlink_module
 
     def run(lifespan_config: Any) -> None:
-        serve(create_app(lifespan_config, flower.SuperLinkLifespan), lifespan_config, (host, int(port)))
+        serve(create_app(lifespan_config, flower.SuperLinkLifespan), lifespan_config, (place.host, place.port))
 
     if not hasattr(flower, "_run_superlink_http_api"):
         sys.exit("superlink_program: this release of flwr starts its SuperLink in another way; install flwr 1.41")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
+
+import psutil
 
 MARK = "COLLAPIPE_LAUNCH"
 """Environment variable that all processes of a launch share."""
@@ -39,8 +39,8 @@ class RunProcesses:
 
     def alive(self) -> dict[int, str]:
         """Ids and command lines of those that run; zombies do not."""
-        if Path("/proc/self/environ").exists():
-            return dict(_marked(f"{MARK}={self.mark}"))
+        if psutil.LINUX:
+            return dict(_marked(self.mark))
         family = _family(self._known)
         self._known |= family.keys()
         return family
@@ -78,20 +78,12 @@ class RunProcesses:
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
-    stat = Path(f"/proc/{pid}/stat")
-    if Path("/proc/self/stat").exists():
-        try:
-            # The second field, the name, is in brackets and may hold anything.
-            return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
-        except (OSError, IndexError):
-            return False
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.AccessDenied:
+        return True
+    except psutil.Error:
         return False
-    except PermissionError:
-        pass
-    return True
 
 
 @contextmanager
@@ -111,30 +103,26 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _marked(entry: str) -> Iterable[tuple[int, str]]:
-    wanted = entry.encode()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        try:
-            if wanted in (folder / "environ").read_bytes().split(b"\0") and is_alive(int(folder.name)):
-                yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            # Another user's, or gone meanwhile.
-            continue
+def _marked(mark: str) -> Iterable[tuple[int, str]]:
+    """Running processes with the mark in their environment, but for this one."""
+    for process in psutil.process_iter():
+        # Another user's cannot be read, and any may be gone meanwhile.
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(MARK) == mark and is_alive(process.pid):
+                yield process.pid, " ".join(process.cmdline())
 
 
 def _family(known: set[int]) -> dict[int, str]:
     """Those of ``known`` that run, and their descendants."""
-    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)
-    rows = [line.split(None, 3) for line in listing.stdout.splitlines()]
-    processes = {int(row[0]): row for row in rows if len(row) == 4 and not row[2].startswith("Z")}
-    family: set[int] = set()
-    grown = known & processes.keys()
-    while grown != family:
-        family = grown
-        grown = family | {pid for pid, row in processes.items() if int(row[1]) in family}
-    return {pid: processes[pid][3] for pid in family}
+    family: dict[int, str] = {}
+    for pid in known:
+        with contextlib.suppress(psutil.Error):
+            ancestor = psutil.Process(pid)
+            for process in (ancestor, *ancestor.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    if is_alive(process.pid):
+                        family[process.pid] = " ".join(process.cmdline())
+    return family
 
 
 def _signal(processes: Iterable[int], number: int) -> None:

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from client_pipeline.link.hosts import split_address
 from client_pipeline.runtime.private_ray import private_environment, without_secrets
 from flower_app.launch.processes import MARK, RunProcesses
 from flower_app.launch.ray_folders import RayFolder, short_folder
@@ -86,8 +87,8 @@ class PrivateSuperLink:
         kept : descriptors that the guard of the processes inherits
         """
         program = program_path("flower-superlink")
-        host, _, port = self.address.partition(":")
-        options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", port]
+        host, port = split_address("SuperLink", self.address)
+        options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", str(port)]
         held = self.ray_folder.lock
         self.server = self._popen([str(program), *options], self.superlink_log, kept=[held])
         self.processes = RunProcesses(self.environment[MARK], self.server.pid)

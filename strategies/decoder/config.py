@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass
 
 from client_pipeline.link.frames import DEFAULT_MAX_BYTES
-from client_pipeline.link.hosts import is_loopback
+from client_pipeline.link.hosts import is_loopback, split_address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +63,6 @@ class DecoderConfig:
             raise ValueError(f"decoder.advertise: expected the address that CUs reach {self.bind!r} at, found none")
         if self.advertise and ":" in self.advertise:
             split_address("decoder.advertise", self.advertise)
-
-
-def split_address(key: str, address: str) -> tuple[str, int]:
-    """Split ``host:port``; an IPv6 host stands in brackets.
-
-    Raises
-    ------
-    ValueError
-        Naming ``key`` if there is no host or no port.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535 or (":" in host and not host.startswith("[")):
-        raise ValueError(f"{key}: expected host:port, such as 127.0.0.1:0, found {address!r}")
-    return host, int(port)
 
 
 def check_pair(certificate: str, key: str) -> None:

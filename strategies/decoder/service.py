@@ -12,11 +12,12 @@ from torch import Tensor
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import Gradient
 from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode, encode
+from client_pipeline.link.hosts import split_address
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, read_pem
 from client_pipeline.link.tied import pieces
 from client_pipeline.partition.micro_batches import StepId
 from strategies.aggregation.accountant import Sent
-from strategies.decoder.config import DecoderConfig, check_pair, split_address
+from strategies.decoder.config import DecoderConfig, check_pair
 from strategies.decoder.limits import Allowance, HelloGuard, TooManyHellos
 from strategies.decoder.member import ClusterSummary, MicroBatch, NotFiniteRefusal, Refusal, Superseded
 from strategies.decoder.reception import OpenStream, Reception

@@ -60,32 +60,34 @@ app = ClientApp()
 
 
 @app.query("setup")
-def setup(message: Message, context: Context) -> Message:
+def answer_setup(message: Message, context: Context) -> Message:
     """Start the control unit with its data; answer with what the planner must know of the cluster."""
     record = message.content.config_records[CONFIG]
     try:
-        told = {key: cast(Any, value) for key, value in record.items()}
+        setup_values = {key: cast(Any, value) for key, value in record.items()}
         frozen = to_tensors(message.content.array_records[ARRAYS])
-        answer = _setup(context, told, frozen, message.metadata.dst_node_id)
+        answer = _setup(context, setup_values, frozen, message.metadata.dst_node_id)
     except (ValueError, FileNotFoundError) as error:
         # The user's mistake: an answer of its own, because Flower would give the server a traceback.
         answer = {"error": str(error)}
     return Message(RecordDict({CONFIG: ConfigRecord({"json": json.dumps(answer)})}), reply_to=message)
 
 
-def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tensor], node_id: int) -> dict[str, Any]:
+def _setup(
+    context: Context, setup_values: Mapping[str, Any], frozen: Mapping[str, Tensor], node_id: int
+) -> dict[str, Any]:
     config, node = RunConfig.from_flat(context.run_config), NodeConfig.read(context.node_config)
-    cluster, num_clusters = node.cluster, int(told["num-clusters"])
+    cluster, num_clusters = node.cluster, int(setup_values["num-clusters"])
     if cluster >= num_clusters:
         return {"unused": cluster}
-    declared = ClusterState.from_dict(json.loads(told["network"])[cluster])
+    declared = ClusterState.from_dict(json.loads(setup_values["network"])[cluster])
     state = replace(declared, node_id=node_id, devices=node.devices(declared.devices))
-    folder = node_folder(config, node, str(told["run-name"]))
-    described = start_control_unit(_cluster_setup(context, node, told, frozen, folder, len(state.devices)))
+    folder = node_folder(config, node, str(setup_values["run-name"]))
+    described = start_control_unit(_cluster_setup(context, node, setup_values, frozen, folder, len(state.devices)))
     # Not before: a control unit that another run needs would start again with it.
-    kept_setup.write(folder, told, frozen)
-    state.num_examples = described["num_examples"]
-    _keep(context, told, state, folder)
+    kept_setup.write(folder, setup_values, frozen)
+    state = replace(state, num_examples=described["num_examples"])
+    _keep(context, setup_values, state, folder)
     return {
         "state": state.to_dict(),
         "truncated": described["truncated"],
@@ -94,13 +96,18 @@ def _setup(context: Context, told: Mapping[str, Any], frozen: Mapping[str, Tenso
     }
 
 
-def _keep(context: Context, told: Mapping[str, Any], state: ClusterState, folder: Path) -> ConfigRecord:
+def _keep(context: Context, setup_values: Mapping[str, Any], state: ClusterState, folder: Path) -> ConfigRecord:
     """Note what rounds need of the set-up.
 
     Flower keeps a node's state between messages: a round's plan is made and checked with it, and a control unit that is
     lost starts again from what its folder holds.
     """
-    kept = {"spec": told["spec"], "plans": told["plans"], "cluster": json.dumps(state.to_dict()), "folder": str(folder)}
+    kept = {
+        "spec": setup_values["spec"],
+        "plans": setup_values["plans"],
+        "cluster": json.dumps(state.to_dict()),
+        "folder": str(folder),
+    }
     context.state[STATE] = record = ConfigRecord(kept)
     return record
 
@@ -119,46 +126,46 @@ def _kept(context: Context, config: RunConfig, node: NodeConfig, run_name: str) 
         raise RuntimeError(f"cluster {node.cluster}: its node was started again and is not told for which run")
     folder = node_folder(config, node, run_name)
     try:
-        told, _ = kept_setup.read(folder)
+        setup_values, _ = kept_setup.read(folder)
     except FileNotFoundError as error:
         raise RuntimeError(f"cluster {node.cluster}: its node was started again without its --state: {error}") from None
     log(WARNING, "cluster %d: its SuperNode was started again; it goes on with the set-up in %s", node.cluster, folder)
-    declared = ClusterState.from_dict(json.loads(told["network"])[node.cluster])
+    declared = ClusterState.from_dict(json.loads(setup_values["network"])[node.cluster])
     state = replace(declared, node_id=context.node_id, devices=node.devices(declared.devices))
-    return _keep(context, told, state, folder)
+    return _keep(context, setup_values, state, folder)
 
 
 def _cluster_setup(
     context: Context,
     node: NodeConfig,
-    told: Mapping[str, Any],
+    setup_values: Mapping[str, Any],
     frozen: Mapping[str, Tensor],
     folder: Path,
     num_devices: int,
 ) -> ClusterSetup:
-    config, num_clusters = RunConfig.from_flat(context.run_config), int(told["num-clusters"])
+    config, num_clusters = RunConfig.from_flat(context.run_config), int(setup_values["num-clusters"])
     flat = node.run_config(context.run_config)
     return ClusterSetup(
         run=str(context.run_id),
         cluster=node.cluster,
-        spec=ModelSpec.from_json(told["spec"]),
+        spec=ModelSpec.from_json(setup_values["spec"]),
         optimizer=config.optimizer,
         runtime=config.runtime,
         seed=config.seed,
         batch_size=config.batch_size,
         local_steps=config.local_steps,
         gradient_accumulation=config.gradient_accumulation,
-        load_data=partial(load_cluster_data, flat, told["tokenizer"], node.cluster, num_clusters),
+        load_data=partial(load_cluster_data, flat, setup_values["tokenizer"], node.cluster, num_clusters),
         compression=config.compression,
         privacy=config.privacy,
         frozen=frozen,
         certificates=node.certificates,
         checkpoints=folder if config.checkpoint_every else None,
         folder=folder,
-        lost_at=told.get("lost-at"),
+        lost_at=setup_values.get("lost-at"),
         checkpoint_every=max(config.checkpoint_every, 1),
-        resume_round=int(told["resume-round"]),
-        identity=RunIdentity(str(told.get("run-identity", "")), str(told.get("config-identity", ""))),
+        resume_round=int(setup_values["resume-round"]),
+        identity=RunIdentity(str(setup_values.get("run-identity", "")), str(setup_values.get("config-identity", ""))),
         data=data_digest(RunConfig.from_flat(flat).data, node.cluster),
         placement=_placement(node, num_devices),
         faults=config.faults,
@@ -178,11 +185,11 @@ def node_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path:
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", run_name):
         raise ValueError(f"set-up: expected a run's plain name, found {run_name!r}")
-    own = f"cluster-{node.cluster}"
+    cluster_name = f"cluster-{node.cluster}"
     if not node.state_dir and (config.run_dir or node.simulated):
         run_dir = Path(config.run_dir) if config.run_dir else Path(config.runs_dir).expanduser() / run_name
-        return run_dir.resolve() / CLUSTERS / own
-    return Path(node.state_dir or "~/.collapipe").expanduser() / run_name / own
+        return run_dir.resolve() / CLUSTERS / cluster_name
+    return Path(node.state_dir or "~/.collapipe").expanduser() / run_name / cluster_name
 
 
 def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, num_clusters: int) -> TrainingData:
@@ -192,7 +199,7 @@ def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, n
 
 
 @app.train()
-def train(message: Message, context: Context) -> Message:
+def answer_training(message: Message, context: Context) -> Message:
     """Train one round on the cluster's devices; a failure is answered as an error with its reason.
 
     The mods are called here, not named to Flower: whoever calls this function has them, too.
@@ -239,7 +246,7 @@ def _train(message: Message, context: Context) -> Message:
         block_memory=state.block_memory,
         where=f"round {order.round}: plan of cluster {node.cluster}",
     )
-    told = RoundOrder(
+    round_order = RoundOrder(
         round=order.round,
         weights=to_tensors(message.content.array_records[ARRAYS]),
         plan=plan,
@@ -249,7 +256,7 @@ def _train(message: Message, context: Context) -> Message:
         counted=order.counted[node.cluster] if node.cluster < len(order.counted) else 0,
     )
     place = _placement(node, len(state.devices))
-    train_it = partial(train_round, str(context.run_id), node.cluster, told, config.runtime.timeout, place)
+    train_it = partial(train_round, str(context.run_id), node.cluster, round_order, config.runtime.timeout, place)
     start_again = partial(_start_again, context, node, len(state.devices), max(config.checkpoint_every, 1))
     try:
         try:
@@ -262,16 +269,17 @@ def _train(message: Message, context: Context) -> Message:
             # Its own process cannot say so any more, and the others wait for it.
             give_up(order.decoder, node.certificates, str(lost))
         folder = Path(str(kept["folder"]))
-        if faults := fault_files.kept(folder, order.round):
-            lost.faults = [*faults, _lost_record(node.cluster, order.round, str(lost)).to_dict()]
+        faults = fault_files.kept(folder, order.round)
+        if faults:
+            faults = [*faults, _lost_record(node.cluster, order.round, str(lost)).to_dict()]
         if not isinstance(lost, ControlUnitAbsent):
             try:
                 start_again(order.round, time.time())
             except ControlUnitAbsent as absent:
-                raise ControlUnitLost(f"{lost}; {absent}", lost.faults) from lost
-        raise
+                raise ControlUnitLost(f"{lost}; {absent}", faults or lost.faults) from lost
+        raise type(lost)(str(lost), faults or lost.faults) from lost
     # What the server must know to plan the next round comes with the answer to this one.
-    state.num_examples = int(result.report["num_examples"])
+    state = replace(state, num_examples=int(result.report["num_examples"]))
     content = reply_content(
         result.weights,
         weight=result.weight,
@@ -312,11 +320,11 @@ def _start_again(
 ) -> None:
     """Have a control unit that was lost go on from the newest file that it wrote, up to that of ``round_``."""
     folder = Path(str(context.state.config_records[STATE]["folder"]))
-    told, frozen = kept_setup.read(folder)
+    setup_values, frozen = kept_setup.read(folder)
     # Its files have the number of the round that the server commits next.
-    told |= {"resume-round": -(-round_ // every) * every, "lost-at": lost_at}
+    setup_values |= {"resume-round": -(-round_ // every) * every, "lost-at": lost_at}
     log(WARNING, "cluster %d: its control unit is started again", node.cluster)
-    restart_control_unit(_cluster_setup(context, node, told, frozen, folder, num_devices))
+    restart_control_unit(_cluster_setup(context, node, setup_values, frozen, folder, num_devices))
 
 
 def own_plan(plans: str, state: ClusterState, config: RunConfig, num_blocks: int) -> ClusterPlan:

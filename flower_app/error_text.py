@@ -21,12 +21,12 @@ def error_text(error: BaseException, log: Path | str = "") -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame for frame in frames if _package_path(frame.filename)]
-    told = str(error)
-    if told and (
+    message = str(error)
+    if message and (
         isinstance(error, ValueError | FileNotFoundError) or (isinstance(error, RuntimeError) and _meant(frames))
     ):
-        return told
-    text = f"{type(error).__name__}: {told}" if told else type(error).__name__
+        return message
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if places:
         text += f", in {_package_path(places[-1].filename)}, line {places[-1].lineno}"
     return f"{text}; see {log}" if log else text

@@ -77,32 +77,34 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
     )
 
 
-def _marks(saved: SavedModel, own: TextTokenizer, tokenizer: Any) -> Any:
+def _marks(saved: SavedModel, task_tokenizer: TextTokenizer, tokenizer: Any) -> Any:
     """Put the marks around a text that the tasks put there themselves.
 
     A causal model, which goes on, has the first alone; the two sides of a translation have the last.
     """
     from tokenizers.processors import TemplateProcessing
 
-    begin, end = (tokenizer.id_to_token(i) for i in (own.bos_id, own.eos_id))
+    begin, end = (tokenizer.id_to_token(i) for i in (task_tokenizer.bos_id, task_tokenizer.eos_id))
     if begin is None or end is None:
         return None
     first = "" if saved.spec.head == SEQ2SEQ else f"{begin}:0 "
     last = "" if saved.spec.head == CAUSAL_LM else f" {end}:0"
-    return TemplateProcessing(single=f"{first}$A:0{last}", special_tokens=[(begin, own.bos_id), (end, own.eos_id)])
+    return TemplateProcessing(
+        single=f"{first}$A:0{last}", special_tokens=[(begin, task_tokenizer.bos_id), (end, task_tokenizer.eos_id)]
+    )
 
 
 def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer, own = Tokenizer.from_str(saved.tokenizer_json), TextTokenizer.from_json(saved.tokenizer_json)
+    tokenizer, task_tokenizer = Tokenizer.from_str(saved.tokenizer_json), TextTokenizer.from_json(saved.tokenizer_json)
     if tokenizer.post_processor is None:
-        tokenizer.post_processor = _marks(saved, own, tokenizer)
+        tokenizer.post_processor = _marks(saved, task_tokenizer, tokenizer)
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     special = {use: name for use, names in _SPECIAL_TOKENS.items() for name in names if name in known}
     # Begin, end and padding are those that the model was trained with, whatever their names.
-    used = {"bos_token": own.bos_id, "eos_token": own.eos_id, "pad_token": own.pad_id}
+    used = {"bos_token": task_tokenizer.bos_id, "eos_token": task_tokenizer.eos_id, "pad_token": task_tokenizer.pad_id}
     special |= {use: name for use, i in used.items() if (name := tokenizer.id_to_token(i)) is not None}
     longest = max_length(saved.spec)
     limit = {} if longest is None else {"model_max_length": longest}

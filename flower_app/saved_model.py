@@ -79,7 +79,8 @@ def save_model(
         TASK: json.dumps(dict(task), ensure_ascii=False, indent=2),
     }
     # Never over one that is there: the link would point to nothing for a moment.
-    name = _name((round_, 1 + max((number for other, number in _versions(run_dir) if other == round_), default=-1)))
+    numbers = [number for version_round, number in _versions(run_dir) if version_round == round_]
+    name = _name((round_, 1 + max(numbers, default=-1)))
     files: dict[str, durable.FileWriter] = {WEIGHTS: partial(save_file, tensors)}
     for file, text in texts.items():
         files[file] = partial(_write_text, text)

@@ -81,10 +81,10 @@ def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
         )
         return lambda: build_parts(spec, seed)
     try:
-        found = read_library_config(model)
-        head = head_of(found)
+        model_config = read_library_config(model)
+        head = head_of(model_config)
         if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
-            spec = spec_from_config(found, head)
+            spec = spec_from_config(model_config, head)
             library_adapter(spec.family).library_config(spec)
             return lambda: build_parts(spec, seed)
         load_pretrained(model, head, seed=seed)

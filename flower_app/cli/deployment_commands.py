@@ -71,9 +71,9 @@ def certs(
     from flower_app.deployment.certs import CertsRequest, make_certificates
 
     request = CertsRequest(servers=server, clusters=clusters, out=out, days=days, renew=renew)
-    found = make_certificates(request, say)
+    folders_made = make_certificates(request, say)
     if as_json:
-        print_json(found)
+        print_json(folders_made)
 
 
 def revoke_command(

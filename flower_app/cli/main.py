@@ -107,8 +107,13 @@ def evaluate(
     if score.truncated:
         say(f"warning: {score.truncated} sequences of {split} were cut at data.max-length = {config.data.max_length}")
     if as_json:
-        found = {"split": split, "examples": score.examples, "metrics": score.metrics, "signature": score.signature}
-        print_json({"run_dir": str(run_dir), **found, "truncated": score.truncated})
+        score_values = {
+            "split": split,
+            "examples": score.examples,
+            "metrics": score.metrics,
+            "signature": score.signature,
+        }
+        print_json({"run_dir": str(run_dir), **score_values, "truncated": score.truncated})
 
 
 @app.command()
@@ -151,12 +156,12 @@ def export(
     from flower_app.export import export_run
     from flower_app.runs.run_directory import find_run
 
-    found = export_run(find_run(run), folder)
-    say(f"{found.model_class}: {', '.join(found.files)}")
+    exported = export_run(find_run(run), folder)
+    say(f"{exported.model_class}: {', '.join(exported.files)}")
     if as_json:
-        print_json({"folder": str(found.folder), "model_class": found.model_class, "files": found.files})
+        print_json({"folder": str(exported.folder), "model_class": exported.model_class, "files": exported.files})
     else:
-        typer.echo(found.folder)
+        typer.echo(exported.folder)
 
 
 @app.command("verify")
@@ -175,7 +180,7 @@ def verify_command(
     from client_pipeline.runtime.verification import SPLIT_TOLERANCE
     from flower_app.verify import verify as compare
 
-    found = compare(
+    checked = compare(
         model=model,
         plan_file=plan,
         segments=_sizes(segments),
@@ -185,20 +190,20 @@ def verify_command(
         length=length,
         seed=seed,
     )
-    differences = {"output": found.output, "loss": found.loss}
-    if found.reference is not None:
-        differences["library model"] = found.reference
+    differences = {"output": checked.output, "loss": checked.loss}
+    if checked.reference is not None:
+        differences["library model"] = checked.reference
     if as_json:
-        gradients = {"gradients": found.gradients, "worst": found.worst, "passed": found.passed}
+        gradients = {"gradients": checked.gradients, "worst": checked.worst, "passed": checked.passed}
         print_json(differences | gradients)
     else:
-        rows = {**differences, **{f"gradient {name}": value for name, value in found.gradients.items()}}
+        rows = {**differences, **{f"gradient {name}": value for name, value in checked.gradients.items()}}
         width = max(map(len, rows))
         typer.echo("\n".join(f"{name:<{width}}  {value:.1e}" for name, value in rows.items()))
         typer.echo(
-            f"{'passed' if found.passed else 'FAILED'}: largest {found.worst:.1e}, allowed {SPLIT_TOLERANCE:.0e}"
+            f"{'passed' if checked.passed else 'FAILED'}: largest {checked.worst:.1e}, allowed {SPLIT_TOLERANCE:.0e}"
         )
-    raise typer.Exit(0 if found.passed else 1)
+    raise typer.Exit(0 if checked.passed else 1)
 
 
 @app.command()
@@ -234,11 +239,11 @@ def leakage(
     except ValueError:
         raise ValueError(f"--noise: expected numbers with commas, such as 0,0.1; found {noise!r}") from None
     request = LeakageRequest(noise=levels, clip=clip, most_tokens=tokens, seed=seed, cut_only=cut_only)
-    found = measure_leakage(run, request, say)
+    leakage = measure_leakage(run, request, say)
     if as_json:
-        print_json(found)
+        print_json(leakage)
     else:
-        PlainConsole(width=160).print(leakage_table(found))
+        PlainConsole(width=160).print(leakage_table(leakage))
 
 
 @app.command("profile")
@@ -257,10 +262,10 @@ def profile_command(
     request = ProfileRequest(
         model=model, length=length, batch_size=batch_size, devices=devices, address=address, out=out
     )
-    found = measure(request, say)
-    say(f"scenario: {found.scenario}; collapipe plan --scenario {found.scenario} plans with it")
+    profile = measure(request, say)
+    say(f"scenario: {profile.scenario}; collapipe plan --scenario {profile.scenario} plans with it")
     if as_json:
-        print_json(found.to_dict())
+        print_json(profile.to_dict())
 
 
 planning_commands.register(app)

@@ -67,10 +67,10 @@ def plan(
         length=length,
         write_plan=write_plan,
     )
-    found = make_plan(request, None if as_json else typer.echo)
+    planned = make_plan(request, None if as_json else typer.echo)
     if as_json:
-        print_json(found.document)
-    raise typer.Exit(0 if found.feasible else ExitCode.INFEASIBLE)
+        print_json(planned.document)
+    raise typer.Exit(0 if planned.feasible else ExitCode.INFEASIBLE)
 
 
 def reproduce_command(
@@ -91,11 +91,11 @@ def reproduce_command(
     from flower_app.experiments.results import markdown
 
     options = ReproduceOptions(out=out, smoke=smoke, plot_only=plot, curves=curves, sets=sets or (), only=only)
-    found = reproduce(name, options, say)
+    findings_by_name = reproduce(name, options, say)
     if as_json:
-        print_json({key: [vars(finding) for finding in findings] for key, findings in found.items()})
+        print_json({key: [vars(finding) for finding in findings] for key, findings in findings_by_name.items()})
     else:
-        for key, findings in found.items():
+        for key, findings in findings_by_name.items():
             typer.echo(f"\n{key}\n\n{markdown(findings)}")
 
 
@@ -146,11 +146,11 @@ def _compare_training(
     rounds, seeds = counts
     pairs = [f"scenario={scenario}"] * bool(scenario) + [f"num-rounds={rounds}"] * (rounds is not None)
     base = load_config(config, [*(sets or ()), *pairs])
-    found = compare_training(contenders(base, policies, strategies, plan_file), seeds, out, say)
+    comparison = compare_training(contenders(base, policies, strategies, plan_file), seeds, out, say)
     if as_json:
-        print_json(found)
+        print_json(comparison)
     else:
-        PlainConsole(width=180).print(training_table(found))
+        PlainConsole(width=180).print(training_table(comparison))
 
 
 def _compare_planning(scenario: str, policies: str, counts: tuple[int, int], plan_file: str, as_json: bool) -> None:

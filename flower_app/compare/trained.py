@@ -39,21 +39,21 @@ def contenders(base: RunConfig, policies: str, strategies: str, plan_file: str =
     ValueError
         If there is none, or a name comes twice.
     """
-    found: dict[str, RunConfig] = {}
+    configs: dict[str, RunConfig] = {}
     listed = [(name, True) for name in policies.split(",")] + [(name, False) for name in strategies.split(",")]
     for name, is_policy in ((name.strip(), is_policy) for name, is_policy in listed):
         if not name:
             continue
-        if name in found:
+        if name in configs:
             raise ValueError(f"compare: {name} is named twice; expected each policy and strategy once")
         if is_policy:
             plan = plan_file if name == "fixed" else ""
-            found[name] = replace(base, strategy=COLLAPIPE, policy=name, plan=plan)
+            configs[name] = replace(base, strategy=COLLAPIPE, policy=name, plan=plan)
         else:
-            found[name] = replace(base, strategy=name, policy=RunConfig().policy, plan="")
-    if not found:
+            configs[name] = replace(base, strategy=name, policy=RunConfig().policy, plan="")
+    if not configs:
         raise ValueError("compare: nothing to compare; name --policies, --strategies or both")
-    return found
+    return configs
 
 
 def compare_training(
@@ -101,17 +101,17 @@ def compare_training(
     rows = [
         row for name, folders in runs.items() for i, folder in enumerate(folders) for row in _curve(name, i, folder)
     ]
-    found = {"metric": _metric_name(next(iter(runs.values()))[0]), "seeds": num_seeds, "runs": figures}
-    durable.write_text(out / "compare.json", json.dumps(found, indent=2))
+    comparison = {"metric": _metric_name(next(iter(runs.values()))[0]), "seeds": num_seeds, "runs": figures}
+    durable.write_text(out / "compare.json", json.dumps(comparison, indent=2))
     with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["name", "seed", *CURVES])
         writer.writerows(rows)
     from flower_app.compare.figures import draw_curves
 
-    draw_curves(rows, str(found["metric"]), out / "curves.png")
+    draw_curves(rows, str(comparison["metric"]), out / "curves.png")
     say(f"comparison: {out}")
-    return found
+    return comparison
 
 
 def seeded(config: RunConfig, i: int) -> RunConfig:
@@ -185,13 +185,13 @@ def _file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
-def training_table(found: Mapping[str, Any]) -> Table:
+def training_table(comparison: Mapping[str, Any]) -> Table:
     """One row a contender; differences are those of the first one from it, in per cent."""
     table = Table(box=None)
     table.add_column("name")
-    first = found["runs"][0]
+    first = comparison["runs"][0]
     columns = (
-        str(found["metric"]),
+        str(comparison["metric"]),
         "latency s",
         "Δ",
         "step s",
@@ -204,7 +204,7 @@ def training_table(found: Mapping[str, Any]) -> Table:
     )
     for column in (*columns, "memory GB", "process MB", "selected %"):
         table.add_column(column, justify="right")
-    for run in found["runs"]:
+    for run in comparison["runs"]:
         table.add_row(
             run["name"],
             _number(run["metric"], ".1f"),
@@ -228,5 +228,7 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _change(own: float | None, other: float | None) -> str:
-    return "" if own is None or not other or own == other else f"{100 * (own - other) / other:+.1f} %"
+def _change(value: float | None, reference: float | None) -> str:
+    if value is None or not reference or value == reference:
+        return ""
+    return f"{100 * (value - reference) / reference:+.1f} %"

@@ -363,11 +363,13 @@ def _flatten(config: Any, prefix: str) -> Iterator[tuple[str, Scalar]]:
 
 def _checked(key: str, value: Any, kind: type) -> Scalar:
     """Return the value in the key's type; only a whole number may stand for a number."""
-    found = type(value)
-    if kind is float and found is int:
+    value_type = type(value)
+    if kind is float and value_type is int:
         return float(value)
-    if found is not kind:
-        raise ValueError(f"{key}: expected {_KINDS[kind]}, found {_KINDS.get(found, found.__name__)}: {value!r}")
+    if value_type is not kind:
+        raise ValueError(
+            f"{key}: expected {_KINDS[kind]}, found {_KINDS.get(value_type, value_type.__name__)}: {value!r}"
+        )
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{key}: expected a finite number, found {value}")
     return cast(Scalar, value)

@@ -115,7 +115,7 @@ def read_sets(sets: Sequence[str]) -> dict[str, Scalar]:
     >>> read_sets(["seed=3", "faults=device=0.1, stream=0.02"])
     {'seed': 3, 'faults.device': 0.1, 'faults.stream': 0.02}
     """
-    found: dict[str, Scalar] = {}
+    values: dict[str, Scalar] = {}
     for pair in sets:
         name, equals, text = (part.strip() for part in pair.partition("="))
         if equals and name not in key_types() and any(key.startswith(f"{name}.") for key in key_types()):
@@ -123,11 +123,11 @@ def read_sets(sets: Sequence[str]) -> dict[str, Scalar]:
                 table = tomllib.loads(f"table = {text if text.startswith('{') else f'{{{text}}}'}")["table"]
             except tomllib.TOMLDecodeError as error:
                 raise ValueError(f"--set {name}: expected key=value, key=value, found {text!r}: {error}") from error
-            found |= dict(_flatten(table, f"{name}."))
+            values |= dict(_flatten(table, f"{name}."))
         else:
             key, value = parse_set(pair)
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 def parse_set(pair: str) -> tuple[str, Scalar]:

@@ -68,7 +68,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
 def _check_joining(config: RunConfig, scenario: Scenario, *, takes_aggregator: bool) -> None:
     """Refuse settings of the average where nothing reads them, or that exclude each other."""
     if takes_aggregator:
-        make_aggregator(config, scenario)
+        run_aggregator(config, scenario)
         return
     if config.server_optimizer.name != "none":
         raise ValueError(
@@ -130,11 +130,11 @@ def make_strategy(
     if traits.decoder_on_server:
         arguments["decoder"] = decoder
     if traits.takes_aggregator:
-        arguments["aggregator"] = make_aggregator(config, scenario)
+        arguments["aggregator"] = run_aggregator(config, scenario)
     return cls(**arguments, **options)
 
 
-def make_aggregator(config: RunConfig, scenario: Scenario) -> Strategy:
+def run_aggregator(config: RunConfig, scenario: Scenario) -> Strategy:
     """Build what joins the encoders of ``collapipe``.
 
     Raises
@@ -168,7 +168,7 @@ def check_can_resume(config: RunConfig) -> None:
     check_resumable(config.strategy, config.strategy_arguments())
 
 
-def check_same_run(config: RunConfig, found: Checkpoint) -> None:
+def check_same_run(config: RunConfig, checkpoint: Checkpoint) -> None:
     """Refuse to go on under another configuration.
 
     Raises
@@ -176,7 +176,7 @@ def check_same_run(config: RunConfig, found: Checkpoint) -> None:
     ValueError
         Naming the keys that differ.
     """
-    check_unchanged(found.state["config"], config.to_flat(), FREE_TO_CHANGE)
+    check_unchanged(checkpoint.state["config"], config.to_flat(), FREE_TO_CHANGE)
 
 
 def fixed_keys(config: RunConfig) -> dict[str, object]:

@@ -79,8 +79,8 @@ class Authority:
 
     def issue_client(self, name: str, days: int) -> tuple[bytes, bytes]:
         """Certificate and key of a client, both PEM."""
-        own = x509.SubjectAlternativeName([x509.DNSName(name)])
-        return self._issue(name, days, ExtendedKeyUsageOID.CLIENT_AUTH, own)
+        alternative_name = x509.SubjectAlternativeName([x509.DNSName(name)])
+        return self._issue(name, days, ExtendedKeyUsageOID.CLIENT_AUTH, alternative_name)
 
     def _issue(
         self, name: str, days: int, purpose: x509.ObjectIdentifier, names: x509.SubjectAlternativeName

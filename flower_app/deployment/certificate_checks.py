@@ -40,14 +40,14 @@ def check_certificate(certificate: Path, key: Path, ca: Path, host: str = "") ->
     if not all(path.is_file() for path in (certificate, key, ca)):
         return
     try:
-        mine, authority = read_certificate(certificate), read_certificate(ca)
+        certificate_read, authority = read_certificate(certificate), read_certificate(ca)
     except ValueError as error:
         yield failure("certificate", str(error), _COPY)
         return
-    yield from _validity("certificate", certificate, mine)
+    yield from _validity("certificate", certificate, certificate_read)
     yield from _validity("authority", ca, authority)
     try:
-        mine.verify_directly_issued_by(authority)
+        certificate_read.verify_directly_issued_by(authority)
         yield ok("authority", f"{ca} signed {certificate}")
     except (ValueError, TypeError, InvalidSignature):
         yield failure(
@@ -55,9 +55,9 @@ def check_certificate(certificate: Path, key: Path, ca: Path, host: str = "") ->
             f"{certificate} was not signed by {ca}: they are of different authorities",
             "make all folders with one collapipe certs, and copy them anew to all machines",
         )
-    yield from _key("certificate", certificate, key, mine)
+    yield from _key("certificate", certificate, key, certificate_read)
     if host:
-        hosts = certificate_hosts(mine)
+        hosts = certificate_hosts(certificate_read)
         if normal_host(host) in hosts:
             yield ok("certificate", f"{certificate} is for {host}")
         else:
@@ -85,14 +85,14 @@ def _validity(check: str, path: Path, certificate: x509.Certificate) -> Iterator
         yield ok(check, f"{path} is valid until {until:%Y-%m-%d}")
 
 
-def _key(check: str, certificate: Path, key: Path, mine: x509.Certificate) -> Iterator[Finding]:
+def _key(check: str, certificate: Path, key: Path, certificate_read: x509.Certificate) -> Iterator[Finding]:
     spki = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     try:
-        own = serialization.load_pem_private_key(key.read_bytes(), None).public_key()
+        public_key = serialization.load_pem_private_key(key.read_bytes(), None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
         yield failure(check, f"{key} is no private key without a password", _COPY)
         return
-    if own.public_bytes(*spki) == mine.public_key().public_bytes(*spki):
+    if public_key.public_bytes(*spki) == certificate_read.public_key().public_bytes(*spki):
         yield ok(check, f"{key} belongs to {certificate}")
     else:
         yield failure(check, f"{key} does not belong to {certificate}: it is another's key", _COPY)

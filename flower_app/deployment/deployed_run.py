@@ -184,9 +184,11 @@ class _Flwr:
         except subprocess.TimeoutExpired:
             return {"error-message": f"flwr {arguments[0]}: no answer within {_COMMAND_S:g} s"}
         # Notes for people may stand before the object.
-        found = re.search(r"^\{.*", done.stdout, re.DOTALL | re.MULTILINE)
+        json_text = re.search(r"^\{.*", done.stdout, re.DOTALL | re.MULTILINE)
         try:
-            return dict(json.loads(found[0])) if found else {"error-message": (done.stdout + done.stderr).strip()}
+            if json_text is None:
+                return {"error-message": (done.stdout + done.stderr).strip()}
+            return dict(json.loads(json_text[0]))
         except ValueError:
             return {"error-message": done.stdout.strip()}
 

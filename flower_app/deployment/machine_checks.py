@@ -40,11 +40,15 @@ def check_versions() -> Iterator[Finding]:
     wanted += [r for r in with_ray if r.name == "ray" and r.marker and r.marker.evaluate({"extra": "simulation"})]
     wrong = False
     for requirement in wanted:
-        found = _installed(requirement.name)
-        if not (found and requirement.specifier.contains(found, prereleases=True)):
+        installed_version = _installed(requirement.name)
+        if not (installed_version and requirement.specifier.contains(installed_version, prereleases=True)):
             wrong = True
             expected = f"{requirement.name}{requirement.specifier}"
-            what = f"{requirement.name} is {found}" if found else f"{requirement.name} is not installed"
+            what = (
+                f"{requirement.name} is {installed_version}"
+                if installed_version
+                else f"{requirement.name} is not installed"
+            )
             yield failure("versions", f"{what}, expected {expected}", f'{sys.executable} -m pip install "{expected}"')
     if not wrong:
         shown = ", ".join(f"{name} {_installed(name)}" for name in ("flwr", "ray", "torch"))

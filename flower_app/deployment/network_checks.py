@@ -55,15 +55,15 @@ def _refused(address: str, ca: Path, error: Exception) -> Finding:
             f"{address} does not speak as a SuperLink under TLS does: {reason}",
             "look who listens there; a SuperLink of collapipe up edge-server always has TLS",
         )
-    said = reason.verify_message
-    if "expired" in said:
+    verify_message = reason.verify_message
+    if "expired" in verify_message:
         remedy = "run collapipe certs --renew, copy server/ to the edge server, and start it again"
-    elif "mismatch" in said or "not valid for" in said:
+    elif "mismatch" in verify_message or "not valid for" in verify_message:
         host = split_address("superlink", address).host
         remedy = f"run collapipe certs --renew --server {host}, or give --server a name that its certificate has"
     else:
         remedy = f"give the server and this machine folders of one collapipe certs: {ca} is of another authority"
-    return failure("superlink", f"{address}: its certificate is refused: {said}", remedy)
+    return failure("superlink", f"{address}: its certificate is refused: {verify_message}", remedy)
 
 
 def _control(address: str, ca: Path) -> Finding:
@@ -86,11 +86,11 @@ def _control(address: str, ca: Path) -> Finding:
 
 
 def _clock(address: str, date: str) -> Finding:
-    there = email.utils.parsedate_to_datetime(date).timestamp() if date else None
-    if there is None:
+    server_time = email.utils.parsedate_to_datetime(date).timestamp() if date else None
+    if server_time is None:
         return warning("clock", f"{address} does not say its time", "compare the clocks by hand: date -u")
     # The header has whole seconds, cut off.
-    skew = time.time() - there - 0.5
+    skew = time.time() - server_time - 0.5
     if abs(skew) > SKEW_S:
         side = "ahead of" if skew > 0 else "behind"
         return failure(
@@ -148,13 +148,13 @@ def check_ray(address: str, token: Path, own_host: str = "", devices: int | None
             "start the control unit (collapipe up cu), check --cu, and let its ports through the firewall",
         )
         return
-    found = probe(address, own_host, token if token.is_file() else None)
-    if "error" in found:
-        yield _no_ray(address, str(found["error"]))
+    answer_of_ray = probe(address, own_host, token if token.is_file() else None)
+    if "error" in answer_of_ray:
+        yield _no_ray(address, str(answer_of_ray["error"]))
         return
-    yield from _versions(address, found)
+    yield from _versions(address, answer_of_ray)
     if own_host:
-        yield from _devices(found, devices)
+        yield from _devices(answer_of_ray, devices)
 
 
 def _no_ray(address: str, error: str) -> Finding:
@@ -167,12 +167,16 @@ def _no_ray(address: str, error: str) -> Finding:
     return failure("ray", f"what listens at {address} is no Ray of this release: {error}", "look who listens there")
 
 
-def _versions(address: str, found: Mapping[str, Any]) -> Iterator[Finding]:
+def _versions(address: str, answer_of_ray: Mapping[str, Any]) -> Iterator[Finding]:
     import platform
     from importlib import metadata
 
-    mine = {"ray": metadata.version("ray"), "python": platform.python_version()}
-    wrong = [f"{name} {found[name]}, here {mine[name]}" for name in mine if found.get(name) != mine[name]]
+    versions_here = {"ray": metadata.version("ray"), "python": platform.python_version()}
+    wrong = [
+        f"{name} {answer_of_ray[name]}, here {versions_here[name]}"
+        for name in versions_here
+        if answer_of_ray.get(name) != versions_here[name]
+    ]
     if wrong:
         yield failure(
             "ray",
@@ -180,18 +184,18 @@ def _versions(address: str, found: Mapping[str, Any]) -> Iterator[Finding]:
             "install the same Python and packages on all machines of the cluster, and start them again",
         )
     else:
-        yield ok("ray", f"{address} answers: ray {mine['ray']}, Python {mine['python']}")
+        yield ok("ray", f"{address} answers: ray {versions_here['ray']}, Python {versions_here['python']}")
 
 
-def _devices(found: Mapping[str, Any], expected: int | None) -> Iterator[Finding]:
+def _devices(answer_of_ray: Mapping[str, Any], expected: int | None) -> Iterator[Finding]:
     from client_pipeline.runtime.placement import code_digest
 
-    joined: dict[int, str] = {int(k): str(v) for k, v in found["devices"].items()}
+    joined: dict[int, str] = {int(k): str(v) for k, v in answer_of_ray["devices"].items()}
     missing = sorted(set(range(expected or 0)) - joined.keys())
     if missing or not joined:
         who = f"device {', '.join(map(str, missing))} has not joined" if missing else "no device has joined"
         yield failure("devices", who, "start it on its machine: collapipe up device")
-    for device, answer in sorted((int(k), v) for k, v in found["software"].items()):
+    for device, answer in sorted((int(k), v) for k, v in answer_of_ray["software"].items()):
         where = f"device {device} at {joined[device]}"
         if isinstance(answer, str):
             yield failure("devices", f"{where} cannot run CollaPipe: {answer}", "install the same release there")

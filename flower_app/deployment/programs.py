@@ -110,12 +110,12 @@ def run_programs(
         return 0
     finally:
         processes = RunProcesses(environment[MARK])
-        for one in running:
-            processes.add(one.child.pid)
+        for running_program in running:
+            processes.add(running_program.child.pid)
         processes.end()
-        for one in running:
+        for running_program in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                one.child.wait(_LAST_S)
+                running_program.child.wait(_LAST_S)
         # It has the programs' mark, and so has ended with them.
         guard.kill()
         guard.wait()
@@ -135,7 +135,7 @@ def _until_answers(program: Program, running: Sequence[_Running], say: Callable[
 
 
 def _ended(running: Sequence[_Running]) -> str:
-    return next(filter(None, (one.ended() for one in running)), "")
+    return next(filter(None, (running_program.ended() for running_program in running)), "")
 
 
 def listens(host: str, port: int, timeout_s: float = 1.0) -> bool:

@@ -58,8 +58,8 @@ class RayNode:
     @property
     def services(self) -> Mapping[str, int]:
         """Port of each service, by the name of Ray's option."""
-        own = {} if self.head else {"port": self.first_port}
-        return own | {name: self.first_port + 1 + i for i, name in enumerate(_SERVICES)}
+        head_services = {} if self.head else {"port": self.first_port}
+        return head_services | {name: self.first_port + 1 + i for i, name in enumerate(_SERVICES)}
 
     def command(self) -> list[str]:
         """The command line."""

@@ -87,8 +87,8 @@ class Veto:
 @contextmanager
 def vetoed(connection: AbstractContextManager[Connection], veto: Veto) -> Iterator[Connection]:
     """A connection that hands on the messages of allowed runs alone; others are answered with an error."""
-    with connection as whole:
-        node_id, receive, send, get_run, get_fab, pull_object, push_object, confirm = whole
+    with connection as connection_values:
+        node_id, receive, send, get_run, get_fab, pull_object, push_object, confirm = connection_values
 
         def receive_allowed() -> Any:
             received = receive()

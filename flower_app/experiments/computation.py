@@ -60,14 +60,15 @@ def draw(rows: Sequence[Row]) -> Figure:
     drawn, (total, step) = style.figure(11, 4.6, columns=2)
     names = distinct(rows, "curve")
     for i, name in enumerate(names):
-        mine = select(rows, curve=name)
+        curve_rows = select(rows, curve=name)
         sums = [
-            np.cumsum([row["event_s"] for row in select(mine, seed=seed)]) / 3600 for seed in distinct(mine, "seed")
+            np.cumsum([row["event_s"] for row in select(curve_rows, seed=seed)]) / 3600
+            for seed in distinct(curve_rows, "seed")
         ]
         length = min(map(len, sums))
         table = np.array([values[:length] for values in sums])
         spread = table.std(axis=0, ddof=1) if len(sums) > 1 else ()
-        style.curve(total, i, range(1, length + 1), table.mean(axis=0), mine[0]["label"], spread)
+        style.curve(total, i, range(1, length + 1), table.mean(axis=0), curve_rows[0]["label"], spread)
     style.label(total, "round", "accumulated time, event-simulated [h]")
     total.legend(fontsize=8)
     labels = [select(rows, curve=name)[0]["label"] for name in names]
@@ -84,29 +85,29 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 def _by_seed(rows: Sequence[Row], name: str, column: str) -> list[float]:
     """Mean over each network's settled rounds."""
-    mine = select(rows, curve=name)
-    per_seed = (settled(select(mine, seed=seed)) for seed in distinct(mine, "seed"))
-    return [float(np.mean([row[column] for row in there])) for there in per_seed]
+    curve_rows = select(rows, curve=name)
+    per_seed = (settled(select(curve_rows, seed=seed)) for seed in distinct(curve_rows, "seed"))
+    return [float(np.mean([row[column] for row in seed_rows])) for seed_rows in per_seed]
 
 
 def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """CollaPipe's time against each other curve's, network by network."""
     names = distinct(rows, "curve")
-    own = names[0]
-    found = []
+    first_name = names[0]
+    paper_findings = []
     for name in names[1:]:
         first = select(rows, curve=name)[0]
-        found.append(
+        paper_findings.append(
             PaperFinding(
-                what=f"computation time of {select(rows, curve=own)[0]['label']} against {first['label']}",
+                what=f"computation time of {select(rows, curve=first_name)[0]['label']} against {first['label']}",
                 paper=_PAPER.get(first["what"], "-"),
-                ours=_changes(rows, own, name),
+                ours=_changes(rows, first_name, name),
                 why=_WHY.get(first["what"], "not in the paper"),
             )
         )
     by_what = {select(rows, curve=name)[0]["what"]: name for name in names}
     if {"vanilla-fl", "pipeline"} <= by_what.keys():
-        found.append(
+        paper_findings.append(
             PaperFinding(
                 what="computation time of VanillaFL against PipeLine",
                 paper="-29.98 %",
@@ -114,14 +115,14 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
                 why="the same definitions as above",
             )
         )
-    return found
+    return paper_findings
 
 
-def _changes(rows: Sequence[Row], own: str, other: str) -> str:
+def _changes(rows: Sequence[Row], name: str, reference_name: str) -> str:
     """Change of a curve against another by both ways to count: mean and spread over the networks."""
     parts = []
     for column, text in (("eq15_s", "Eq. (15)"), ("event_s", "event-simulated")):
-        pairs = list(zip(_by_seed(rows, own, column), _by_seed(rows, other, column), strict=True))
+        pairs = list(zip(_by_seed(rows, name, column), _by_seed(rows, reference_name, column), strict=True))
         mean, spread = mean_spread([100 * (a - b) / b for a, b in pairs])
         slower = sum(a > b for a, b in pairs)
         parts.append(f"{mean:+.1f} ± {spread:.1f} % {text}, slower in {slower} of {len(pairs)}")

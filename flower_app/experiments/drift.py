@@ -47,10 +47,14 @@ def draw(rows: Sequence[Row]) -> Figure:
     drawn, axes = style.figure(13, 3.8, columns=3)
     for axis, (column, text) in zip(axes, _COLUMNS, strict=True):
         for i, name in enumerate(distinct(rows, "curve")):
-            mine = select(rows, curve=name)
-            table = np.array([[row[column] for row in select(mine, seed=seed)] for seed in distinct(mine, "seed")])
+            curve_rows = select(rows, curve=name)
+            table = np.array(
+                [[row[column] for row in select(curve_rows, seed=seed)] for seed in distinct(curve_rows, "seed")]
+            )
             spread = table.std(axis=0, ddof=1).tolist() if len(table) > 1 else ()
-            style.curve(axis, i, range(1, table.shape[1] + 1), table.mean(axis=0).tolist(), mine[0]["label"], spread)
+            style.curve(
+                axis, i, range(1, table.shape[1] + 1), table.mean(axis=0).tolist(), curve_rows[0]["label"], spread
+            )
         style.label(axis, "round", text)
     axes[0].legend(fontsize=8)
     return drawn
@@ -58,25 +62,26 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """Where the queues and the delay end."""
-    found = []
+    paper_findings = []
     for name in distinct(rows, "curve"):
-        mine = select(rows, curve=name)
-        last = max(row["round"] for row in mine)
-        queue, spread = mean_spread([row["queue"] for row in mine if row["round"] == last])
+        curve_rows = select(rows, curve=name)
+        last = max(row["round"] for row in curve_rows)
+        queue, spread = mean_spread([row["queue"] for row in curve_rows if row["round"] == last])
         halves = [
-            [r["latency_s"] for r in select(mine, seed=s) if r["round"] > last // 2] for s in distinct(mine, "seed")
+            [r["latency_s"] for r in select(curve_rows, seed=s) if r["round"] > last // 2]
+            for s in distinct(curve_rows, "seed")
         ]
         delay, width = mean_spread([float(np.mean(half)) for half in halves])
-        found.append(
+        paper_findings.append(
             PaperFinding(
-                what=f"{mine[0]['label']}: queue after {last} rounds, delay of the second half",
+                what=f"{curve_rows[0]['label']}: queue after {last} rounds, delay of the second half",
                 paper="-",
                 ours=f"Y = {queue:.1f} ± {spread:.1f}; {delay:.0f} ± {width:.0f} s",
                 why="the printed P2 adds Y p, which lowers the power just when the bound is violated; the true drift "
                 "raises it",
             )
         )
-    return found
+    return paper_findings
 
 
 EXPERIMENT = Experiment(

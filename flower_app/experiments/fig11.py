@@ -65,9 +65,10 @@ def _of(rows: Sequence[Row], name: str, column: str) -> tuple[float, float]:
 
 
 def _by_seed(rows: Sequence[Row], name: str, column: str) -> list[float]:
-    mine = select(rows, curve=name)
+    curve_rows = select(rows, curve=name)
     return [
-        float(np.mean([row[column] for row in settled(select(mine, seed=seed))])) for seed in distinct(mine, "seed")
+        float(np.mean([row[column] for row in settled(select(curve_rows, seed=seed))]))
+        for seed in distinct(curve_rows, "seed")
     ]
 
 
@@ -96,10 +97,10 @@ def draw(rows: Sequence[Row]) -> Figure:
     labels = [select(rows, curve=name)[0]["label"] for name in names]
     total, latency, bound, queue, energy, fair = axes
     for i, (name, text) in enumerate(zip(names, labels, strict=True)):
-        mine = select(rows, curve=name)
-        seeds = distinct(mine, "seed")
+        curve_rows = select(rows, curve=name)
+        seeds = distinct(curve_rows, "seed")
         for axis, column, add in ((total, "latency_event_s", True), (queue, "longest_queue", False)):
-            lines = [[row[column] for row in select(mine, seed=seed)] for seed in seeds]
+            lines = [[row[column] for row in select(curve_rows, seed=seed)] for seed in seeds]
             table = np.array(lines, dtype=float)
             values = np.nancumsum(table, axis=1).mean(axis=0) / 3600 if add else table.mean(axis=0)
             style.curve(axis, i, range(1, table.shape[1] + 1), values.tolist(), text)
@@ -130,16 +131,18 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     names = distinct(rows, "curve")
     first = {name: select(rows, curve=name)[0] for name in names}
     dssda = [name for name in names if first[name]["policy"] == "dssda"]
-    found = []
+    paper_findings = []
     for name in names:
         if name in dssda or not dssda:
             continue
         rank, _, segments = first[name]["policy"].partition("+")
-        found.append(
+        paper_findings.append(
             PaperFinding(
                 what=f"delay of DSSDA against {first[name]['label']}",
                 paper=_PAPER.get(first[name]["policy"], "-"),
-                ours="; ".join(f"V = {first[own]['v']:g}: {_change(rows, own, name)}" for own in dssda),
+                ours="; ".join(
+                    f"V = {first[dssda_name]['v']:g}: {_change(rows, dssda_name, name)}" for dssda_name in dssda
+                ),
                 why=f"{_RANKS.get(rank, 'not in the paper')}; {_SEGMENTS.get(segments, segments)}, channels by upload "
                 "time, full power",
             )
@@ -149,7 +152,7 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
         (gamma, width), threshold = mean_spread(gammas), first[name]["gamma_max"]
         queue, fair = _of(rows, name, "longest_queue")[0], _fairness(rows, name)[0]
         kept = sum(value <= threshold for value in gammas)
-        found.append(
+        paper_findings.append(
             PaperFinding(
                 what=f"{first[name]['label']}: delay and bound",
                 paper="-",
@@ -158,7 +161,7 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
                 why=f"every cluster keeps the threshold {threshold:.1f} in {kept} of {len(gammas)} networks",
             )
         )
-    found.append(
+    paper_findings.append(
         PaperFinding(
             what="latency reduction of the abstract",
             paper="-48.98 %",
@@ -166,11 +169,11 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
             why="no figure of the paper shows it, so there is nothing to compare with",
         )
     )
-    return found
+    return paper_findings
 
 
-def _change(rows: Sequence[Row], own: str, other: str) -> str:
-    pairs = zip(_by_seed(rows, own, "latency_event_s"), _by_seed(rows, other, "latency_event_s"), strict=True)
+def _change(rows: Sequence[Row], name: str, reference_name: str) -> str:
+    pairs = zip(_by_seed(rows, name, "latency_event_s"), _by_seed(rows, reference_name, "latency_event_s"), strict=True)
     mean, spread = mean_spread([100 * (a - b) / b for a, b in pairs])
     return f"{mean:+.1f} ± {spread:.1f} %"
 

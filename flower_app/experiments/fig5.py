@@ -49,9 +49,9 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
 
 def _stage_seconds(done: PlannedRound, cluster: int, plan: ClusterPlan) -> str:
     """Seconds that each stage takes for a micro-batch, forward, backward and its links, in pipeline order."""
-    forward, backward, there, back = plan_times(done.instance, cluster, plan)
+    forward, backward, hidden_s, gradient_s = plan_times(done.instance, cluster, plan)
     stages = forward[:, 0] + backward[:, 0]
-    stages[: len(there)] += there[:, 0] + back[:, 0]  # the last stage has no link
+    stages[: len(hidden_s)] += hidden_s[:, 0] + gradient_s[:, 0]  # the last stage has no link
     return " ".join(f"{value:.4g}" for value in stages)
 
 
@@ -79,14 +79,14 @@ def draw(rows: Sequence[Row]) -> Figure:
     sizes = sorted(distinct(rows, "segments"))
     share, micro, time = axes[-3], axes[-2], axes[-1]
     for i, name in enumerate(curves):
-        mine = select(rows, curve=name)
-        counts = Counter(row["segments"] for row in mine)
+        curve_rows = select(rows, curve=name)
+        counts = Counter(row["segments"] for row in curve_rows)
         at = np.arange(len(sizes)) + 0.4 * i
         colour = ["0.35", "0.85"][i % 2]
-        share.bar(at, [100 * counts[s] / len(mine) for s in sizes], 0.4, color=colour, edgecolor="0.15",
-                  hatch=style.HATCHES[i], label=mine[0]["label"])  # fmt: skip
-        mean_m = [np.mean([r["m"] for r in mine if r["segments"] == s]) if counts[s] else np.nan for s in sizes]
-        style.curve(micro, i, sizes, mean_m, mine[0]["label"])
+        share.bar(at, [100 * counts[s] / len(curve_rows) for s in sizes], 0.4, color=colour, edgecolor="0.15",
+                  hatch=style.HATCHES[i], label=curve_rows[0]["label"])  # fmt: skip
+        mean_m = [np.mean([r["m"] for r in curve_rows if r["segments"] == s]) if counts[s] else np.nan for s in sizes]
+        style.curve(micro, i, sizes, mean_m, curve_rows[0]["label"])
     published = sorted(_PAPER)
     micro.plot(published, [_PAPER[s] for s in published], "k*", markersize=10, label="paper")
     share.set_xticks(np.arange(len(sizes)) + 0.2, [str(s) for s in sizes])
@@ -105,23 +105,25 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """Give m for each S, and the even split's delay."""
     names = distinct(rows, "curve")
     planned_rows = select(rows, curve=names[0])
-    found = []
+    paper_findings = []
     for size, published in sorted(_PAPER.items()):
-        mine = [row["m"] for row in planned_rows if row["segments"] == size]
-        share = 100 * len(mine) / len(planned_rows)
-        found.append(
+        micro_batches = [row["m"] for row in planned_rows if row["segments"] == size]
+        share = 100 * len(micro_batches) / len(planned_rows)
+        paper_findings.append(
             PaperFinding(
                 what=f"m of clusters with S = {size}",
                 paper=str(published),
-                ours=f"{np.mean(mine):.1f} ({share:.0f} % of the plans)" if mine else "S does not occur",
+                ours=f"{np.mean(micro_batches):.1f} ({share:.0f} % of the plans)"
+                if micro_batches
+                else "S does not occur",
                 why="the paper shows one network; ours is the mean over many",
             )
         )
     for name in names[1:]:
         pairs = _paired(planned_rows, select(rows, curve=name))
-        slower = np.mean([other > own for own, other in pairs])
+        slower = np.mean([other_s > ours_s for ours_s, other_s in pairs])
         ours, theirs = (float(np.mean(column)) for column in zip(*pairs, strict=True))
-        found.append(
+        paper_findings.append(
             PaperFinding(
                 what=f"step of {select(rows, curve=name)[0]['label']} against DSSDA, event-simulated",
                 paper="one cluster is slower",
@@ -129,31 +131,33 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
                 why="the even split takes the fastest devices and m = 8; DSSDA weighs time against the queue's S² term",
             )
         )
-    return found
+    return paper_findings
 
 
 def _compact(rows: Sequence[Row]) -> list[Row]:
     """How often each curve and network has each S, its mean m and times, and how often it is slower than the first."""
-    own = {(row["seed"], row["round"], row["cluster"]): row["event_s"] for row in select(rows, curve=rows[0]["curve"])}
+    first_event_s = {
+        (row["seed"], row["round"], row["cluster"]): row["event_s"] for row in select(rows, curve=rows[0]["curve"])
+    }
     groups: dict[tuple[str, int, int], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["curve"], row["seed"], row["segments"]), []).append(row)
     return [
-        {"curve": curve, "seed": seed, "segments": size, "plans": len(mine)}
-        | {column: float(np.mean([row[column] for row in mine])) for column in ("m", "eq15_s", "event_s")}
-        | {"slower_than_first": sum(_slower(row, own) for row in mine)}
-        for (curve, seed, size), mine in sorted(groups.items())
+        {"curve": curve, "seed": seed, "segments": size, "plans": len(group_rows)}
+        | {column: float(np.mean([row[column] for row in group_rows])) for column in ("m", "eq15_s", "event_s")}
+        | {"slower_than_first": sum(_slower(row, first_event_s) for row in group_rows)}
+        for (curve, seed, size), group_rows in sorted(groups.items())
     ]
 
 
-def _slower(row: Row, own: dict[tuple[int, int, int], float]) -> bool:
+def _slower(row: Row, first_event_s: dict[tuple[int, int, int], float]) -> bool:
     key = (row["seed"], row["round"], row["cluster"])
-    return key in own and row["event_s"] > own[key]
+    return key in first_event_s and row["event_s"] > first_event_s[key]
 
 
-def _paired(own: Sequence[Row], other: Sequence[Row]) -> list[tuple[float, float]]:
-    theirs = {(row["seed"], row["round"], row["cluster"]): row["event_s"] for row in other}
-    keyed = ((row, theirs.get((row["seed"], row["round"], row["cluster"]))) for row in own)
+def _paired(our_rows: Sequence[Row], other_rows: Sequence[Row]) -> list[tuple[float, float]]:
+    theirs = {(row["seed"], row["round"], row["cluster"]): row["event_s"] for row in other_rows}
+    keyed = ((row, theirs.get((row["seed"], row["round"], row["cluster"]))) for row in our_rows)
     return [(row["event_s"], value) for row, value in keyed if value is not None]
 
 

@@ -62,55 +62,55 @@ def draw(rows: Sequence[Row]) -> Figure:
     drawn, axes = style.figure(4.4 * len(panels), 6.5, 2, len(panels))
     for column, panel in enumerate(panels):
         loss, score = axes[column], axes[len(panels) + column]
-        mine = select(rows, panel=panel)
-        for i, name in enumerate(distinct(mine, "curve")):
-            curve = select(mine, curve=name)
+        panel_rows = select(rows, panel=panel)
+        for i, name in enumerate(distinct(panel_rows, "curve")):
+            curve = select(panel_rows, curve=name)
             for axis, key in ((loss, "train_loss"), (score, "score")):
                 table = np.array([[row[key] for row in select(curve, seed=s)] for s in distinct(curve, "seed")])
                 spread = table.std(axis=0, ddof=1).tolist() if len(table) > 1 else ()
                 rounds = [row["round"] for row in select(curve, seed=curve[0]["seed"])]
                 style.curve(axis, i, rounds, table.mean(axis=0).tolist(), curve[0]["label"], spread)
         style.label(loss, "round", "training loss [nat per target]", panel)
-        style.label(score, "round", f"{SCORES.get(mine[0]['metric'], mine[0]['metric'])}, validation set")
+        style.label(score, "round", f"{SCORES.get(panel_rows[0]['metric'], panel_rows[0]['metric'])}, validation set")
     axes[0].legend(fontsize=8)
     return drawn
 
 
 def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """CollaPipe's score on the test set against each baseline's, seed by seed."""
-    found = []
+    paper_findings = []
     for panel in _panels(rows):
         tested = [row for row in select(rows, panel=panel) if row["test_score"] is not None]
         names = distinct(tested, "curve")
-        own = select(tested, curve=names[0])
-        mean, spread = mean_spread([row["test_score"] for row in own])
-        score = SCORES.get(own[0]["metric"], own[0]["metric"])
-        found.append(
+        first_rows = select(tested, curve=names[0])
+        mean, spread = mean_spread([row["test_score"] for row in first_rows])
+        score = SCORES.get(first_rows[0]["metric"], first_rows[0]["metric"])
+        paper_findings.append(
             PaperFinding(
-                what=f"{panel}: {own[0]['label']}, {score}",
+                what=f"{panel}: {first_rows[0]['label']}, {score}",
                 paper="-",
-                ours=f"{mean:.1f} ± {spread:.1f} after {own[0]['samples']} examples, {len(own)} seeds",
+                ours=f"{mean:.1f} ± {spread:.1f} after {first_rows[0]['samples']} examples, {len(first_rows)} seeds",
                 why="the paper's own scores are of other data and sizes; only differences can be compared",
             )
         )
         for name in names[1:]:
             theirs = select(tested, curve=name)
             what = theirs[0]["what"]
-            found.append(
+            paper_findings.append(
                 PaperFinding(
-                    what=f"{panel}: {own[0]['label']} against {theirs[0]['label']}",
+                    what=f"{panel}: {first_rows[0]['label']} against {theirs[0]['label']}",
                     paper=_PAPER.get((panel, what), "-"),
-                    ours=_difference(own, theirs),
+                    ours=_difference(first_rows, theirs),
                     why=_WHAT.get(what, "not in the paper") + _OTHER_METRIC.get(panel, ""),
                 )
             )
-    return found
+    return paper_findings
 
 
-def _difference(own: Sequence[Row], theirs: Sequence[Row]) -> str:
+def _difference(our_rows: Sequence[Row], theirs: Sequence[Row]) -> str:
     """Difference in points, paired by seed, and relative to the other's mean."""
-    other = {row["seed"]: row["test_score"] for row in theirs}
-    pairs = [(row["test_score"], other[row["seed"]]) for row in own if row["seed"] in other]
+    their_scores = {row["seed"]: row["test_score"] for row in theirs}
+    pairs = [(row["test_score"], their_scores[row["seed"]]) for row in our_rows if row["seed"] in their_scores]
     if not pairs:
         return "no seed in common"
     mean, spread = mean_spread([a - b for a, b in pairs])

@@ -62,16 +62,20 @@ def _training(curve: Curve, seed: int, m: int, folder: Path) -> Training:
 
 def _runs(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows by run."""
-    found: dict[tuple[int, int, int], list[Row]] = {}
+    rows_by_run: dict[tuple[int, int, int], list[Row]] = {}
     for row in rows:
-        found.setdefault((row["segments"], row["m"], row["seed"]), []).append(row)
-    return list(found.values())
+        rows_by_run.setdefault((row["segments"], row["m"], row["seed"]), []).append(row)
+    return list(rows_by_run.values())
 
 
 def _kind(run_: Sequence[Row], held_to: Sequence[Row]) -> str | None:
     """What alone is other than in the run that all are held to; None: nothing, or two things."""
-    other = [key for key in ("segments", "m", "seed") if run_[0][key] != held_to[0][key]]
-    return dict(zip(("segments", "m", "seed"), _KINDS, strict=True))[other[0]] if len(other) == 1 else None
+    differing_keys = [key for key in ("segments", "m", "seed") if run_[0][key] != held_to[0][key]]
+    return (
+        dict(zip(("segments", "m", "seed"), _KINDS, strict=True))[differing_keys[0]]
+        if len(differing_keys) == 1
+        else None
+    )
 
 
 def _middle(rows: Sequence[Row]) -> list[Row]:
@@ -95,8 +99,8 @@ def draw(rows: Sequence[Row]) -> Figure:
     tested = [row for row in rows if row["test_score"] is not None]
     same_seed = select(tested, seed=held_to[0]["seed"])
     for i, size in enumerate(sorted(distinct(same_seed, "segments"))):
-        mine = sorted(select(same_seed, segments=size), key=lambda row: row["m"])
-        style.curve(score, i, [r["m"] for r in mine], [r["test_score"] for r in mine], f"S = {size}")
+        size_rows = sorted(select(same_seed, segments=size), key=lambda row: row["m"])
+        style.curve(score, i, [r["m"] for r in size_rows], [r["test_score"] for r in size_rows], f"S = {size}")
     mean, spread = mean_spread([row["test_score"] for row in _seeds(tested, held_to)])
     score.axhspan(mean - spread, mean + spread, color="0.85", label="mean ± spread over seeds", zorder=0)
     score.set_xscale("log", base=2)
@@ -137,25 +141,25 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
         _KINDS[1]: "the score changes with m",
         _KINDS[2]: "not given: one run each",
     }
-    own = held_to[-1]["test_score"]
-    found = []
+    reference_score = held_to[-1]["test_score"]
+    paper_findings = []
     for kind in _KINDS:
-        mine = [run_ for run_ in _runs(rows) if _kind(run_, held_to) == kind]
-        if not mine:
+        kind_runs = [run_ for run_ in _runs(rows) if _kind(run_, held_to) == kind]
+        if not kind_runs:
             continue
-        scores = [abs(run_[-1]["test_score"] - own) for run_ in mine]
-        losses = [max(_losses_apart(run_, held_to)) for run_ in mine]
-        found.append(
+        scores = [abs(run_[-1]["test_score"] - reference_score) for run_ in kind_runs]
+        losses = [max(_losses_apart(run_, held_to)) for run_ in kind_runs]
+        paper_findings.append(
             PaperFinding(
                 what=f"{kind}: largest difference from S = {held_to[0]['segments']}, m = {held_to[0]['m']}",
                 paper=papers[kind],
-                ours=f"{metric} {max(scores):.2g}, training loss {max(losses):.1e} nat, {len(mine)} runs",
+                ours=f"{metric} {max(scores):.2g}, training loss {max(losses):.1e} nat, {len(kind_runs)} runs",
                 why=whys[kind],
             )
         )
     mean, spread = mean_spread([row["test_score"] for row in _seeds(tested, held_to)])
     grid = [row["test_score"] for row in select(tested, seed=held_to[0]["seed"])]
-    found.append(
+    paper_findings.append(
         PaperFinding(
             what=f"{metric} over the whole grid at one seed, and over seeds at one S and m",
             paper="there is a best S and m",
@@ -166,7 +170,7 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
             f"add up in another order{masks}",
         )
     )
-    return found
+    return paper_findings
 
 
 FIG9 = Experiment(

@@ -55,6 +55,6 @@ def settled(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["round"] > last // 4]
 
 
-def per_cent(ours: float, other: float) -> str:
+def per_cent(ours: float, reference: float) -> str:
     """By how much ours is below (-) or above (+) the other."""
-    return f"{100 * (ours - other) / other:+.1f} %"
+    return f"{100 * (ours - reference) / reference:+.1f} %"

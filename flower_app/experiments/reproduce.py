@@ -77,7 +77,7 @@ def reproduce(name: str, options: ReproduceOptions, say: Callable[[str], None]) 
             )
             for e in chosen
         }
-    found = {}
+    findings_by_name = {}
     for experiment in chosen:
         folder = options.out / experiment.name
         if options.plot_only:
@@ -91,10 +91,10 @@ def reproduce(name: str, options: ReproduceOptions, say: Callable[[str], None]) 
         experiment.draw(rows).savefig(folder / PICTURE, dpi=DPI)
         if experiment.compact is not None:
             write_table(experiment.compact(rows), folder / COMPACT)
-        found[experiment.name] = experiment.findings(rows)
-        write_findings(found[experiment.name], folder)
+        findings_by_name[experiment.name] = experiment.findings(rows)
+        write_findings(findings_by_name[experiment.name], folder)
         say(f"{experiment.name}: {folder / PICTURE}")
-    return found
+    return findings_by_name
 
 
 def _others(folder: Path, curves: Sequence[Curve]) -> list[Row]:

@@ -53,17 +53,17 @@ def mean_rows(rows: Sequence[Row]) -> list[Row]:
 
     So one line stands for the rounds that findings count: in the first quarter the queues still fill.
     """
-    found = []
+    means = []
     for curve in distinct(rows, "curve"):
-        mine = select(rows, curve=curve)
-        for seed in distinct(mine, "seed"):
-            counted = settled(select(mine, seed=seed))
+        curve_rows = select(rows, curve=curve)
+        for seed in distinct(curve_rows, "seed"):
+            counted = settled(select(curve_rows, seed=seed))
             mean: Row = {"curve": curve, "seed": seed, "rows": len(counted)}
             for column, first in counted[0].items():
                 if column not in ("seed", "round") and isinstance(first, int | float):
                     mean[column] = sum(row[column] for row in counted) / len(counted)
-            found.append(mean)
-    return found
+            means.append(mean)
+    return means
 
 
 def write_table(rows: Sequence[Row], path: Path) -> None:

@@ -83,16 +83,16 @@ def _tebs(rows: Sequence[Row], name: str) -> str:
 def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """Memory of each framework, and CollaPipe's share of it."""
     names = distinct(rows, "curve")
-    own = names[0]
-    found = []
+    first_name = names[0]
+    paper_findings = []
     for name in names:
         first = select(rows, curve=name)[0]
         (measured, spread), (modelled, _) = _of(rows, name, "measured_mb"), _of(rows, name, "modelled_mb")
         ours = f"{measured:.0f} ± {spread:.0f} MB measured, {modelled:.0f} MB modelled"
-        if name != own:
-            shares = [100 * _of(rows, own, c)[0] / _of(rows, name, c)[0] for c in ("measured_mb", "modelled_mb")]
+        if name != first_name:
+            shares = [100 * _of(rows, first_name, c)[0] / _of(rows, name, c)[0] for c in ("measured_mb", "modelled_mb")]
             ours += f"; CollaPipe needs {shares[0]:.0f} % (measured), {shares[1]:.0f} % (modelled) of it"
-        found.append(
+        paper_findings.append(
             PaperFinding(
                 what=f"{first['label']}: largest device, {_tebs(rows, name)} of {first['whole_tebs']} TEBs, "
                 f"batch {first['batch']}",
@@ -101,7 +101,7 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
                 why=_WHY.get(first["what"], "not in the paper"),
             )
         )
-    return found
+    return paper_findings
 
 
 _WHY = {

@@ -153,22 +153,22 @@ def draw(rows: Sequence[Row]) -> Figure:
     names = distinct(rows, "curve")
     drawn, axes = style.figure(4.4 * len(names), 7, 2, len(names))
     for column, name in enumerate(names):
-        mine = select(rows, curve=name)
+        curve_rows = select(rows, curve=name)
         above, below = axes[column], axes[len(names) + column]
-        rounds = distinct(mine, "round")
+        rounds = distinct(curve_rows, "round")
         for i, (key, text) in enumerate(_SQUARES):
-            style.curve(above, i, rounds, _over_seeds(mine, key)[0], text)
+            style.curve(above, i, rounds, _over_seeds(curve_rows, key)[0], text)
         for i, (key, text) in enumerate(_GAPS):
-            if mine[0][key] is not None:
-                style.curve(below, i, rounds, _over_seeds(mine, key)[0], text)
+            if curve_rows[0][key] is not None:
+                style.curve(below, i, rounds, _over_seeds(curve_rows, key)[0], text)
         above.set_yscale("log")
-        if mine[0]["gap_bound"] is not None:
+        if curve_rows[0]["gap_bound"] is not None:
             below.set_yscale("log")
         for axis in (above, below):
             axis.set_xscale("log")
             axis.legend(fontsize=7)
-        style.label(above, "round T", "mean of ‖∇F‖² over T rounds [nat²]", mine[0]["label"])
-        lowest = "F(w) - F* [nat]" if mine[0]["mu"] else "F(w), over F* ≥ 0 [nat]"
+        style.label(above, "round T", "mean of ‖∇F‖² over T rounds [nat²]", curve_rows[0]["label"])
+        lowest = "F(w) - F* [nat]" if curve_rows[0]["mu"] else "F(w), over F* ≥ 0 [nat]"
         style.label(below, "round", lowest)
     return drawn
 
@@ -190,17 +190,17 @@ def _over_seeds(rows: Sequence[Row], column: str) -> tuple[list[float], list[flo
 
 def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """How far the bound is above what is measured, and whether it ever falls below."""
-    found = []
+    paper_findings = []
     for name in distinct(rows, "curve"):
-        mine = select(rows, curve=name)
-        first, last = mine[0], max(row["round"] for row in mine)
-        bound, printed = _over_seeds(mine, "bound")[0], _over_seeds(mine, "bound_printed")[0]
+        curve_rows = select(rows, curve=name)
+        first, last = curve_rows[0], max(row["round"] for row in curve_rows)
+        bound, printed = _over_seeds(curve_rows, "bound")[0], _over_seeds(curve_rows, "bound_printed")[0]
         broken = first["broken_rounds"]
-        mean, spread = mean_spread([row["mean_gradient_sq"] for row in mine if row["round"] == last])
+        mean, spread = mean_spread([row["mean_gradient_sq"] for row in curve_rows if row["round"] == last])
         constants = (
             f"η = {first['eta']:.3g}, β = {first['beta']:.3g}, φ² = {first['phi_sq']:.3g}, ε = {first['epsilon']:.3g}"
         )
-        found.append(
+        paper_findings.append(
             PaperFinding(
                 what=f"{first['label']}: mean of ‖∇F‖² over {last} rounds",
                 paper="bounded by Theorem 1; no constants are printed",
@@ -210,9 +210,9 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
             )
         )
         if first["gap_bound"] is not None:
-            gap, spread = mean_spread([row["gap"] for row in mine if row["round"] == last])
-            bounds, broken = _over_seeds(mine, "gap_bound")[0], first["gap_broken_rounds"]
-            found.append(
+            gap, spread = mean_spread([row["gap"] for row in curve_rows if row["round"] == last])
+            bounds, broken = _over_seeds(curve_rows, "gap_bound")[0], first["gap_broken_rounds"]
+            paper_findings.append(
                 PaperFinding(
                     what=f"{first['label']}: gap of the loss after {last} rounds",
                     paper="-",
@@ -221,7 +221,7 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
                     why=f"the theorem's step with 2 μ (F - F*) ≤ ‖∇F‖², μ = {first['mu']:g}",
                 )
             )
-    return found
+    return paper_findings
 
 
 def _constants(row: Row) -> str:

@@ -180,8 +180,8 @@ class SmallTransformer:
 
     def loss(self, w: Tensor) -> tuple[float, Tensor]:
         """See Problem."""
-        found = [self._gradient(w, batch, 1) for batch in self.whole]
-        return sum(value for value, _ in found) / len(found), torch.stack([g for _, g in found]).mean(dim=0)
+        gradients = [self._gradient(w, batch, 1) for batch in self.whole]
+        return sum(value for value, _ in gradients) / len(gradients), torch.stack([g for _, g in gradients]).mean(dim=0)
 
     def sample(self, w: Tensor, cluster: int, generator: torch.Generator) -> Tensor:
         """See Problem."""
@@ -202,13 +202,13 @@ class SmallTransformer:
 def curvature(problem: Problem, w: Tensor, generator: torch.Generator) -> float:
     """Largest absolute eigenvalue of the Hessian at w, by power iteration on differences of gradients."""
     direction = torch.randn(w.shape, generator=generator, dtype=w.dtype)
-    found = 0.0
+    curvature_estimate = 0.0
     for _ in range(_POWER_STEPS):
         direction = direction / direction.norm()
         ahead, behind = (problem.loss(w + sign * _PROBE * direction)[1] for sign in (1, -1))
         direction = (ahead - behind) / (2 * _PROBE)
-        found = float(direction.norm())
-    return found
+        curvature_estimate = float(direction.norm())
+    return curvature_estimate
 
 
 PROBLEMS: dict[str, Any] = {"convex": SoftmaxRegression, "transformer": SmallTransformer}

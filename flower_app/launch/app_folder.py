@@ -31,8 +31,8 @@ def assemble_app(folder: Path, *, server: str = SERVER, client: str = CLIENT) ->
     root = Path(__file__).resolve().parents[2]
     folder.mkdir(parents=True, exist_ok=True)
     project = project_file(root).read_text(encoding="utf-8")
-    for own, wanted in ((SERVER, server), (CLIENT, client)):
-        project = project.replace(f'"{own}"', f'"{wanted}"')
+    for component, wanted in ((SERVER, server), (CLIENT, client)):
+        project = project.replace(f'"{component}"', f'"{wanted}"')
     (folder / "pyproject.toml").write_text(project, encoding="utf-8")
     for package in PACKAGES:
         for source in sorted((root / package).rglob("*")):

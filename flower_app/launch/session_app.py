@@ -57,13 +57,13 @@ def train_runs(grid: Grid, context: Context) -> None:
 @client.query("setup")
 def set_up_current_run(message: Message, context: Context) -> Message:
     """Start the current run's control unit."""
-    return client_app.setup(message, _of_current_run(context))
+    return client_app.answer_setup(message, _of_current_run(context))
 
 
 @client.train()
 def train_current_run(message: Message, context: Context) -> Message:
     """Train a round of the current run, within the mods that this one asks for."""
-    return client_app.train(message, _of_current_run(context))
+    return client_app.answer_training(message, _of_current_run(context))
 
 
 def _of_current_run(context: Context) -> Context:

@@ -129,7 +129,7 @@ def measure_leakage(run: str | Path, request: LeakageRequest, say: Say = lambda 
     evaluator = task(config.task).evaluator(config.data, model.tokenizer_json)
     auxiliary, victims = (_observe(model, evaluator, split, request.most_tokens) for split in ("validation", "test"))
     num_depths = len(auxiliary.depths)
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "run_dir": str(run_dir),
         "auxiliary": {"split": "validation", "tokens": len(auxiliary.tokens(0))},
         "victims": {"split": "test", "tokens": len(victims.tokens(0))},
@@ -143,14 +143,14 @@ def measure_leakage(run: str | Path, request: LeakageRequest, say: Say = lambda 
         say(f"noise {noise:g}: {len(attacked)} depths")
         depths = [_attack(model, auxiliary, victims, depth, noise, config, request) for depth in attacked]
         metrics = _scored(model, evaluator, noise, depths[-1]["clip"], request.seed)
-        own = config.privacy.on_activations and noise == config.privacy.activation_noise
-        found["levels"].append({"noise": noise, "trained_with": own, "metrics": metrics, "depths": depths})
-    return found
+        is_the_runs = config.privacy.on_activations and noise == config.privacy.activation_noise
+        report["levels"].append({"noise": noise, "trained_with": is_the_runs, "metrics": metrics, "depths": depths})
+    return report
 
 
 def _levels(config: RunConfig, request: LeakageRequest) -> list[float]:
-    own = [config.privacy.activation_noise] if config.privacy.on_activations else []
-    return sorted({*request.noise, *own})
+    run_noise = [config.privacy.activation_noise] if config.privacy.on_activations else []
+    return sorted({*request.noise, *run_noise})
 
 
 def _observe(model: SavedModel, evaluator: Evaluator, split: str, most: int) -> _Seen:
@@ -196,10 +196,10 @@ def _attack(
     model.parts.embedding.eval()
     seen, embedded = sent(read, "victims"), auxiliary.tokens(0).hidden_ND
     with torch.no_grad():
-        own = sent(clean, "auxiliary")
+        auxiliary_sent = sent(clean, "auxiliary")
         by_attack = {
-            "nearest": inversion.nearest(embed, vocabulary, own, embedded, seen),
-            "linear": inversion.linear(embed, vocabulary, own, embedded, seen),
+            "nearest": inversion.nearest(embed, vocabulary, auxiliary_sent, embedded, seen),
+            "linear": inversion.linear(embed, vocabulary, auxiliary_sent, embedded, seen),
         }
     by_attack["learned"] = inversion.learned(vocabulary, partial(sent, clean, "auxiliary"), seen, request.seed)
     return {"depth": depth, "clip": clip if clipped else None} | {k: asdict(v) for k, v in by_attack.items()}
@@ -218,19 +218,19 @@ def _scored(model: SavedModel, evaluator: Evaluator, noise: float, clip: float |
     return evaluator.evaluate(ObservedParts.of(model.parts, change=change), "test").metrics
 
 
-def leakage_table(found: dict[str, Any]) -> Table:
+def leakage_table(report: dict[str, Any]) -> Table:
     """The findings for people: best attack by depth and noise, and what the noise costs."""
-    names: Sequence[str] = list(found["levels"][0]["metrics"])
-    title = f"Tokens of the {found['victims']['split']} set that are read from activations"
+    names: Sequence[str] = list(report["levels"][0]["metrics"])
+    title = f"Tokens of the {report['victims']['split']} set that are read from activations"
     table = Table(title=title, title_justify="left", caption_justify="left")
-    for column in ("noise", *(f"{one['depth']} TEBs" for one in found["levels"][0]["depths"]), *names):
+    for column in ("noise", *(f"{depth['depth']} TEBs" for depth in report["levels"][0]["depths"]), *names):
         table.add_column(column, justify="right")
-    for level in found["levels"]:
+    for level in report["levels"]:
         best = [max((d[a]["top1"], d[a]["top5"]) for a in ("nearest", "linear", "learned")) for d in level["depths"]]
-        cells = [f"{100 * one:.0f} / {100 * five:.0f}%" for one, five in best]
+        cells = [f"{100 * first:.0f} / {100 * five:.0f}%" for first, five in best]
         noise = f"{level['noise']:g}" + (" (the run's)" if level["trained_with"] else "")
         table.add_row(noise, *cells, *(f"{level['metrics'][name]:.4g}" for name in names))
-    without = found["without_looking"]
+    without = report["without_looking"]
     table.caption = (
         f"First guess / first five, by the best of three attacks; without looking {100 * without['top1']:.0f} / "
         f"{100 * without['top5']:.0f}%. The server is sent the last column of TEBs; metrics are of the test set, with "

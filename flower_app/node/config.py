@@ -61,10 +61,10 @@ class NodeConfig:
         if unknown := sorted(given.keys() - {"partition-id", "num-partitions", *KEYS}):
             raise ValueError(f"node config: unknown key {unknown[0]!r}; expected partition-id, {', '.join(KEYS)}")
         texts = {key.replace("-", "_"): str(given.get(key, "")) for key in KEYS}
-        found = cls(cluster=index, simulated=simulated, **texts)
-        if bool(found.ray_address) != bool(found.host):
+        node_config = cls(cluster=index, simulated=simulated, **texts)
+        if bool(node_config.ray_address) != bool(node_config.host):
             raise ValueError("node config: ray-address and host: expected both or none, found one")
-        return found
+        return node_config
 
     def text(self) -> str:
         """Write it as ``flower-supernode --node-config`` takes it."""

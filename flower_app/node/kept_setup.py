@@ -20,12 +20,14 @@ from client_pipeline import durable
 _FILE = "setup.safetensors"
 
 
-def write(folder: Path, told: Mapping[str, Any], frozen: Mapping[str, Tensor]) -> None:
+def write(folder: Path, setup_values: Mapping[str, Any], frozen: Mapping[str, Tensor]) -> None:
     """Keep the set-up's values and the frozen weights."""
     durable.make_folders(folder)
     durable.remove_leftovers(folder)
     tensors = {name: value.contiguous() for name, value in frozen.items()}
-    durable.write_file(folder / _FILE, partial(save_file, tensors, metadata={"collapipe": json.dumps(dict(told))}))
+    durable.write_file(
+        folder / _FILE, partial(save_file, tensors, metadata={"collapipe": json.dumps(dict(setup_values))})
+    )
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -43,7 +45,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise FileNotFoundError(f"{path}: no set-up of this node's control unit; start the run again")
     try:
         with safe_open(path, framework="pt") as file:
-            told = json.loads((file.metadata() or {})["collapipe"])
-            return dict(told), {name: file.get_tensor(name) for name in file.keys()}
+            setup_values = json.loads((file.metadata() or {})["collapipe"])
+            return dict(setup_values), {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: expected a node's set-up, {error}; start the run again") from error

@@ -46,8 +46,8 @@ def chrome_trace(timeline: Mapping[str, Any]) -> dict[str, Any]:
         for clock in CLOCKS:
             if cluster.get(clock):
                 events += _process(cluster, clock, pid=2 * int(cluster["cluster"]) + 1 + CLOCKS.index(clock))
-    other = {"round": timeline.get("round")}
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+    trace_values = {"round": timeline.get("round")}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": trace_values}
 
 
 def write_trace(run_dir: Path) -> Path | None:
@@ -66,15 +66,15 @@ def write_trace(run_dir: Path) -> Path | None:
 
 def _process(cluster: Mapping[str, Any], clock: str, pid: int) -> list[dict[str, Any]]:
     """Names of the process and its threads, then what happened in them."""
-    found: Sequence[Sequence[Any]] = cluster[clock]
+    clock_events: Sequence[Sequence[Any]] = cluster[clock]
     metadata = [_name("process_name", pid, 0, f"cluster {cluster['cluster']}, {clock}")]
     metadata.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
-    for thread in sorted({_thread(str(kind), int(place)) for kind, place, *_ in found}):
+    for thread in sorted({_thread(str(kind), int(place)) for kind, place, *_ in clock_events}):
         metadata.append(_name("thread_name", pid, thread, _thread_name(thread, cluster.get("order") or ())))
         metadata.append(
             {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": thread, "args": {"sort_index": thread}}
         )
-    return metadata + [_complete(event, pid) for event in found]
+    return metadata + [_complete(event, pid) for event in clock_events]
 
 
 def _complete(event: Sequence[Any], pid: int) -> dict[str, Any]:

@@ -44,11 +44,11 @@ class RunData:
     @cached_property
     def cluster_numbers(self) -> list[int]:
         """Of all clusters that any round tells of."""
-        found = {n for round_ in self.virtual for n in round_}
+        numbers = {n for round_ in self.virtual for n in round_}
         for record in self.rounds:
-            told = [*(record.get("clusters") or ()), *(record.get("failed") or ()), *left_out(record)]
-            found |= {int(entry["cluster"]) for entry in told if entry.get("cluster") is not None}
-        return sorted(found)
+            entries = [*(record.get("clusters") or ()), *(record.get("failed") or ()), *left_out(record)]
+            numbers |= {int(entry["cluster"]) for entry in entries if entry.get("cluster") is not None}
+        return sorted(numbers)
 
     def metric(self) -> str | None:
         """Name of the task's metric; of the loss where nothing else was evaluated."""
@@ -71,12 +71,12 @@ class RunData:
     def over_clusters(self, key: str, of: str) -> FloatArray:
         """``max`` or ``mean`` over the clusters that have a value, (R,)."""
         values = self.cluster_series(key)
-        there = np.isfinite(values)
+        is_known = np.isfinite(values)
         if of == "mean":
-            result = np.where(there, values, 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
+            result = np.where(is_known, values, 0.0).sum(axis=0) / np.maximum(is_known.sum(axis=0), 1)
         else:
-            result = np.where(there, values, -np.inf).max(axis=0, initial=-np.inf)
-        return np.where(there.any(axis=0), result, np.nan)
+            result = np.where(is_known, values, -np.inf).max(axis=0, initial=-np.inf)
+        return np.where(is_known.any(axis=0), result, np.nan)
 
     def slowest_parts(self) -> dict[str, FloatArray]:
         """What the cluster that sets the latency spends its time with [s], (R,) each."""
@@ -139,8 +139,8 @@ class RunData:
     def whole_model_bytes(self) -> float:
         """Modelled memory of the whole model on one device; NaN where it is not known."""
         values = self.cluster_series("whole_model_bytes")
-        there = values[np.isfinite(values)]
-        return float(there.max()) if len(there) else float("nan")
+        known = values[np.isfinite(values)]
+        return float(known.max()) if len(known) else float("nan")
 
 
 def as_number(value: Any) -> float:

@@ -51,11 +51,11 @@ def draw_loss(runs: Sequence[RunData]) -> Figure:
                 continue
             axes[0, column].plot(x, losses[i], **_curve(i, len(x), markers=len(runs) > 1), label=label)
             if len(runs) == 1 and np.any(np.isfinite(held_out)):
-                there = np.isfinite(held_out)
-                axes[0, column].plot(x[there], held_out[there], **_curve(1, 1), label="validation")
-            there = np.isfinite(scores)
-            if np.any(there):
-                axes[1, column].plot(x[there], scores[there], **_curve(i, 1), label=label)
+                is_known = np.isfinite(held_out)
+                axes[0, column].plot(x[is_known], held_out[is_known], **_curve(1, 1), label="validation")
+            is_known = np.isfinite(scores)
+            if np.any(is_known):
+                axes[1, column].plot(x[is_known], scores[is_known], **_curve(i, 1), label=label)
     axes[0, 0].set_ylabel("loss [nat]")
     axes[1, 0].set_ylabel(f"{metric or 'metric'}, validation")
     for column, unit in enumerate(("round", "cumulated virtual time [s]")):
@@ -127,12 +127,14 @@ def draw_queues(runs: Sequence[RunData]) -> Figure:
 
 def draw_selection(runs: Sequence[RunData]) -> Figure:
     """State of each cluster in each round."""
-    there = [run for run in runs if run.cluster_numbers]
-    if not there:
+    runs_with_clusters = [run for run in runs if run.cluster_numbers]
+    if not runs_with_clusters:
         raise NoData("no round tells of its clusters")
-    heights = [max(0.9, min(0.28 * len(run.cluster_numbers), 6.0)) for run in there]
-    figure, axes = _grid(len(there), 1, sum(heights) + 0.75 * len(there) + 0.4, heights=heights)
-    for axis, run in zip(axes[:, 0], there, strict=True):
+    heights = [max(0.9, min(0.28 * len(run.cluster_numbers), 6.0)) for run in runs_with_clusters]
+    figure, axes = _grid(
+        len(runs_with_clusters), 1, sum(heights) + 0.75 * len(runs_with_clusters) + 0.4, heights=heights
+    )
+    for axis, run in zip(axes[:, 0], runs_with_clusters, strict=True):
         _raster(axis, run)
         if len(runs) > 1:
             axis.set_title(run.label, fontsize=9, loc="left")
@@ -186,16 +188,16 @@ def draw_energy(runs: Sequence[RunData]) -> Figure:
 
 def draw_memory(runs: Sequence[RunData]) -> Figure:
     """Memory of the devices, modelled and measured."""
-    found = [run.memory() for run in runs]
-    if not any(found):
+    memory_by_run = [run.memory() for run in runs]
+    if not any(memory_by_run):
         raise NoData("no round has a device's modelled or measured memory")
     if len(runs) == 1:
-        rows, labels = sorted(found[0].items()), [f"{n}.{k}" for n, k in sorted(found[0])]
-        pairs, whole = [pair for _, pair in rows], [runs[0].whole_model_bytes()]
+        rows, labels = sorted(memory_by_run[0].items()), [f"{n}.{k}" for n, k in sorted(memory_by_run[0])]
+        pairs, whole_model_bytes = [pair for _, pair in rows], [runs[0].whole_model_bytes()]
     else:
-        pairs = [_largest(memory.values()) for memory in found]
-        labels, whole = [run.label for run in runs], [run.whole_model_bytes() for run in runs]
-    values = np.array([pair for pair in pairs] + [(w, np.nan) for w in whole])
+        pairs = [_largest(memory.values()) for memory in memory_by_run]
+        labels, whole_model_bytes = [run.label for run in runs], [run.whole_model_bytes() for run in runs]
+    values = np.array([pair for pair in pairs] + [(w, np.nan) for w in whole_model_bytes])
     divisor, unit = _byte_unit(values)
     figure, axes = _grid(1, 1, _HEIGHT + 0.4)
     axis, x = axes[0, 0], np.arange(len(pairs))
@@ -204,7 +206,7 @@ def draw_memory(runs: Sequence[RunData]) -> Figure:
     axis.bar(x + 0.2, data[:, 1], 0.4, color="white", edgecolor="black", linewidth=0.5, hatch="////",
              label="measured peak above an idle process")  # fmt: skip
     bounds = [(-0.5, len(pairs) - 0.5)] if len(runs) == 1 else [(i - 0.45, i + 0.45) for i in range(len(runs))]
-    for i, ((low, high), value) in enumerate(zip(bounds, whole, strict=True)):
+    for i, ((low, high), value) in enumerate(zip(bounds, whole_model_bytes, strict=True)):
         if np.isfinite(value):
             label = None if i else "whole model on one device, modelled"
             axis.hlines(value / divisor, low, high, color="black", linestyle="--", linewidth=1.6, label=label)
@@ -222,21 +224,21 @@ def draw_memory(runs: Sequence[RunData]) -> Figure:
 def draw_bytes(runs: Sequence[RunData]) -> Figure:
     """Bytes of messages and of the links between devices."""
     kinds = ("messages down", "messages up", "device links, modelled")
-    found = [dict(zip(kinds, (run.series("bytes_down"), run.series("bytes_up"), run.link_bytes()), strict=True))
+    bytes_by_run = [dict(zip(kinds, (run.series("bytes_down"), run.series("bytes_up"), run.link_bytes()), strict=True))
              for run in runs]  # fmt: skip
-    _need([values for kind in found for values in kind.values()], "no round has counted bytes")
-    divisor, unit = _byte_unit(np.concatenate([values for kind in found for values in kind.values()]))
+    _need([values for kind in bytes_by_run for values in kind.values()], "no round has counted bytes")
+    divisor, unit = _byte_unit(np.concatenate([values for kind in bytes_by_run for values in kind.values()]))
     figure, axes = _grid(1, 1 if len(runs) == 1 else 3, _HEIGHT + 0.2, sharey=True)
     for column, kind in enumerate(kinds):
         axis = axes[0, 0] if len(runs) == 1 else axes[0, column]
         for i, run in enumerate(runs):
             label, look = (kind, column) if len(runs) == 1 else (run.label, i)
-            if np.any(np.isfinite(found[i][kind])):
-                _plot(axis, run, found[i][kind] / divisor, look, label)
+            if np.any(np.isfinite(bytes_by_run[i][kind])):
+                _plot(axis, run, bytes_by_run[i][kind] / divisor, look, label)
         if len(runs) > 1:
             axis.set_title(kind, fontsize=9)
         _rounds(axis, runs, f"bytes of a round [{unit}]" if axis is axes[0, 0] else "")
-    numbers = np.concatenate([values[values > 0] for kind in found for values in kind.values()])
+    numbers = np.concatenate([values[values > 0] for kind in bytes_by_run for values in kind.values()])
     if len(numbers) and numbers.max() > 20 * numbers.min():
         _logarithmic(axes[0, 0])
     else:
@@ -281,9 +283,9 @@ def _window(run: RunData) -> int:
 def _means(values: FloatArray, width: int) -> FloatArray:
     """Mean of each ``width`` values, of those that are there."""
     windows = np.append(values, np.full(-len(values) % width, np.nan)).reshape(-1, width)
-    there = np.isfinite(windows)
-    means = np.where(there, windows, 0.0).sum(axis=1) / np.maximum(there.sum(axis=1), 1)
-    return np.where(there.any(axis=1), means, np.nan)
+    is_known = np.isfinite(windows)
+    means = np.where(is_known, windows, 0.0).sum(axis=1) / np.maximum(is_known.sum(axis=1), 1)
+    return np.where(is_known.any(axis=1), means, np.nan)
 
 
 def _stack(axis: Axes, run: RunData, parts: Mapping[str, FloatArray]) -> None:
@@ -363,13 +365,13 @@ def _spans(chosen: NDArray[np.bool_], numbers: FloatArray) -> list[tuple[float, 
 
 
 def _mean(values: FloatArray) -> float:
-    there = values[np.isfinite(values)]
-    return float(there.mean()) if len(there) else float("nan")
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")
 
 
 def _last(values: FloatArray) -> float:
-    there = values[np.isfinite(values)]
-    return float(there[-1]) if len(there) else float("nan")
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else float("nan")
 
 
 def _largest(pairs: Any) -> tuple[float, float]:
@@ -380,6 +382,6 @@ def _largest(pairs: Any) -> tuple[float, float]:
 
 def _byte_unit(values: FloatArray) -> tuple[float, str]:
     """Divisor and name of the decimal unit in which the largest value is readable."""
-    there = values[np.isfinite(values)]
-    largest = float(there.max()) if len(there) else 0.0
+    known = values[np.isfinite(values)]
+    largest = float(known.max()) if len(known) else 0.0
     return next(((d, unit) for d, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= d), (1.0, "byte"))

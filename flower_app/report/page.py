@@ -185,14 +185,14 @@ def _privacy(spent: Mapping[str, Any] | None) -> str:
     """What the noise guarantees, in a line."""
     if not spent:
         return "no noise: activations and updates as they are"
-    said = []
+    parts = []
     for what in ("updates", "activations"):
-        if found := spent.get(what):
-            said.append(f"{what}: epsilon {found['epsilon']:.4g} for one {found['unit']}")
-    if found := spent.get("together"):
-        said.append(f"together: epsilon {found['epsilon']:.4g} for one {found['unit']}")
+        if amount := spent.get(what):
+            parts.append(f"{what}: epsilon {amount['epsilon']:.4g} for one {amount['unit']}")
+    if amount := spent.get("together"):
+        parts.append(f"together: epsilon {amount['epsilon']:.4g} for one {amount['unit']}")
     seeded = "; the seed is known, so nothing is guaranteed" if spent.get("seeded") else ""
-    return f"{'; '.join(said)}; at delta {spent.get('delta', 0):g}{seeded}; labels, lengths and losses are not covered"
+    return f"{'; '.join(parts)}; at delta {spent.get('delta', 0):g}{seeded}; labels, lengths and losses are not covered"
 
 
 def _section(spec: FigureSpec, runs: Sequence[_Run]) -> str:
@@ -248,22 +248,26 @@ def _shorter(svg: str) -> str:
 
 def _troubles(runs: Sequence[_Run]) -> str:
     """Who failed or was left out, when and why; the same reason of a cluster in one row."""
-    found: dict[tuple[str, str, str, str], list[int]] = {}
+    rounds_by_fault: dict[tuple[str, str, str, str], list[int]] = {}
     for run in runs:
         for record in run.data.rounds:
             for kind, entries in (("failed", record.get("failed") or ()), ("left out", left_out(record))):
                 for entry in entries:
                     key = (run.data.label, kind, str(entry.get("cluster", "-")), str(entry.get("reason", "-")))
-                    found.setdefault(key, []).append(int(record["round"]))
+                    rounds_by_fault.setdefault(key, []).append(int(record["round"]))
     heading = '<h2 id="troubles">Failed and left out</h2>'
-    if not found:
+    if not rounds_by_fault:
         return f"{heading}<p>No cluster failed or was left out.</p>"
     rows = []
-    for (label, kind, cluster, reason), numbers in list(found.items())[:_TROUBLES]:
+    for (label, kind, cluster, reason), numbers in list(rounds_by_fault.items())[:_TROUBLES]:
         cells = ([label] if len(runs) > 1 else []) + [cluster, kind, _ranges(numbers), reason]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     titles = (["run"] if len(runs) > 1 else []) + ["cluster", "what", "rounds", "reason"]
-    more = f"<p>{len(found) - _TROUBLES} more are in rounds.jsonl.</p>" if len(found) > _TROUBLES else ""
+    more = (
+        f"<p>{len(rounds_by_fault) - _TROUBLES} more are in rounds.jsonl.</p>"
+        if len(rounds_by_fault) > _TROUBLES
+        else ""
+    )
     head = "".join(f"<th>{title}</th>" for title in titles)
     return f"{heading}<table><tr>{head}</tr>{''.join(rows)}</table>{more}"
 

@@ -37,16 +37,16 @@ def newest(run_dir: Path, config: RunConfig) -> Checkpoint:
     """
     check_can_resume(config)
 
-    def check(found: Checkpoint) -> None:
+    def check(candidate: Checkpoint) -> None:
         try:
-            run_directory.check_rounds(run_dir, found.state)
+            run_directory.check_rounds(run_dir, candidate.state)
         except ValueError as error:
-            raise DamagedCheckpoint(f"round {found.round}: {error}") from error
+            raise DamagedCheckpoint(f"round {candidate.round}: {error}") from error
 
-    found = checkpoint.last_committed(run_dir, check)
-    check_same_run(config, found)
-    check_inputs(found.state["inputs"], input_digests(config))
-    return found
+    newest_checkpoint = checkpoint.last_committed(run_dir, check)
+    check_same_run(config, newest_checkpoint)
+    check_inputs(newest_checkpoint.state["inputs"], input_digests(config))
+    return newest_checkpoint
 
 
 def keep_models(run_dir: Path) -> None:
@@ -56,8 +56,8 @@ def keep_models(run_dir: Path) -> None:
 
 def reopened(run_dir: Path, config: RunConfig) -> Checkpoint:
     """Put the run directory back to its newest checkpoint, and return that; see :func:`newest`."""
-    found = newest(run_dir, config)
-    checkpoint.go_back(run_dir, found.round)
-    saved_model.restore_version(run_dir, found.round)
-    run_directory.reopen(run_dir, int(found.state["rounds-size"]))
-    return found
+    newest_checkpoint = newest(run_dir, config)
+    checkpoint.go_back(run_dir, newest_checkpoint.round)
+    saved_model.restore_version(run_dir, newest_checkpoint.round)
+    run_directory.reopen(run_dir, int(newest_checkpoint.state["rounds-size"]))
+    return newest_checkpoint

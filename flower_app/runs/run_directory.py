@@ -280,12 +280,12 @@ def read_summary(run_dir: Path) -> dict[str, Any] | None:
 def _object(path: Path, data: bytes) -> dict[str, Any]:
     """Parse a JSON object of a run's file."""
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     except ValueError as error:
         raise ValueError(f"{path}: expected JSON, found {data[:60]!r}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, found {data[:60]!r}")
-    return found
+    return value
 
 
 def _json(value: Any, indent: int | None = None) -> str:

@@ -17,18 +17,18 @@ _SPLITS = ("train", "validation", "test")
 
 def input_digests(config: RunConfig) -> dict[str, str]:
     """SHA-256 of the scenario, the plan file and the data files that are here, by configuration key."""
-    found = {"scenario": hashlib.sha256(scenario_content(config.scenario)).hexdigest()}
+    digests = {"scenario": hashlib.sha256(scenario_content(config.scenario)).hexdigest()}
     if config.plan:
-        found["plan"] = file_digest(Path(config.plan))
+        digests["plan"] = file_digest(Path(config.plan))
     for key, paths in _data_files(config.data, _SPLITS, None):
-        found[key] = _joint_digest(paths)
-    return found
+        digests[key] = _joint_digest(paths)
+    return digests
 
 
 def data_digest(data: DataConfig, cluster: int) -> str:
     """SHA-256 of a cluster's training files; empty where it has none."""
-    found = {key: _joint_digest(paths) for key, paths in _data_files(data, ("train",), cluster)}
-    return config_digest(found) if found else ""
+    digests = {key: _joint_digest(paths) for key, paths in _data_files(data, ("train",), cluster)}
+    return config_digest(digests) if digests else ""
 
 
 def check_inputs(began: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -40,12 +40,12 @@ def check_inputs(began: Mapping[str, str], now: Mapping[str, str]) -> None:
         Naming the configuration key of the first that differs.
     """
     for key in sorted(began.keys() | now.keys()):
-        expected, found = began.get(key, ""), now.get(key, "")
-        if expected != found:
+        expected, digest = began.get(key, ""), now.get(key, "")
+        if expected != digest:
             raise ValueError(
                 f"resume: {key}: the file is not the one that the run began with (expected SHA-256 "
-                f"{expected[:12] or 'of no file'}, found {found[:12] or 'no file'}); put it back as it was, or start a "
-                "new run"
+                f"{expected[:12] or 'of no file'}, found {digest[:12] or 'no file'}); put it back as it was, or "
+                "start a new run"
             )
 
 

@@ -58,9 +58,9 @@ class TaskConfig:
         if not 0 < self.mask_probability < 1:
             raise ValueError(f"task.mask-probability: expected a number in (0, 1), found {self.mask_probability}")
         for name, known in (("decode", DECODINGS), ("class_weights", CLASS_WEIGHTINGS)):
-            if (found := getattr(self, name)) not in known:
+            if (choice := getattr(self, name)) not in known:
                 key = f"task.{name.replace('_', '-')}"
-                raise ValueError(f"{key}: expected one of {', '.join(known)}, found {found!r}")
+                raise ValueError(f"{key}: expected one of {', '.join(known)}, found {choice!r}")
         for name, least in (
             ("beam_size", 1),
             ("length_penalty", 0),

@@ -61,8 +61,8 @@ class ClassificationTask(LabelledTask[str]):
         self, inputs: Sequence[str], classes: Sequence[Sequence[int]], tokenizer: TextTokenizer, max_length: int
     ) -> LabelledData:
         """Encode texts as ``[CLS] text [SEP]``; a text that is longer is cut."""
-        found = tokenizer.encode_each(inputs)
-        sequences = EncodedText.closed(found, [tokenizer.bos_id], [tokenizer.eos_id], max_length)
+        encoded_inputs = tokenizer.encode_each(inputs)
+        sequences = EncodedText.closed(encoded_inputs, [tokenizer.bos_id], [tokenizer.eos_id], max_length)
         return LabelledData(sequences, EncodedText.of(classes), tokenizer.pad_id, False)
 
     def metrics(self, references: list[str], predictions: list[str]) -> tuple[dict[str, float], str]:
@@ -87,7 +87,7 @@ def macro_f1(references: Sequence[str], predictions: Sequence[str]) -> float:
     >>> macro_f1(["a", "a", "b", "b"], ["a", "b", "b", "c"])
     0.38888888888888884
     """
-    found, expected = Counter(predictions), Counter(references)
+    predicted, expected = Counter(predictions), Counter(references)
     hits = Counter(r for r, p in zip(references, predictions, strict=True) if r == p)
-    scores = [2 * hits[label] / (found[label] + expected[label]) for label in sorted(found | expected)]
+    scores = [2 * hits[label] / (predicted[label] + expected[label]) for label in sorted(predicted | expected)]
     return sum(scores) / len(scores)

@@ -153,15 +153,15 @@ class DataConfig:
     def sizes(self) -> list[float]:
         """Return ``partition-sizes`` as numbers."""
         try:
-            found = [float(number) for number in self.partition_sizes.split(",")]
+            shares = [float(number) for number in self.partition_sizes.split(",")]
         except ValueError:
-            found = []
-        if not found or not all(math.isfinite(number) and number > 0 for number in found):
+            shares = []
+        if not shares or not all(math.isfinite(number) and number > 0 for number in shares):
             raise ValueError(
                 f"data.partition-sizes: expected numbers above 0 with commas between, such as 3, 1, found "
                 f"{self.partition_sizes!r}"
             )
-        return found
+        return shares
 
 
 @dataclass(frozen=True)
@@ -293,11 +293,11 @@ def hub_table(config: DataConfig, split: str, columns: Mapping[str, str]) -> tab
 
 def check_data_files(config: DataConfig, num_clusters: int) -> None:
     """Raise ``ValueError`` where ``partition = files`` has no training file for every cluster."""
-    found = count_files(config)
-    if found < num_clusters:
+    num_files = count_files(config)
+    if num_files < num_clusters:
         raise ValueError(
-            f"data.train-source: expected a file for each of {num_clusters} clusters, found {found}: no "
-            f"{config.train_source.replace('{cluster}', str(found))} in {config.path or 'the working directory'}"
+            f"data.train-source: expected a file for each of {num_clusters} clusters, found {num_files}: no "
+            f"{config.train_source.replace('{cluster}', str(num_files))} in {config.path or 'the working directory'}"
         )
 
 
@@ -336,10 +336,10 @@ def _row(table: tables.Table, key: str, number: int) -> str:
     return f"{key}: {table.place(number - 1)}"
 
 
-def _sentences(found: Iterable[str], place: Callable[[int], str]) -> Iterator[str]:
+def _sentences(sentences: Iterable[str], place: Callable[[int], str]) -> Iterator[str]:
     """Yield stripped sentences; ``place`` says where the one with a number, from 1, stands."""
     empty = 0
-    for number, text in enumerate(found, 1):
+    for number, text in enumerate(sentences, 1):
         empty = empty or (0 if text.strip() else number)
         yield text.strip()
     # At the end: a file without any text has a message of its own.

@@ -26,14 +26,14 @@ def classified(num_examples: int, split: str, seed: int) -> list[tuple[str, str]
     >>> classified(2, "test", 0)
     [('Two boys hope that my boys waited.', 'PERSON'), ('The cow that can love the letter is old.', 'ANIMAL')]
     """
-    found: list[tuple[str, str]] = []
+    labelled: list[tuple[str, str]] = []
     source = sentences(split, seed)
-    while len(found) < num_examples:
+    while len(labelled) < num_examples:
         text, _ = next(source)
         kinds = [_KIND[word] for word in _words(text) if word in _KIND]
         if kinds:
-            found.append((text, kinds[0]))
-    return found
+            labelled.append((text, kinds[0]))
+    return labelled
 
 
 def tagged(num_examples: int, split: str, seed: int) -> list[tuple[list[str], list[str]]]:

@@ -227,9 +227,9 @@ class _Grammar:
     def because(self) -> tuple[str, str]:
         """A reason: about the thing of the main clause ("it" takes the gender of its noun), or about anyone."""
         main = self.clause(short=True, time=False)
-        thing = main.accusative
-        if thing and thing.noun and thing.person == "3sg" and self.chance(0.7):
-            it = _Phrase("it", _THIRD_PERSON[thing.noun.gender][0], "3sg", True)
+        direct_object = main.accusative
+        if direct_object and direct_object.noun and direct_object.person == "3sg" and self.chance(0.7):
+            it = _Phrase("it", _THIRD_PERSON[direct_object.noun.gender][0], "3sg", True)
             reason = _Clause(it, None, predicate=self.rng.choice(tuple(ADJECTIVES)))
         else:
             reason = replace(self.clause(short=True), subject=self.pronoun("nom"))

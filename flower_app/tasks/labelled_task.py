@@ -111,26 +111,26 @@ class LabelledTask(ABC, Generic[X]):
         ValueError
             For all that cannot be loaded, a label that training lacks, or a cluster without an example.
         """
-        found = self._load_all(data, model, seed, num_clusters)
-        tokenizer = found.tokenizer
+        loaded = self._load_all(data, model, seed, num_clusters)
+        tokenizer = loaded.tokenizer
         if tokenizer is None:
-            texts = (" ".join(self.parts_of(x)) for share in found.shares for x in share.inputs)
+            texts = (" ".join(self.parts_of(x)) for share in loaded.shares for x in share.inputs)
             tokenizer = train_wordpiece(texts, data.vocab_size, data.pretokenized, data.lowercase)
         factors = None
         if self.config.class_weights == "balanced":
-            if not found.shares:
+            if not loaded.shares:
                 raise ValueError(
                     "task.class-weights: balanced needs the labels of all clusters, which data.partition = nodes "
                     'keeps from the server; set it to "none"'
                 )
-            counts = Counter(name for share in found.shares for label in share.labels for name in self.parts_of(label))
-            factors = balanced_weights(counts, found.labels)
-        spec, weights = load_start(self.head, model, tokenizer, seed, found.labels, factors)
+            counts = Counter(name for share in loaded.shares for label in share.labels for name in self.parts_of(label))
+            factors = balanced_weights(counts, loaded.labels)
+        spec, weights = load_start(self.head, model, tokenizer, seed, loaded.labels, factors)
         return Prepared(
             spec=spec,
             tokenizer_json=tokenizer.to_json(),
-            evaluator=LabelledEvaluator(self, data, tokenizer, found.held_out),
-            cluster_sizes=found.cluster_sizes,
+            evaluator=LabelledEvaluator(self, data, tokenizer, loaded.held_out),
+            cluster_sizes=loaded.cluster_sizes,
             weights=weights,
         )
 
@@ -138,9 +138,13 @@ class LabelledTask(ABC, Generic[X]):
         self, data: DataConfig, tokenizer_json: str, cluster: int, num_clusters: int, seed: int
     ) -> LabelledData:
         """Load and encode one cluster's share of the training examples."""
-        mine, known = training_share(data, partial(self._load, data, "train", seed), cluster, num_clusters, seed)
+        cluster_examples, known = training_share(
+            data, partial(self._load, data, "train", seed), cluster, num_clusters, seed
+        )
         labels = self._labels(data, [known])
-        return self.encode_examples(mine, labels, TextTokenizer.from_json(tokenizer_json), data.max_length, "train")
+        return self.encode_examples(
+            cluster_examples, labels, TextTokenizer.from_json(tokenizer_json), data.max_length, "train"
+        )
 
     def evaluator(self, data: DataConfig, tokenizer_json: str) -> LabelledEvaluator[X]:
         """Load the held-out examples for a model that is already there."""
@@ -150,22 +154,22 @@ class LabelledTask(ABC, Generic[X]):
         """Label texts; an empty one, or one longer than the model, is an error."""
         tokenizer = TextTokenizer.from_json(tokenizer_json)
         labels, longest = labels_of(parts.spec), max_length(parts.spec) or sys.maxsize
-        found = [self.from_text(text, tokenizer) for text in inputs]
-        for text, value in zip(inputs, found, strict=True):
+        examples = [self.from_text(text, tokenizer) for text in inputs]
+        for text, value in zip(inputs, examples, strict=True):
             if not value:
                 raise ValueError(f"expected a text, found {text!r}")
-        if not found:
+        if not examples:
             return []
-        data = self.encode(found, [[0] * len(self.parts_of(x)) for x in found], tokenizer, longest + 1)
+        data = self.encode(examples, [[0] * len(self.parts_of(x)) for x in examples], tokenizer, longest + 1)
         for text, length in zip(inputs, data.sequences.lengths().tolist(), strict=True):
             if length > longest:
                 raise ValueError(f"a text of over {longest} tokens does not fit the model: {text[:60]!r}...; split it")
         with evaluating(parts) as device:
-            batch = {name: tensor.to(device) for name, tensor in data.collate(range(len(found))).items()}
+            batch = {name: tensor.to(device) for name, tensor in data.collate(range(len(examples))).items()}
             best, _, _ = predict_batch(parts, batch)
         return [
             self.to_text(value, self.join(value, [labels[i] for i in ids]))
-            for value, ids in zip(found, best, strict=True)
+            for value, ids in zip(examples, best, strict=True)
         ]
 
     def saved(self, data: DataConfig) -> dict[str, Any]:

@@ -88,11 +88,11 @@ class LanguageModelTask(ABC):
         self, data: DataConfig, tokenizer_json: str, cluster: int, num_clusters: int, seed: int
     ) -> SequenceData:
         """Load and encode one cluster's share of the training text."""
-        mine, _ = training_share(data, partial(load_text, data, "train", seed), cluster, num_clusters, seed)
+        cluster_text, _ = training_share(data, partial(load_text, data, "train", seed), cluster, num_clusters, seed)
         if data.partition == "nodes":
             # The server has not seen it.
-            _say_skipped([mine], "train")
-        return self.encode(mine, TextTokenizer.from_json(tokenizer_json), data.max_length)
+            _say_skipped([cluster_text], "train")
+        return self.encode(cluster_text, TextTokenizer.from_json(tokenizer_json), data.max_length)
 
     def evaluator(self, data: DataConfig, tokenizer_json: str) -> LanguageModelEvaluator:
         """Load the held-out text for a model that is already there."""

@@ -89,6 +89,6 @@ class MaskedLMTask(LanguageModelTask):
         device = next(parts.head.parameters()).device
         input_ids = torch.tensor([ids], device=device)
         logits = parts.logits({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids, dtype=torch.bool)})
-        found = tokenizer.decode([[i] for i in logits[0][input_ids[0] == mask_id].argmax(dim=-1).tolist()])
+        words = tokenizer.decode([[i] for i in logits[0][input_ids[0] == mask_id].argmax(dim=-1).tolist()])
         head, *rest = text.split(mask)
-        return head + "".join(word + piece for word, piece in zip(found, rest, strict=True))
+        return head + "".join(word + piece for word, piece in zip(words, rest, strict=True))

@@ -69,8 +69,8 @@ def training_share(
 ) -> tuple[S, S]:
     """Load one cluster's training examples, and all that were read for them; see :func:`training_shares`."""
     if config.partition in OWN_FILES:
-        mine = load(cluster)
-        return mine, mine
+        cluster_text = load(cluster)
+        return cluster_text, cluster_text
     everything = load(None)
     return everything.subset(partition(config, everything, num_clusters, seed)[cluster]), everything
 
@@ -161,8 +161,8 @@ def _pathological(
     for slot in range(num_clusters * each):
         owners[dealt[slot % len(classes)]].append(slot // each)
     parts: list[list[IndexArray]] = [[] for _ in range(num_clusters)]
-    for members, mine in zip(classes, owners, strict=True):
-        for cluster, piece in zip(mine, np.array_split(rng.permutation(members), len(mine)), strict=True):
+    for members, owner in zip(classes, owners, strict=True):
+        for cluster, piece in zip(owner, np.array_split(rng.permutation(members), len(owner)), strict=True):
             parts[cluster].append(piece)
     return [np.concatenate(part) for part in parts]
 
@@ -177,8 +177,8 @@ def _natural_id(
 
 def _members(examples: Shareable) -> list[IndexArray]:
     """Examples of each class, the classes sorted."""
-    found = examples.classes()
-    known = found if isinstance(found, np.ndarray) else np.array(list(found))
+    classes = examples.classes()
+    known = classes if isinstance(classes, np.ndarray) else np.array(list(classes))
     numbers, counts = np.unique(known, return_inverse=True, return_counts=True)[1:]
     return list(np.split(np.argsort(numbers, kind="stable").astype(np.int64), np.cumsum(counts)[:-1]))
 

@@ -72,8 +72,8 @@ def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = Non
     else:
         path, target, key = file_of(data, split, cluster)
         if target is not None:
-            other = key.replace("-source", "-target")
-            raise ValueError(f"{other}: a language model has no target text; leave it empty, found {target}")
+            target_key = key.replace("-source", "-target")
+            raise ValueError(f"{target_key}: a language model has no target text; leave it empty, found {target}")
         if path.suffix not in tables.TABLES:
             if LABELS in columns:
                 raise ValueError(
@@ -83,11 +83,11 @@ def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = Non
                 return PlainText([" ".join(words) for words in read_conll(path, data, key).inputs])
             return _read_lines(path, key)
         table, where = tables.read_table(path, columns, key), str(path)
-    found = Texts(table.texts(INPUTS))
-    kept = [i for i, text in enumerate(found) if text]
+    inputs = Texts(table.texts(INPUTS))
+    kept = [i for i, text in enumerate(inputs) if text]
     if not kept:
         raise ValueError(f"{INPUTS}: {where} has no text in column {columns[INPUTS]!r}")
-    return replace(PlainText(found, read_labels(data, table)).subset(kept), skipped=len(found) - len(kept))
+    return replace(PlainText(inputs, read_labels(data, table)).subset(kept), skipped=len(inputs) - len(kept))
 
 
 def _read_lines(path: Path, key: str) -> PlainText:
@@ -102,5 +102,5 @@ def _read_lines(path: Path, key: str) -> PlainText:
                 skipped += 1
 
     # Never empty: a file without text is refused.
-    found = Texts(kept())
-    return PlainText(found, skipped=skipped)
+    texts = Texts(kept())
+    return PlainText(texts, skipped=skipped)

@@ -85,19 +85,19 @@ def ready_tokenizer(data: DataConfig, model: ModelOptions) -> TextTokenizer | No
     """
     if model.from_:
         saved = run_to_start_from(model)
-        rows, own = int(saved.spec.config["vocab_size"]), TextTokenizer.from_json(saved.tokenizer_json)
-        return _same(data.tokenizer, own, rows, model.from_) if data.tokenizer else own
+        rows, model_tokenizer = int(saved.spec.config["vocab_size"]), TextTokenizer.from_json(saved.tokenizer_json)
+        return _same(data.tokenizer, model_tokenizer, rows, model.from_) if data.tokenizer else model_tokenizer
     if model.pretrained:
         rows = int(_pretrained_config(model.pretrained).vocab_size)
         if data.tokenizer:
             try:
-                own = load_tokenizer(model.pretrained, "model.pretrained", complete=False)
+                model_tokenizer = load_tokenizer(model.pretrained, "model.pretrained", complete=False)
             except ValueError:
                 return _alike(data.tokenizer, rows, model.pretrained)
-            return _same(data.tokenizer, own, rows, model.pretrained)
-        own = load_tokenizer(model.pretrained, "model.pretrained", complete=False)
-        _check_rows(own, "model.pretrained", rows, model.pretrained)
-        return own
+            return _same(data.tokenizer, model_tokenizer, rows, model.pretrained)
+        model_tokenizer = load_tokenizer(model.pretrained, "model.pretrained", complete=False)
+        _check_rows(model_tokenizer, "model.pretrained", rows, model.pretrained)
+        return model_tokenizer
     if data.tokenizer:
         return load_tokenizer(data.tokenizer)
     if data.partition == "nodes":
@@ -131,28 +131,28 @@ def load_start(
     -------
     The specification, and by global name the weights that are not fresh.
     """
-    own: dict[str, Any] = {SERVER_LAYERS: model.decoder_layers} if head == CAUSAL_LM else {}
+    library_values: dict[str, Any] = {SERVER_LAYERS: model.decoder_layers} if head == CAUSAL_LM else {}
     if head == SEQ2SEQ and model.label_smoothing:
-        own[LABEL_SMOOTHING] = model.label_smoothing
+        library_values[LABEL_SMOOTHING] = model.label_smoothing
     if labels:
-        own |= {"num_labels": len(labels), "id2label": {str(i): name for i, name in enumerate(labels)}}
+        library_values |= {"num_labels": len(labels), "id2label": {str(i): name for i, name in enumerate(labels)}}
     if class_weights is not None:
-        own[CLASS_WEIGHTS] = list(class_weights)
+        library_values[CLASS_WEIGHTS] = list(class_weights)
     if model.from_:
-        return _continued(run_to_start_from(model), head, own)
+        return _continued(run_to_start_from(model), head, library_values)
     if model.pretrained:
         try:
-            parts = load_pretrained(model.pretrained, head, len(labels), seed, own.get(SERVER_LAYERS, 0))
+            parts = load_pretrained(model.pretrained, head, len(labels), seed, library_values.get(SERVER_LAYERS, 0))
         except FileNotFoundError as error:
             raise ValueError(f"model.pretrained: {error}") from error
-        return replace(parts.spec, config={**parts.spec.config, **own}), parts.weights()
+        return replace(parts.spec, config={**parts.spec.config, **library_values}), parts.weights()
     config = sized_config(
         model.family,
         vocab_size=tokenizer.vocab_size,
         width=model.width,
         num_heads=model.num_heads,
         feed_forward=model.feed_forward,
-        num_layers=model.encoder_layers + own.get(SERVER_LAYERS, 0),
+        num_layers=model.encoder_layers + library_values.get(SERVER_LAYERS, 0),
         dropout=model.dropout,
         max_length=model.max_length,
         pad_id=tokenizer.pad_id,
@@ -160,7 +160,7 @@ def load_start(
         eos_id=tokenizer.eos_id,
         decoder_layers=model.decoder_layers,
     )
-    return spec_from_config(config, head, **own), {}
+    return spec_from_config(config, head, **library_values), {}
 
 
 def run_to_start_from(model: ModelOptions) -> SavedModel:
@@ -185,21 +185,21 @@ def run_to_start_from(model: ModelOptions) -> SavedModel:
     return saved
 
 
-def _same(source: str, own: TextTokenizer, rows: int, start: str) -> TextTokenizer:
+def _same(source: str, start_tokenizer: TextTokenizer, rows: int, start: str) -> TextTokenizer:
     """Load a tokenizer for a model that has one; both must give every token the same id."""
     # Where that was trained from fresh weights with this one, it holds the marks that were added then.
     for complete in (False, True):
         tokenizer = load_tokenizer(source, complete=complete)
-        if tokenizer.vocabulary() == own.vocabulary():
+        if tokenizer.vocabulary() == start_tokenizer.vocabulary():
             return tokenizer
     tokenizer = load_tokenizer(source, complete=False)
     _check_rows(tokenizer, "data.tokenizer", rows, start)
-    found, expected = tokenizer.vocabulary(), own.vocabulary()
+    vocabulary, expected = tokenizer.vocabulary(), start_tokenizer.vocabulary()
     # Of the model's tokens the first; else one that the model does not know.
-    tokens = [*sorted(expected, key=expected.__getitem__), *sorted(found, key=found.__getitem__)]
-    token = next(token for token in tokens if found.get(token) != expected.get(token))
+    tokens = [*sorted(expected, key=expected.__getitem__), *sorted(vocabulary, key=vocabulary.__getitem__)]
+    token = next(token for token in tokens if vocabulary.get(token) != expected.get(token))
     raise ValueError(
-        f"data.tokenizer: {source} gives the token {token!r} the id {found.get(token, 'none')}, expected "
+        f"data.tokenizer: {source} gives the token {token!r} the id {vocabulary.get(token, 'none')}, expected "
         f"{expected.get(token, 'none')} as in the tokenizer of {start}; leave data.tokenizer empty to use that one"
     )
 
@@ -219,13 +219,15 @@ def _check_rows(tokenizer: TextTokenizer, key: str, rows: int, start: str, least
         )
 
 
-def _continued(saved: SavedModel, head: str, own: Mapping[str, Any]) -> tuple[ModelSpec, Mapping[str, Tensor]]:
+def _continued(
+    saved: SavedModel, head: str, library_values: Mapping[str, Any]
+) -> tuple[ModelSpec, Mapping[str, Tensor]]:
     kept = {key: value for key, value in saved.spec.config.items() if key not in _LABELS}
     # Which blocks the server has is the run's own, as all sizes are.
-    own = {key: value for key, value in own.items() if key not in kept}
-    spec = ModelSpec(family=saved.spec.family, head=head, config={**kept, **own})
+    library_values = {key: value for key, value in library_values.items() if key not in kept}
+    spec = ModelSpec(family=saved.spec.family, head=head, config={**kept, **library_values})
     # The head goes on where it says the same things.
-    same = head == saved.spec.head and saved.spec.config.get("id2label") == own.get("id2label")
+    same = head == saved.spec.head and saved.spec.config.get("id2label") == library_values.get("id2label")
     return spec, merged(saved.parts).weights(head=same)
 
 

@@ -109,11 +109,11 @@ def read_table(path: Path, columns: Mapping[str, str], key: str) -> Table:
             rows = _rows([(number, line.rstrip("\r").split("\t")) for number, line in found_lines], columns, where)
     if not rows:
         raise ValueError(f"{where} has a header and no row; expected examples")
-    found = {
+    texts_by_column = {
         column_key: [_value(row, name, f"{column_key}: {path}, line {number}") for number, row in rows]
         for column_key, name in columns.items()
     }
-    return Table(found, str(path), [number for number, _ in rows])
+    return Table(texts_by_column, str(path), [number for number, _ in rows])
 
 
 def columns_of(table: Any, columns: Mapping[str, str], key: str, name: str) -> Table:
@@ -165,15 +165,15 @@ def read_hub(hub_id: str, hub_config: str) -> Mapping[str, Any]:
     folder = Path(hub_id)
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            found = datasets.load_from_disk(hub_id)
+            loaded = datasets.load_from_disk(hub_id)
         else:
-            found = datasets.load_dataset(hub_id, hub_config or None)
+            loaded = datasets.load_dataset(hub_id, hub_config or None)
     except Exception as error:  # datasets, the hub's client and the network each have their own
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"data.hub-id: expected a dataset id or a dataset folder, found {hub_id!r} ({first_line})"
         ) from error
-    return found if isinstance(found, dict) else {"train": found}
+    return loaded if isinstance(loaded, dict) else {"train": loaded}
 
 
 def _jsonl(lines: list[tuple[int, str]], where: str) -> list[tuple[int, dict[str, Any]]]:

@@ -199,12 +199,12 @@ def _column(name: str, default: int, key: str) -> int:
 
 def _list(value: Any, where: str) -> list[Any]:
     """Return a list, or the words of a text between blanks; neither may be empty."""
-    found = value.split() if isinstance(value, str) else value
-    if not isinstance(found, (list, tuple)):
+    tags = value.split() if isinstance(value, str) else value
+    if not isinstance(tags, (list, tuple)):
         raise ValueError(f"{where}: expected a list, found {value!r}")
-    if not found:
+    if not tags:
         raise ValueError(f"{where}: the sentence is empty; remove it")
-    return list(found)
+    return list(tags)
 
 
 def _texts(value: Any, where: str) -> list[str]:

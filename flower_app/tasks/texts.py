@@ -29,9 +29,23 @@ class Texts(Sequence[str]):
 
     They are read one by one, not mapped, so that a pass over all of them leaves nothing in the process's memory. The
     file lies in the system's folder of temporary files (``TMPDIR``).
+
+    Parameters
+    ----------
+    texts : written one by one
+    chosen : which of ``texts``, where these lie in such a file already: it is shared, and nothing is copied
     """
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    _file: IO[bytes]
+    _ends: npt.NDArray[np.int64]
+
+    def __init__(self, texts: Iterable[str], chosen: Indices | None = None) -> None:
+        self._chosen: npt.NDArray[np.int64] | None = None
+        if isinstance(texts, Texts) and chosen is not None:
+            places = np.asarray(chosen, dtype=np.int64)
+            self._file, self._ends = texts._file, texts._ends
+            self._chosen = places if texts._chosen is None else texts._chosen[places]
+            return
         ends = array("q", [0])
         self._file = tempfile.TemporaryFile(buffering=_BLOCK)
         for text in texts:
@@ -39,16 +53,11 @@ class Texts(Sequence[str]):
             self._file.write(data)
             ends.append(ends[-1] + len(data))
         self._file.flush()
-        self._ends: npt.NDArray[np.int64] = np.frombuffer(ends, dtype=np.int64)
-        self._chosen: npt.NDArray[np.int64] | None = None
+        self._ends = np.frombuffer(ends, dtype=np.int64)
 
     def take(self, indices: Indices) -> Texts:
         """Return some of the texts, in this order; none is copied."""
-        view = object.__new__(type(self))
-        chosen = np.asarray(indices, dtype=np.int64)
-        view._file, view._ends = self._file, self._ends
-        view._chosen = chosen if self._chosen is None else self._chosen[chosen]
-        return view
+        return Texts(self, indices)
 
     def __len__(self) -> int:
         return len(self._ends) - 1 if self._chosen is None else len(self._chosen)
@@ -72,7 +81,7 @@ class Texts(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
-        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+        return len(self) == len(other) and all(text == theirs for text, theirs in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
 

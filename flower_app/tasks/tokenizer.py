@@ -45,7 +45,7 @@ class TextTokenizer:
         end = _found(backend, EOS)
         self.eos_id = _added(backend, EOS) if end is None else end
         self.pad_id, self.bos_id, self._unk_id = (
-            self.eos_id if (found := _found(backend, role)) is None else found for role in (PAD, BOS, UNK)
+            self.eos_id if (token_id := _found(backend, role)) is None else token_id for role in (PAD, BOS, UNK)
         )
 
     @property
@@ -58,9 +58,9 @@ class TextTokenizer:
             If there is none.
         """
         for name in _MASKS:
-            found = self._backend.token_to_id(name)
-            if found is not None:
-                return name, int(found)
+            token_id = self._backend.token_to_id(name)
+            if token_id is not None:
+                return name, int(token_id)
         raise ValueError(f"data.tokenizer: expected a token {' or '.join(_MASKS)} to mask others with, found none")
 
     @property
@@ -100,25 +100,25 @@ class TextTokenizer:
         too, as with ``add_prefix_space`` in the transformers library.
         """
         space = " " if self._space_counts() else ""
-        found: list[tuple[list[int], list[int]]] = []
+        aligned: list[tuple[list[int], list[int]]] = []
         # encode_batch_fast would leave out which word a piece belongs to.
         for encoding in self._backend.encode_batch(
             [[space + word for word in words] for words in sentences], is_pretokenized=True, add_special_tokens=False
         ):
             ids: list[int] = []
             owners: list[int] = []
-            words = sentences[len(found)]
+            words = sentences[len(aligned)]
             pieces = [(word, i) for word, i in zip(encoding.word_ids, encoding.ids, strict=True) if word is not None]
             at = 0
             for word in range(len(words)):
                 start = at
                 while at < len(pieces) and pieces[at][0] == word:
                     at += 1
-                mine = [i for _, i in pieces[start:at]] or [self._unk_id]
-                ids += mine
-                owners += [word] * len(mine)
-            found.append((ids, owners))
-        return found
+                word_ids = [i for _, i in pieces[start:at]] or [self._unk_id]
+                ids += word_ids
+                owners += [word] * len(word_ids)
+            aligned.append((ids, owners))
+        return aligned
 
     def _space_counts(self) -> bool:
         """Whether a word is read otherwise with a space before it than without."""

@@ -47,7 +47,7 @@ class Clusters(NamedTuple):
 def set_up_clusters(
     grid: Grid,
     nodes: Sequence[int],
-    told: Mapping[str, str | int],
+    setup_values: Mapping[str, str | int],
     frozen: Mapping[str, Tensor],
     num_clusters: int,
     max_length: int,
@@ -59,7 +59,7 @@ def set_up_clusters(
     ----------
     grid : Flower's
     nodes : ids of the connected nodes
-    told : what each is told
+    setup_values : what each is told
     frozen : weights that are never trained, by global name
     num_clusters : N
     max_length : at which sequences are cut [tokens], for the log
@@ -73,7 +73,7 @@ def set_up_clusters(
         If a node finds a mistake in the configuration or its data, or the clusters are not 0 .. N - 1.
     """
     # Frozen weights go down here, and never with a round.
-    record, arrays = ConfigRecord(dict(told)), to_arrays(frozen)
+    record, arrays = ConfigRecord(dict(setup_values)), to_arrays(frozen)
     messages = [
         Message(RecordDict({CONFIG: record, ARRAYS: arrays}), dst_node_id=node, message_type=SETUP) for node in nodes
     ]

@@ -23,14 +23,14 @@ def frozen_digest(frozen: Mapping[str, torch.Tensor], resumed: Mapping[str, Any]
     ValueError
         If the run began with other weights.
     """
-    found = _digest(frozen) if frozen else ""
-    expected = found if resumed is None else resumed.get("frozen", "")
-    if expected != found:
+    digest = _digest(frozen) if frozen else ""
+    expected = digest if resumed is None else resumed.get("frozen", "")
+    if expected != digest:
         raise ValueError(
-            f"resume: the frozen weights are not those that the run began with (SHA-256 {found[:12]}, expected "
+            f"resume: the frozen weights are not those that the run began with (SHA-256 {digest[:12]}, expected "
             f"{expected[:12]}): {source or 'the model'} has changed; put it back, or start the run anew"
         )
-    return found
+    return digest
 
 
 def _digest(weights: Mapping[str, torch.Tensor]) -> str:

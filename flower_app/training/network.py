@@ -30,18 +30,18 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
             f"num-clusters: {config.num_clusters} clusters, but scenario {config.scenario} has "
             f"{scenario.num_clusters}; lower num-clusters or choose another scenario"
         )
-    own, overrides = scenario.planner, config.planner
+    planner, overrides = scenario.planner, config.planner
     # A scenario that allows every m of its own batch allows every m of the run's.
-    all_m = own.max_micro_batches >= own.batch_size
+    all_m = planner.max_micro_batches >= planner.batch_size
     settings = replace(
-        own,
+        planner,
         num_blocks=config.model.encoder_layers if spec is None else num_blocks_of(spec),
         batch_size=config.batch_size,
-        max_micro_batches=config.batch_size if all_m else min(own.max_micro_batches, config.batch_size),
+        max_micro_batches=config.batch_size if all_m else min(planner.max_micro_batches, config.batch_size),
         local_steps=config.local_steps,
         gradient_accumulation=config.gradient_accumulation,
-        v=overrides.v or own.v,
-        gamma_max=overrides.gamma_max or own.gamma_max,
+        v=overrides.v or planner.v,
+        gamma_max=overrides.gamma_max or planner.gamma_max,
     )
     costs = scenario.costs
     if config.costs == "model" and spec is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,8 @@ def state_after(
     for cluster in map(str, begun["clusters"]):
         updates[cluster] = updates.get(cluster, 0) + 1
         seen = Sent(**sent.get(cluster, {}))
-        seen.tokens += begun["examples"] * begun["length"]
-        seen.longest = max(seen.longest, begun["length"])
-        sent[cluster] = vars(seen)
+        tokens = seen.tokens + begun["examples"] * begun["length"]
+        sent[cluster] = vars(replace(seen, tokens=tokens, longest=max(seen.longest, begun["length"])))
     # The lost rounds show their examples once more, each as often as there are epochs that they may touch.
     lost = (begun["round"] - completed) * begun["examples"]
     for cluster, seen in sent.items():

@@ -4,7 +4,7 @@ An edge server and three control units or more, each a network namespace with pr
 (root is needed), train a small translation. A seed draws what happens between the rounds: SIGSTOP of the server app,
 the SuperLink, a SuperNode, a control unit's or a device's process; the network of the server or of a control unit
 pulled out; a machine killed with all its processes, and started again; the server app killed, and the run resumed; the
-server's clock stepped by an hour (with libfaketime, where it is installed or named); a second run on the same nodes;
+server's clock stepped by an hour (by ``stepped_clock.c``, where there is a C compiler); a second run on the same nodes;
 a second ``--resume`` of the same run. A checker then holds the rounds, the step counts of all optimizers and the
 examples drawn against each other: each step applied once, no round committed twice, nothing of another run.
 
@@ -21,6 +21,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +39,6 @@ from lost_machines import lone_stack
 STALL_S = 900.0
 """Time without a finished round after which the run counts as hanging [s]."""
 RESUMES, AGAIN_S = 20, 10.0
-SHIM = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 ROLES = {
     "server app": ("server", "flwr-serverapp"),
     "SuperLink": ("server", "superlink_program"),
@@ -116,7 +116,7 @@ class Histories:
             send(pids, signal.SIGSTOP)
             self._later(150.0, lambda: send(pids, signal.SIGCONT))
         elif kind == "clock step":
-            self.clock.write_text("-3600" if self.clock.read_text().startswith("+3") else "+3600")
+            self.clock.write_text("-3600" if self.clock.read_text() == "3600" else "3600")
         elif kind == "second run":
             self._refused("second run", "--config", self.config, "--set", "name=second")
         else:
@@ -227,7 +227,6 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", help=f"of what may happen, with commas between; default: {', '.join(KINDS)}")
-    parser.add_argument("--shim", default=SHIM, help="libfaketime, for steps of the clock; default: Debian's place")
     parser.add_argument("--folder", type=Path, help="new; kept, with all logs; default: a temporary one")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -235,9 +234,9 @@ def main() -> int:
         raise SystemExit(reason)
     signal.signal(signal.SIGTERM, interrupt)
     kinds = arguments.kinds.split(",") if arguments.kinds else list(KINDS)
-    if not Path(arguments.shim).exists():
-        say(f"no {arguments.shim}: the clock is not stepped; install libfaketime or name it with --shim")
-        kinds = [kind for kind in kinds if kind != "clock step"]
+    if "clock step" in kinds and shutil.which("cc") is None:
+        say("no C compiler, cc: the clock is not stepped")
+        kinds.remove("clock step")
     folder = (arguments.folder or Path(tempfile.mkdtemp(prefix="histories-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     found = histories(folder, arguments, kinds)
@@ -258,14 +257,8 @@ def histories(folder: Path, arguments: argparse.Namespace, kinds: list[str]) -> 
         clock = None
         if "clock step" in kinds:
             clock = folder / "clock"
-            clock.write_text("+0")
-            stack.environments["server"] = {
-                "LD_PRELOAD": arguments.shim,
-                "FAKETIME_TIMESTAMP_FILE": str(clock),
-                "FAKETIME_NO_CACHE": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                "DONT_FAKE_MONOTONIC": "1",
-            }
+            clock.write_text("0")
+            stack.environments["server"] = {"LD_PRELOAD": str(stepped_clock(folder)), "STEPPED_CLOCK": str(clock)}
         stack.start()
         history = Histories(stack, draw, clock)
         try:
@@ -273,6 +266,13 @@ def histories(folder: Path, arguments: argparse.Namespace, kinds: list[str]) -> 
         finally:
             history.end_due()
         return history.report(local_steps=2, batch_size=8) | {"seed": arguments.seed, "clusters": arguments.clusters}
+
+
+def stepped_clock(folder: Path) -> Path:
+    """Build the library that gives a program a clock which can be stepped."""
+    library, source = folder / "stepped_clock.so", Path(__file__).with_name("stepped_clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True)
+    return library
 
 
 def table(found: dict[str, Any]) -> str:

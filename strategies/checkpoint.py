@@ -105,14 +105,14 @@ def last_committed(run_dir: Path, check: Callable[[Checkpoint], None] = lambda _
     damages = []
     for round_ in reversed(rounds):
         try:
-            found = _read(_place(run_dir / FOLDER, round_), round_)
-            check(found)
+            checkpoint = _read(_place(run_dir / FOLDER, round_), round_)
+            check(checkpoint)
         except DamagedCheckpoint as damage:
             damages.append(str(damage))
             continue
         for damage_text in damages:
             logger.warning("%s; the run goes on from round %d instead", damage_text, round_)
-        return found
+        return checkpoint
     raise ValueError("; ".join(damages) + "; no checkpoint is whole: start the run anew")
 
 
@@ -140,8 +140,8 @@ def _read(folder: Path, round_: int) -> Checkpoint:
         if state["round"] != round_:
             raise ValueError(f"{_STATE}: expected round {round_}, found {state['round']}")
         for file in _TENSORS.values():
-            if (found := _described(folder / file)) != files[file]:
-                raise ValueError(f"{file}: expected {_told(files[file])}, found {_told(found)}")
+            if (description := _described(folder / file)) != files[file]:
+                raise ValueError(f"{file}: expected {_told(files[file])}, found {_told(description)}")
         tensors = {field: load_file(folder / file) for field, file in _TENSORS.items()}
     except _OtherFormat:
         raise
@@ -159,10 +159,10 @@ def _check_format(text: str, folder: Path) -> None:
     state = json.loads(text)
     if isinstance(state, dict) and isinstance(state.get("value"), dict):
         state = state["value"]
-    if isinstance(state, dict) and (found := state.get("format", "none, as before formats had numbers")) != FORMAT:
+    if isinstance(state, dict) and (written := state.get("format", "none, as before formats had numbers")) != FORMAT:
         raise _OtherFormat(
-            f"{folder / _STATE}: format: expected {FORMAT}, found {found}; this version of CollaPipe cannot go on from "
-            "it: resume with the version that wrote it, or start a new run"
+            f"{folder / _STATE}: format: expected {FORMAT}, found {written}; this version of CollaPipe cannot go on "
+            "from it: resume with the version that wrote it, or start a new run"
         )
 
 

@@ -46,6 +46,12 @@ class ClusterState:
         """Memory of each device [byte]."""
         return [device.memory for device in self.devices]
 
+    def note_round(self, loss: float | None, report: ClusterState | None = None) -> None:
+        """Note the loss of a round that it trained in, and what its control unit now says of devices and examples."""
+        self.last_loss = loss
+        if report is not None:
+            self.devices, self.num_examples = report.devices, report.num_examples
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values, as a control unit reports them."""
         return asdict(self)

@@ -38,7 +38,7 @@ class CollaPipe(PlannedStrategy):
     decoder : the decoder's service, started
     clusters : the clusters that take part
     aggregator : a stock strategy whose ``aggregate_train`` averages the encoders; FedAvg by default. See
-        :func:`strategies.aggregation.server_optimizers.make_aggregator`
+        :func:`strategies.aggregation.server_optimizers.averaging_strategy`
     on_plan : called with each round's number and plans
     time_scale : paced devices: wall seconds of a virtual second; None lets them run as fast as they can
 
@@ -100,7 +100,9 @@ class CollaPipe(PlannedStrategy):
             load_parameters(parameters, part_weights(to_tensors(arrays), "head"), "decoder")
             self._head_loaded = True
         clusters = [state.cluster for state in selected]
-        tied = {name: arrays[f"embedding.{own}"] for name, own in self.decoder.trainer.tied.items()}
+        tied = {
+            name: arrays[f"embedding.{embedding_name}"] for name, embedding_name in self.decoder.trainer.tied.items()
+        }
         self._addresses = self.decoder.open_round(
             server_round, clusters, self.local_steps, to_tensors(ArrayRecord(tied))
         )
@@ -150,14 +152,14 @@ class CollaPipe(PlannedStrategy):
             {cluster_of[reply.metadata.src_node_id]: read_metric(reply, WEIGHT_KEY) for reply in good}
         )
         encoder, metrics_record = self.aggregator.aggregate_train(server_round, counted)
-        self.averaged = encoder is not None
         if encoder is None:
+            self.note_no_average()
             # The decoder may have learned all the same: its weights go with the encoder that it will go on with.
             encoder = self._start
         # The scalars of Flower's adaptive strategies make float64 of it.
         trained = {name: value.to(torch.float32) for name, value in to_tensors(encoder).items()}
-        whole = {**trained, **{HEAD + name: value for name, value in round_.head.items()}}
-        return to_arrays(whole), metrics_record, counted
+        model = {**trained, **{HEAD + name: value for name, value in round_.head.items()}}
+        return to_arrays(model), metrics_record, counted
 
 
 def unearned(reply: Message, summary: ClusterSummary) -> str | None:

@@ -106,6 +106,10 @@ class PlannedStrategy(Strategy):
         arrays, metrics = self.aggregator.aggregate_train(server_round, replies)
         return arrays, metrics, replies
 
+    def note_no_average(self) -> None:
+        """Note, in :meth:`join`, that the round's updates became no average, whatever arrays it returns."""
+        self.averaged = False
+
     # Flower's hooks.
 
     def configure_train(
@@ -170,10 +174,8 @@ class PlannedStrategy(Strategy):
                 continue
             state = state_of[reply.metadata.src_node_id]
             trained.add(state.cluster)
-            state.last_loss = read_metric(reply, LOSS_KEY)
-            if told := read_report(reply).get("state"):
-                seen = ClusterState.from_dict(told)
-                state.devices, state.num_examples = seen.devices, seen.num_examples
+            report = read_report(reply).get("state")
+            state.note_round(read_metric(reply, LOSS_KEY), ClusterState.from_dict(report) if report else None)
         gamma = self.planner.settle(decision, trained)
         costs = round_costs(decision, type(self).work, [s.cluster in trained for s in self.clusters])
         self.record = {
@@ -201,8 +203,8 @@ class PlannedStrategy(Strategy):
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from :meth:`state`."""
         self.planner.restore(state["queues"])
-        for own, loss in zip(self.clusters, state["losses"], strict=True):
-            own.last_loss = loss
+        for cluster, loss in zip(self.clusters, state["losses"], strict=True):
+            cluster.note_round(loss)
 
     def _pace(self, decision: Decision, cluster: int) -> Pace | None:
         if self.time_scale is None:

@@ -70,14 +70,14 @@ def train_config(
     waived: Sequence[str] = (),
 ) -> ConfigRecord:
     """What a planning strategy tells a control unit each round, beside the weights."""
-    told: dict[str, Any] = {ROUND_KEY: round_, _PLAN: json.dumps(plan.to_dict())}
+    settings: dict[str, Any] = {ROUND_KEY: round_, _PLAN: json.dumps(plan.to_dict())}
     if decoder is not None:
-        told[_DECODER] = json.dumps(decoder.to_dict())
+        settings[_DECODER] = json.dumps(decoder.to_dict())
     if pace is not None:
-        told[_PACE] = json.dumps(pace.to_dict())
+        settings[_PACE] = json.dumps(pace.to_dict())
     if waived:
-        told[_WAIVED] = list(waived)
-    return ConfigRecord(told)
+        settings[_WAIVED] = list(waived)
+    return ConfigRecord(settings)
 
 
 def read_train_config(config: ConfigRecord) -> TrainOrder:

@@ -20,7 +20,7 @@ from flower_app.experiments.theorem1_problems import SmallTransformer, SoftmaxRe
 from flower_app.launch import run_series, session_app
 from flower_app.launch.single_run import check_new_run
 from flower_app.runs.run_directory import FAILED, FINISHED, append_round, read_summary, write_config, write_summary
-from strategies.aggregation.server_optimizers import ServerOptimizerConfig, make_aggregator
+from strategies.aggregation.server_optimizers import ServerOptimizerConfig, averaging_strategy
 from strategies.records import reply_content, to_tensors
 
 
@@ -294,7 +294,7 @@ def test_the_theorems_round_averages_as_the_strategy_does(monkeypatch):
         Message(reply_content({"w": w}, weight=7, loss=0.0, steps=1, wall_s=0.0, report={}), reply_to=message)
         for w, message in zip(weights, asked, strict=True)
     ]
-    arrays, _ = make_aggregator(ServerOptimizerConfig()).aggregate_train(1, replies)
+    arrays, _ = averaging_strategy(ServerOptimizerConfig()).aggregate_train(1, replies)
     assert torch.allclose(to_tensors(arrays)["w"], torch.stack(weights).mean(dim=0), rtol=1e-12)
 
 

@@ -9,7 +9,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from strategies.aggregation.server_optimizers import (
     SERVER_OPTIMIZERS,
     ServerOptimizerConfig,
-    make_aggregator,
+    averaging_strategy,
     memory_of,
     remember,
 )
@@ -59,13 +59,13 @@ def average(number):
 
 
 def test_without_a_server_optimizer_the_average_itself_is_taken_on():
-    found = after(make_aggregator(ServerOptimizerConfig()), START, 1)
+    found = after(averaging_strategy(ServerOptimizerConfig()), START, 1)
     for name, value in average(1).items():
         torch.testing.assert_close(found[name], value)
 
 
 def test_fedavgm_is_sgd_with_momentum_on_the_way_to_the_average():
-    strategy = make_aggregator(ServerOptimizerConfig(name="fedavgm", lr=0.5, momentum=0.9))
+    strategy = averaging_strategy(ServerOptimizerConfig(name="fedavgm", lr=0.5, momentum=0.9))
     weights = {name: value.clone().requires_grad_() for name, value in START.items()}
     reference = torch.optim.SGD(weights.values(), lr=0.5, momentum=0.9)
     found = START
@@ -80,7 +80,7 @@ def test_fedavgm_is_sgd_with_momentum_on_the_way_to_the_average():
 
 def test_fedadam_follows_its_formula():
     config = ServerOptimizerConfig(name="fedadam", lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3)
-    found = after(make_aggregator(config), START, 1)
+    found = after(averaging_strategy(config), START, 1)
     for name, value in START.items():
         delta = average(1)[name] - value
         rate = 0.1 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
@@ -90,16 +90,16 @@ def test_fedadam_follows_its_formula():
 @pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
 def test_a_strategy_with_its_memory_back_goes_on_bit_for_bit(name):
     config = ServerOptimizerConfig(name=name, lr=0.1)
-    straight = make_aggregator(config)
+    straight = averaging_strategy(config)
     weights = START
     for number in (1, 2):
         weights = after(straight, weights, number)
     memory = memory_of(straight)
     assert bool(memory) == (name != "none")
-    resumed = make_aggregator(config)
+    resumed = averaging_strategy(config)
     remember(resumed, {key: value.clone() for key, value in memory.items()})
     expected, found = after(straight, weights, 3), after(resumed, weights, 3)
-    forgetful = after(make_aggregator(config), weights, 3)
+    forgetful = after(averaging_strategy(config), weights, 3)
     assert all(torch.equal(expected[n], found[n]) for n in expected)
     assert name == "none" or not all(torch.equal(expected[n], forgetful[n]) for n in expected)
 

@@ -56,6 +56,10 @@ class Sent:
         self.longest = max(self.longest, int(lengths.max()) if lengths.numel() else 0)
         return again
 
+    def count_repeat(self) -> None:
+        """Note a step that broke off: its examples may come once more."""
+        self.repeats += 1
+
 
 class PrivacyAccountant:
     """Keeps count of what was released of each cluster in a run.
@@ -93,7 +97,7 @@ class PrivacyAccountant:
         failed = list(failed)
         for cluster in failed:
             if cluster in sent:
-                sent[cluster].repeats += 1
+                sent[cluster].count_repeat()
         for cluster in (*trained, *failed):
             self.updates[cluster] = self.updates.get(cluster, 0) + 1
         self.sent = dict(sent)
@@ -101,12 +105,12 @@ class PrivacyAccountant:
     def record(self) -> dict[str, Any]:
         """What the cluster that has spent most has spent, as JSON values; ``docs/threat-model.md`` says what of."""
         config = self.config
-        found: dict[str, Any] = {"delta": config.delta, "seeded": config.seed >= 0}
+        spent: dict[str, Any] = {"delta": config.delta, "seeded": config.seed >= 0}
         clusters = sorted(self.num_examples)
         together = dict.fromkeys(clusters, 0.0)
         if config.update_noise:
             releases = max(self.updates.values(), default=0)
-            found["updates"] = {
+            spent["updates"] = {
                 "unit": "cluster",
                 "mechanism": config.update_mechanism,
                 "releases": releases,
@@ -118,7 +122,7 @@ class PrivacyAccountant:
             uses = {cluster: self._uses(cluster) for cluster in clusters}
             longest = {cluster: self._of(cluster).longest for cluster in clusters}
             worst = max(clusters, key=lambda n: uses[n] * longest[n])
-            found["activations"] = {
+            spent["activations"] = {
                 "unit": "example",
                 "releases": uses[worst],
                 "longest": longest[worst],
@@ -127,9 +131,9 @@ class PrivacyAccountant:
             for cluster in clusters:
                 together[cluster] += 4 * self._of(cluster).tokens / config.activation_noise**2
         # A cluster's text is hidden from the server only if all that it is sent of it is noised before.
-        whole = config.update_noise and config.activation_noise and config.update_mechanism == "local"
-        found["together"] = {"unit": "cluster", "epsilon": self._spent(max(together.values()))} if whole else None
-        return found
+        hides_all = config.update_noise and config.activation_noise and config.update_mechanism == "local"
+        spent["together"] = {"unit": "cluster", "epsilon": self._spent(max(together.values()))} if hides_all else None
+        return spent
 
     def state(self, received: Mapping[int, Sent] | None = None) -> dict[str, Any]:
         """What a continued run must know, as JSON values; with what was ``received`` since the last round, if given."""

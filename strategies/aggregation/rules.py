@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
@@ -17,7 +18,7 @@ from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Kr
 
 from client_pipeline.link.privacy import PrivacyConfig
 from strategies.aggregation.central_privacy import with_central_noise
-from strategies.aggregation.server_optimizers import ServerOptimizerConfig, make_aggregator
+from strategies.aggregation.server_optimizers import ServerOptimizerConfig, averaging_strategy
 from strategies.flower_internals import log
 from strategies.records import WEIGHT_KEY, sole_arrays
 
@@ -94,11 +95,13 @@ class AggregatorConfig:
 class _OnUpdates(FedAvg):
     """Hands one of Flower's strategies, the next in line, the changes of a round in place of its weights."""
 
-    config: AggregatorConfig
-    num_clusters: int
-    """Of a round."""
-    current_arrays: ArrayRecord
-    """What the round began with."""
+    def __init__(self, config: AggregatorConfig, num_clusters: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.config = config
+        self.num_clusters = num_clusters
+        """Of a round."""
+        self.current_arrays = ArrayRecord()
+        """What the round began with."""
 
     def size(self, num_updates: int, malicious: int) -> None:
         """Get ready for so many updates, and so many poisoned ones among them."""
@@ -136,11 +139,17 @@ class _OnUpdates(FedAvg):
 
 
 class _Krum(_OnUpdates, Krum):
+    num_nodes_to_select: int
+    num_malicious_nodes: int
+
     def size(self, num_updates: int, malicious: int) -> None:
         self.num_nodes_to_select, self.num_malicious_nodes = 1, malicious
 
 
 class _MultiKrum(_OnUpdates, MultiKrum):
+    num_nodes_to_select: int
+    num_malicious_nodes: int
+
     def size(self, num_updates: int, malicious: int) -> None:
         self.num_nodes_to_select, self.num_malicious_nodes = self.config.keep or num_updates - malicious, malicious
 
@@ -154,8 +163,19 @@ class _Median(_OnUpdates, FedMedian):
 
 
 class _Bulyan(_OnUpdates, Bulyan):
+    num_malicious_nodes: int
+
     def size(self, num_updates: int, malicious: int) -> None:
         self.num_malicious_nodes = malicious
+
+
+_RULES: dict[str, type[_OnUpdates]] = {
+    "krum": _Krum,
+    "multi-krum": _MultiKrum,
+    "trimmed-mean": _TrimmedMean,
+    "median": _Median,
+    "bulyan": _Bulyan,
+}
 
 
 def build_aggregator(
@@ -175,29 +195,23 @@ def build_aggregator(
     """
     config.check(num_clusters)
     if privacy.update_mechanism != "local":
-        for key, found, none in (("aggregator", config.name, "mean"), ("server-optimizer", optimizer.name, "none")):
-            if found != none:
+        for key, name, none in (("aggregator", config.name, "mean"), ("server-optimizer", optimizer.name, "none")):
+            if name != none:
                 raise ValueError(
-                    f"{key}.name: {found} and privacy.update-mechanism = {privacy.update_mechanism} cannot both join "
+                    f"{key}.name: {name} and privacy.update-mechanism = {privacy.update_mechanism} cannot both join "
                     'the encoders; leave one out, or set privacy.update-mechanism = "local"'
                 )
         return with_central_noise(privacy, num_clusters)
     if config.name == "mean":
-        return make_aggregator(optimizer)
+        return averaging_strategy(optimizer)
     if optimizer.name != "none":
         raise ValueError(
             f"aggregator.name: {config.name} and server-optimizer.name = {optimizer.name} cannot both join the "
             "encoders; leave one out"
         )
-    built: _OnUpdates
-    if config.name in ("krum", "multi-krum"):
-        kind = _Krum if config.name == "krum" else _MultiKrum
-        built = kind(weighted_by_key=WEIGHT_KEY, num_malicious_nodes=config.malicious)
+    arguments: dict[str, Any] = {"weighted_by_key": WEIGHT_KEY}
+    if config.name in ("krum", "multi-krum", "bulyan"):
+        arguments["num_malicious_nodes"] = config.malicious
     elif config.name == "trimmed-mean":
-        built = _TrimmedMean(weighted_by_key=WEIGHT_KEY, beta=config.trim)
-    elif config.name == "median":
-        built = _Median(weighted_by_key=WEIGHT_KEY)
-    else:
-        built = _Bulyan(weighted_by_key=WEIGHT_KEY, num_malicious_nodes=config.malicious)
-    built.config, built.num_clusters, built.current_arrays = config, num_clusters, ArrayRecord()
-    return built
+        arguments["beta"] = config.trim
+    return _RULES[config.name](config, num_clusters, **arguments)

@@ -66,14 +66,14 @@ def _unfit_pairs(record: dict[str, Any], stage: str, who: str, what: str, nodes:
     return None
 
 
-def _unfit_vector(found: Any, shapes: Sequence[tuple[int, ...]]) -> str | None:
+def _unfit_vector(vectors: Any, shapes: Sequence[tuple[int, ...]]) -> str | None:
     """Compare the arrays' bytes with what such arrays begin with: no header is believed."""
     stage = Stage.COLLECT_MASKED_VECTORS
     # The weight goes before, and has no dimension that could be left out.
     expected = [(1,), *(tuple(shape) or (1,) for shape in shapes)]
-    if not isinstance(found, list) or len(found) != len(expected):
+    if not isinstance(vectors, list) or len(vectors) != len(expected):
         return f"{stage}: expected {len(expected)} masked arrays"
-    for data, shape in zip(found, expected, strict=True):
+    for data, shape in zip(vectors, expected, strict=True):
         size = 8 * int(np.prod(shape, dtype=np.int64))
         header = _header(shape)
         if not isinstance(data, bytes) or len(data) != len(header) + size or not data.startswith(header):

@@ -54,7 +54,7 @@ class ServerOptimizerConfig:
                 raise ValueError(f"server-optimizer.{name}: expected a number in [0, 1), found {getattr(self, name)}")
 
 
-def make_aggregator(config: ServerOptimizerConfig) -> Strategy:
+def averaging_strategy(config: ServerOptimizerConfig) -> Strategy:
     """Build the strategy whose ``aggregate_train`` averages the encoders and takes the server's step."""
     if config.name == "none":
         return FedAvg(weighted_by_key=WEIGHT_KEY)

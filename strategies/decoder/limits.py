@@ -102,9 +102,9 @@ class HelloGuard:
                 self._refused["too many wrong hellos"] += 1
                 raise TooManyHellos("too many wrong hellos from this peer; wait, and begin with the round's token")
             if len(self._waiting) >= self.most_waiting:
-                peers = Counter(other for other, _ in self._waiting.values())
+                peers = Counter(waiting_peer for waiting_peer, _ in self._waiting.values())
                 crowded = max(peers, key=lambda name: peers[name])
-                oldest = next(place for place, (other, _) in self._waiting.items() if other == crowded)
+                oldest = next(place for place, (waiting_peer, _) in self._waiting.items() if waiting_peer == crowded)
                 ended = self._waiting.pop(oldest)[1]
                 self._refused["gave way to a newer stream"] += 1
             place = next(self._numbers)

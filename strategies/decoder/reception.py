@@ -222,12 +222,12 @@ class Reception:
             if allowance is not None:
                 allowance.take()
             stream = OpenStream(self.trainer, self._tokens.round, cluster, number, resume)
-            old = [other for other, owner in self._streams.items() if owner == cluster]
+            old = [context_before for context_before, owner in self._streams.items() if owner == cluster]
             self._streams[context] = cluster
             self._served[cluster] += 1
         # A stream that only looks open, its cable cut, gives way to the new one.
-        for other in old if number else ():
-            other.cancel()
+        for context_before in old if number else ():
+            context_before.cancel()
         if not context.add_callback(lambda: self._gone(context, stream)):
             self._gone(context, stream)
         return stream

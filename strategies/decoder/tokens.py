@@ -79,6 +79,6 @@ class RoundTokens:
             )
 
 
-def _same(expected: str, found: object) -> bool:
+def _same(expected: str, token: object) -> bool:
     """Compare tokens in constant time."""
-    return hmac.compare_digest(expected.encode(), str(found).encode(errors="surrogatepass"))
+    return hmac.compare_digest(expected.encode(), str(token).encode(errors="surrogatepass"))

@@ -101,9 +101,9 @@ class _Awaited(threading.Thread):
         """Ask the SuperLink once; what it cannot do at the moment it can a moment later, or its error is raised."""
         alone = self._turn.acquire(timeout=_TURN_S)
         try:
-            found = next(iter(self._grid.pull_messages([self.order.metadata.message_id])), None)
+            reply = next(iter(self._grid.pull_messages([self.order.metadata.message_id])), None)
             self._fails = 0
-            return found
+            return reply
         except Exception as error:
             # Flower's client raises what its HTTP library does, and that has the response.
             status = int(getattr(getattr(error, "response", None), "status_code", 0))
@@ -338,17 +338,17 @@ class _Exchange:
     def missing(self, orders: Sequence[Message]) -> list[Missing]:
         """Clusters that the exchange waits for, where something is amiss with them."""
         standings = self._decoder.current.standings() if self._decoder is not None else {}
-        found = []
+        late_clusters = []
         for message in orders:
             cluster = self._clusters.get(message.metadata.dst_node_id, -1)
             standing = standings.get(cluster)
             if standing is not None and standing.place in ("away", "left", "lost"):
-                found.append(Missing(cluster, standing.reason))
+                late_clusters.append(Missing(cluster, standing.reason))
             elif self._slowest_s is not None and not (standing and standing.place == "trains"):
-                found.append(Missing(cluster, standing.reason if standing else "its answer has not come"))
+                late_clusters.append(Missing(cluster, standing.reason if standing else "its answer has not come"))
             elif standing is not None and standing.place == "awaited" and self._is_late(standings):
-                found.append(Missing(cluster, standing.reason))
-        return sorted(found)
+                late_clusters.append(Missing(cluster, standing.reason))
+        return sorted(late_clusters)
 
     @staticmethod
     def _is_late(standings: Mapping[int, Standing]) -> bool:

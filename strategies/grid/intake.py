@@ -112,13 +112,13 @@ class ReplyIntake:
 
     def _terms(self, order: Message) -> ReportTerms:
         node, bounds = order.metadata.dst_node_id, self._bounds
-        told = read_train_config(order.content.config_records[CONFIG])
+        order_terms = read_train_config(order.content.config_records[CONFIG])
         cluster = self._clusters.get(node, -1)
         return ReportTerms(
             cluster=cluster,
             node_id=node,
-            round=told.round,
-            plan=told.plan,
+            round=order_terms.round,
+            plan=order_terms.plan,
             num_devices=bounds.num_devices.get(cluster),
             num_blocks=bounds.num_blocks,
             batch_size=bounds.batch_size,
@@ -215,9 +215,9 @@ class ReplyIntake:
 def _records(content: RecordDict) -> tuple[ArrayRecord, MetricRecord, Any]:
     """The one record of each kind."""
     kinds = {ARRAYS: ArrayRecord, METRICS: MetricRecord, REPORT: ConfigRecord}
-    found = {name: type(record) for name, record in content.items()}
-    if found != kinds:
-        words = ", ".join(f"{excerpt(name)} ({kind.__name__})" for name, kind in list(found.items())[:8])
+    kinds_by_name = {name: type(record) for name, record in content.items()}
+    if kinds_by_name != kinds:
+        words = ", ".join(f"{excerpt(name)} ({kind.__name__})" for name, kind in list(kinds_by_name.items())[:8])
         raise MalformedReply(f"expected one record each of {', '.join(kinds)}, found {words or 'none'}")
     report = content.config_records[REPORT]
     if set(report) != {"json"}:

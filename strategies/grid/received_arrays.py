@@ -90,8 +90,8 @@ def _check_array(name: str, array: Array, form: ArrayForm) -> None:
     where = f"update of {name}"
     if array.stype != SType.NUMPY:
         raise MalformedReply(f"{where}: expected the serialization {SType.NUMPY}, found {excerpt(array.stype)}")
-    said = (array.dtype, tuple(array.shape))
-    if said not in [(str(kind), form.shape) for kind in form.types]:
+    declared = (array.dtype, tuple(array.shape))
+    if declared not in [(str(kind), form.shape) for kind in form.types]:
         raise MalformedReply(f"{where}: expected {form}, found {excerpt(array.dtype)} {excerpt(list(array.shape))}")
     header_type, header_shape, begin = _header(where, array.data)
     if header_type != np.dtype(array.dtype) or header_shape != form.shape:

@@ -37,7 +37,30 @@ from strategies.grid.received_values import excerpt
 _UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError, DecodeError)
 """What comes of pieces that do not fit; a network that fails raises others."""
 _SLACK_BYTES = 1 << 20
-_room = threading.local()
+
+
+class _Room(threading.local):
+    """Bytes that the arrays of the pull in progress may still come to, in each thread; None outside of a pull."""
+
+    def __init__(self) -> None:
+        self._bytes: int | None = None
+
+    def open(self, num_bytes: int) -> None:
+        self._bytes = num_bytes
+
+    def close(self) -> None:
+        self._bytes = None
+
+    @property
+    def left(self) -> int | None:
+        return self._bytes
+
+    def take(self, num_bytes: int) -> None:
+        if self._bytes is not None:
+            self._bytes -= num_bytes
+
+
+_room = _Room()
 
 
 class BoundedArray(Array):
@@ -46,7 +69,7 @@ class BoundedArray(Array):
     @classmethod
     def inflate(cls, object_content: bytes, children: dict[str, InflatableObject] | None = None) -> Array:
         """Put an array together, unless its chunks are too many."""
-        left = getattr(_room, "bytes", None)
+        left = _room.left
         if left is not None:
             ids = get_object_children_ids_from_object_content(object_content)
             sizes = {name: len(cast(Any, chunk).data) for name, chunk in (children or {}).items()}
@@ -54,7 +77,7 @@ class BoundedArray(Array):
             size = sum(sizes[ids[number]] for number in numbers)
             if size > left:
                 raise ValueError(f"its arrays come to more than {left} bytes, which is more than was asked for")
-            _room.bytes = left - size
+            _room.take(size)
         return Array.inflate(object_content, children)
 
 
@@ -106,14 +129,14 @@ class SinglePulls(ForwardingGrid):
         return replies
 
     def _pull(self, message_id: str) -> list[Message]:
-        _room.bytes = self._most_bytes
+        _room.open(self._most_bytes)
         try:
             replies = list(self._grid.pull_messages([message_id]))
         except _UNFIT as error:
             log(WARNING, "a reply cannot be put together: %s", excerpt(error))
             return [_error(message_id, f"its reply cannot be put together: {excerpt(error)}")]
         finally:
-            _room.bytes = None
+            _room.close()
         for reply in replies:
             # What a reply says it answers is its sender's word; this is what was asked for.
             reply.metadata.__dict__["_reply_to_message_id"] = message_id

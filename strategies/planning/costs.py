@@ -137,10 +137,10 @@ def round_costs(decision: Decision, work: Work, trained: list[bool] | None = Non
         taken.append((work(instance, n, decision.plans[n]), part.uplink_s, part.uplink_energy_j or 0.0))
 
     def latency(seconds: Callable[[StepWork], float]) -> float:
-        there = [t for t in taken if t is not None]
-        if not there:
+        present = [t for t in taken if t is not None]
+        if not present:
             return math.nan
-        return round_latency([seconds(w) for w, _, _ in there], [up for _, up, _ in there], instance.steps)
+        return round_latency([seconds(w) for w, _, _ in present], [up for _, up, _ in present], instance.steps)
 
     total = latency(lambda w: w.pipeline_s)
     clusters = [

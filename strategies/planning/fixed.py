@@ -46,16 +46,16 @@ class FixedPlans(RoundPolicy):
                 f"{self.path}: has plans for {len(self.file_plans)} clusters, the problem has {round_.num_all}; "
                 "expected one for each"
             )
-        own = [self.file_plans[i] for i in round_.indices]
-        for n, plan in enumerate(own):
+        plans = [self.file_plans[i] for i in round_.indices]
+        for n, plan in enumerate(plans):
             if plan.selected:
                 self._check(instance, n, round_.indices[n])
-        selected = [n for n, plan in enumerate(own) if plan.selected]
-        if any(own[n].channel is None or own[n].power_w is None for n in selected):
-            return _matched_by_planner(instance, own, selected)
-        matches: list[Match | None] = [None] * len(own)
+        selected = [n for n, plan in enumerate(plans) if plan.selected]
+        if any(plans[n].channel is None or plans[n].power_w is None for n in selected):
+            return _matched_by_planner(instance, plans, selected)
+        matches: list[Match | None] = [None] * len(plans)
         for n in selected:
-            matches[n] = Match(choice_of(instance, n, own[n]), own[n].channel or 0, own[n].power_w or 0.0)
+            matches[n] = Match(choice_of(instance, n, plans[n]), plans[n].channel or 0, plans[n].power_w or 0.0)
         return score(instance, matches, "feasible")
 
     def plans(self, round_: Round, answer: Answer) -> list[ClusterPlan]:
@@ -82,8 +82,8 @@ class FixedPlans(RoundPolicy):
             )
 
 
-def _matched_by_planner(instance: Instance, own: list[ClusterPlan], selected: list[int]) -> Answer:
+def _matched_by_planner(instance: Instance, file_plans: list[ClusterPlan], selected: list[int]) -> Answer:
     """Channels and powers as ``dssda`` for the clusters that the file selects."""
     part = replace(instance, clusters=tuple(instance.clusters[n] for n in selected))
-    found = plan_with(part, [choice_of(part, i, own[n]) for i, n in enumerate(selected)])
-    return answer_for_all(instance, found, selected, "feasible")
+    answer = plan_with(part, [choice_of(part, i, file_plans[n]) for i, n in enumerate(selected)])
+    return answer_for_all(instance, answer, selected, "feasible")

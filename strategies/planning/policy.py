@@ -91,14 +91,14 @@ def plan_with(instance: Instance, choices: Sequence[SegmentChoice | None]) -> An
         SegmentTable({c.num_segments: c} if c else {}, None if c else _does_not_fit(instance, n))
         for n, c in enumerate(choices)
     ]
-    found = plan_round(instance, tables=tables)
+    planned = plan_round(instance, tables=tables)
     return Answer(
-        "feasible" if found.status == "optimal" else found.status,
-        found.clusters,
-        found.objective,
+        "feasible" if planned.status == "optimal" else planned.status,
+        planned.clusters,
+        planned.objective,
         None,
-        found.latency_s,
-        found.infeasible,
+        planned.latency_s,
+        planned.infeasible,
     )
 
 

@@ -130,13 +130,13 @@ RANKS: dict[str, Callable[[int], Rank]] = {
 
 def _no_matching(instance: Instance, offers: Offers) -> Answer:
     """Why too few clusters can be matched; the planner names what keeps each from uploading."""
-    found = plan_round(instance)
-    if found.infeasible:
-        return Answer("infeasible", found.clusters, infeasible=found.infeasible)
+    planned = plan_round(instance)
+    if planned.infeasible:
+        return Answer("infeasible", planned.clusters, infeasible=planned.infeasible)
     unfit = tuple(
         Infeasibility(n, "C7", instance.L, 0, "these segments do not fit; use more devices or more memory")
         for n, choice in enumerate(offers.choices)
         if choice is None
     )
     needs = Infeasibility(None, "C5", instance.num_matched, 0, "too few of the clusters can upload at any power")
-    return Answer("infeasible", found.clusters, infeasible=unfit or (needs,))
+    return Answer("infeasible", planned.clusters, infeasible=unfit or (needs,))

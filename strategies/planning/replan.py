@@ -47,15 +47,15 @@ class ScheduledReplan:
 
     def _instance(self, plan: ClusterPlan, usable: Sequence[int], slowdown: Mapping[int, float]) -> Instance:
         network = NetworkTrace(self.scenario).round(self.round)
-        whole = round_instance(self.scenario, network, Queues.empty(self.scenario.num_clusters))
-        cluster = whole.clusters[self.cluster]
+        instance_of_all = round_instance(self.scenario, network, Queues.empty(self.scenario.num_clusters))
+        cluster = instance_of_all.clusters[self.cluster]
         devices = tuple(
             replace(device, f=device.f / max(slowdown.get(k, 1.0), 1.0), mem=device.mem if k in usable else 0.0)
             for k, device in enumerate(cluster.devices)
         )
-        clusters = list(whole.clusters)
+        clusters = list(instance_of_all.clusters)
         clusters[self.cluster] = replace(cluster, devices=devices)
-        return replace(whole, clusters=tuple(clusters), m_set=(plan.m,))
+        return replace(instance_of_all, clusters=tuple(clusters), m_set=(plan.m,))
 
     def _capacity(self, instance: Instance, memory: float) -> int:
         if self.any_memory or instance.gamma0 <= 0:

@@ -133,7 +133,8 @@ def report(folder: Path, num_rounds: int) -> Json:
         "rounds_lost_by_clusters": sum(len(line["failed"]) for line in rounds["faults"]),
         "hangs": sum(entry["why"] == "hang" for entry in ends),
         "processes_left": sum(len(entry["processes"]) for entry in ends),
-        "files_left": sum(len(entry["files"]) for entry in ends),
+        # What a killed server leaves behind the next one removes.
+        "files_left": sum(len(entry["files"]) for entry in ends if entry["why"] != "server killed"),
         f"{metric}_with_faults": points["faults"],
         f"{metric}_without_faults": points["quiet"],
         "difference_points": points["faults"] - points["quiet"],

@@ -83,9 +83,10 @@ def nodes_held(nodes: Sequence[int], run_dir: Path) -> Iterator[None]:
     if folder.stat().st_uid != os.getuid():
         raise ValueError(f"{folder}: belongs to another user; have it removed, or set TMPDIR to a folder of your own")
     with ExitStack() as held:
+        _remove_abandoned(folder)
         for node in sorted(nodes):
             path = folder / str(node)
-            file = held.enter_context(_whole(path))
+            file = held.enter_context(_whole(path, _PROBES_S))
             if file is None:
                 raise ValueError(
                     f"num-clusters: node {node} serves another run, {path.read_text(encoding='utf-8').strip()}; a node "
@@ -97,12 +98,19 @@ def nodes_held(nodes: Sequence[int], run_dir: Path) -> Iterator[None]:
         yield
 
 
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the files of runs that were killed; those that somebody holds stay."""
+    for path in folder.iterdir():
+        with _whole(path):
+            pass
+
+
 @contextmanager
-def _whole(path: Path) -> Iterator[IO[str] | None]:
+def _whole(path: Path, wait_s: float = 0.0) -> Iterator[IO[str] | None]:
     """Take a lock whose file goes when it is released; None if another process holds it."""
     while True:
         with path.open("a", encoding="utf-8") as file:
-            if not _taken(file):
+            if not _taken(file, wait_s=wait_s):
                 yield None
                 return
             try:

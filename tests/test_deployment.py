@@ -121,9 +121,10 @@ def rounds_of(run_dir):
 @pytest.mark.timeout(1200)
 def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulation(stack, alone):
     run, run_dir = stack.begin(*own_ports(stack), config=stack.folder / "server" / "run.toml")
-    wait_for_rounds(stack, run, run_dir, lambda rounds: rounds)
+    # Looked for from the beginning: the three rounds may be over before all command lines have been read.
     if not stack.shared_ports:
         check_places(stack)
+    wait_for_rounds(stack, run, run_dir, lambda rounds: rounds)
     stack.cut_power("d00")
     stack.start_device(0, 0)
     wait_for_rounds(stack, run, run_dir, lambda rounds: any(line["faults"] for line in rounds))
@@ -168,14 +169,14 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
 
 def check_places(stack):
     """The actors of the devices are on the devices' machines, and nowhere else."""
-    expected, deadline = {name: int(name.startswith("d")) for name in NAMES}, time.monotonic() + 30.0
+    expected, deadline = {name: int(name.startswith("d")) for name in NAMES}, time.monotonic() + PATIENCE_S
     while True:
         # Ray writes what an actor does into its command line, which may be read in the midst of that.
         commands = {name: stack.hosts.commands(name) for name in NAMES}
-        found = {name: sum(line.startswith("ray::Device") for line in lines) for name, lines in commands.items()}
-        if found == expected:
+        places = {name: sum(line.startswith("ray::Device") for line in lines) for name, lines in commands.items()}
+        if places == expected:
             return
-        assert time.monotonic() < deadline, commands
+        assert time.monotonic() < deadline, f"{places}: {stack.said()}"
         time.sleep(0.1)
 
 

@@ -24,6 +24,44 @@ ENVIRONMENT = os.environ | {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
 }
 COLLAPIPE = (sys.executable, "-m", "flower_app.cli")
+CONFIG = """
+name = "deployed"
+scenario = "scenario.toml"
+num-rounds = {rounds}
+local-steps = 2
+batch-size = 8
+evaluate-every = 0
+policy = "uniform"
+
+[data]
+source = "files"
+partition = "nodes"
+train-source = "train-{{cluster}}.en"
+train-target = "train-{{cluster}}.de"
+test-source = "test.en"
+test-target = "test.de"
+tokenizer = "tokenizer"
+
+[model]
+width = 16
+num-heads = 2
+feed-forward = 32
+encoder-layers = {layers}
+decoder-layers = 1
+dropout = 0.1
+
+[decoder]
+join-timeout = 300.0
+
+[runtime]
+timeout = 300.0
+"""
+
+
+def write_text(folder, name, pairs):
+    folder.mkdir(exist_ok=True)
+    for ending, side in (("en", 0), ("de", 1)):
+        (folder / f"{name}.{ending}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
 
 
 class Stack:

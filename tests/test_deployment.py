@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from deployed_stack import COLLAPIPE, NAMES, NUM_CLUSTERS, NUM_DEVICES, PATIENCE_S, Stack
+from deployed_stack import COLLAPIPE, CONFIG, NAMES, NUM_CLUSTERS, NUM_DEVICES, PATIENCE_S, Stack, write_text
 from hosts import Loopback, Namespaces, namespaces_missing
 
 from flower_app.tasks import generator
@@ -33,44 +33,6 @@ memory-gb = 0.375
 blocks = 3
 gamma-max = 5.0
 """
-CONFIG = f"""
-name = "deployed"
-scenario = "scenario.toml"
-num-rounds = {ROUNDS}
-local-steps = 2
-batch-size = 8
-evaluate-every = 0
-policy = "uniform"
-
-[data]
-source = "files"
-partition = "nodes"
-train-source = "train-{{cluster}}.en"
-train-target = "train-{{cluster}}.de"
-test-source = "test.en"
-test-target = "test.de"
-tokenizer = "tokenizer"
-
-[model]
-width = 16
-num-heads = 2
-feed-forward = 32
-encoder-layers = 3
-decoder-layers = 1
-dropout = 0.1
-
-[decoder]
-join-timeout = 300.0
-
-[runtime]
-timeout = 300.0
-"""
-
-
-def write_text(folder, name, pairs):
-    folder.mkdir(exist_ok=True)
-    for ending, side in (("en", 0), ("de", 1)):
-        (folder / f"{name}.{ending}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
 
 
 @pytest.fixture(scope="module", params=["namespaces", "loopback"])
@@ -88,7 +50,7 @@ def stack(request, tmp_path_factory):
     vocabulary = train_tokenizer((text for pair in pairs for text in pair), 300, False)
     (folder / "server" / "tokenizer" / "tokenizer.json").write_text(vocabulary.to_json(), encoding="utf-8")
     (folder / "server" / "scenario.toml").write_text(SCENARIO, encoding="utf-8")
-    (folder / "server" / "run.toml").write_text(CONFIG, encoding="utf-8")
+    (folder / "server" / "run.toml").write_text(CONFIG.format(rounds=ROUNDS, layers=3), encoding="utf-8")
     data = [folder / f"data-{cluster}" for cluster in range(NUM_CLUSTERS)]
     for cluster, own in enumerate(data):
         write_text(own, f"train-{cluster}", pairs[cluster::NUM_CLUSTERS][: 40 - 5 * cluster])

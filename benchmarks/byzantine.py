@@ -25,8 +25,8 @@ STOCK = ("FedAvg", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedMedian", "
 
 def rule_cases(rule: str) -> Iterator[Json]:
     """Each case of a rule that joins encoders in the strategy ``collapipe``."""
-    import byzantine as suite
-    from malformed import KINDS, with_metrics
+    from helpers import byzantine as suite
+    from helpers.malformed import KINDS, with_metrics
 
     def honest(order: Any, reply: Any) -> Any:
         return reply
@@ -56,8 +56,8 @@ def rule_cases(rule: str) -> Iterator[Json]:
 
 def stock_cases(strategy: str) -> Iterator[Json]:
     """Each malformed reply under one of Flower's own strategies."""
-    import test_reply_intake as suite
-    from malformed import KINDS
+    from helpers import hostile_reply as suite
+    from helpers.malformed import KINDS
 
     alone, _ = suite.round_of(KINDS["nothing"], strategy)
     for name, answer in KINDS.items():
@@ -78,8 +78,9 @@ def _case(rule: str, kind: str, name: str, failed: list[Json], hostile: int, goo
 def main() -> int:
     """Run all cases, print a line for each rule; 1 if any is not as it should be."""
     import torch
-    from byzantine import RULES
     from flwr.supercore.task_identity import TaskIdentity
+
+    from helpers.byzantine import RULES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file for every case")

@@ -28,13 +28,12 @@ from typing import Any
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from crash_model import LOSSES, DiskModel, Operation
-
 from client_pipeline.runtime import cluster_checkpoint
 from flower_app.node.kept_setup import read as read_setup
 from flower_app.runs import run_checkpoints, run_directory
 from flower_app.saved_model import load_model
 from flower_app.training.releases import state_after
+from helpers.crash_model import LOSSES, DiskModel, Operation
 
 RECORDER = Path(__file__).parent / "recorded_disk"
 CLUSTERS = 2

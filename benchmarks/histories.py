@@ -33,8 +33,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from history_checker import problems, read
-from hosts import Namespaces, namespaces_missing
-from lost_machines import lone_stack
+
+from helpers.hosts import Namespaces, namespaces_missing
+from helpers.lost_machines import lone_stack
 
 STALL_S = 900.0
 """Time without a finished round after which the run counts as hanging [s]."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quick_tests import test_file
+
 
 @dataclass(frozen=True, kw_only=True)
 class NamedBug:
@@ -17,9 +19,8 @@ class NamedBug:
 
 
 def _bug(name: str, file: str, before: str, after: str, *tests: str) -> NamedBug:
-    return NamedBug(
-        name=name, file=file, before=before, after=after, tests=tuple(f"tests/test_{test}" for test in tests)
-    )
+    paths = tuple(test_file(test.split(".py")[0]) + test.partition(".py")[2] for test in tests)
+    return NamedBug(name=name, file=file, before=before, after=after, tests=paths)
 
 
 DSSDA, RUNTIME = "strategies/dssda", "client_pipeline/runtime"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
 
 MODULES = (
     "strategies/dssda/*.py",
@@ -85,5 +88,13 @@ def tests_of(file: str) -> tuple[str, ...]:
     """Test files of a module, the most likely to notice first."""
     for pattern, names in _TESTS.items():
         if fnmatch(file, pattern):
-            return tuple(f"tests/test_{name}.py" for name in names.split())
+            return tuple(test_file(name) for name in names.split())
     raise SystemExit(f"{file}: benchmarks/quick_tests.py names no tests for it")
+
+
+def test_file(name: str) -> str:
+    """Path of ``test_<name>.py`` from the root; its folder mirrors the package."""
+    paths = sorted((ROOT / "tests").rglob(f"test_{name}.py"))
+    if len(paths) != 1:
+        raise SystemExit(f"tests: expected one test_{name}.py, found {len(paths)}")
+    return paths[0].relative_to(ROOT).as_posix()

@@ -61,11 +61,29 @@ def local_ray(ray_secret):
         yield ray
 
 
+@pytest.fixture
+def end_actors(local_ray):
+    """End the named actors that a test leaves."""
+    yield
+    from helpers.actor_cases import end_named_actors
+
+    end_named_actors(local_ray)
+
+
+@pytest.fixture
+def served(local_ray):
+    """Start services over a fresh decoder, and stop them."""
+    from helpers.federated_rounds import decoder_services
+
+    with decoder_services() as start:
+        yield start
+
+
 @pytest.fixture(scope="session", autouse=True)
 def simulations():
     """End the simulations that tests have started."""
     yield
-    from simulation import end_simulations
+    from helpers.simulation import end_simulations
 
     end_simulations()
 

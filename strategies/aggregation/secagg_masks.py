@@ -2,7 +2,7 @@
 
 Flower's ``pseudo_rand_gen`` folds a seed into 32 bits for a Mersenne twister: a search of some minutes takes a mask
 off. :func:`use_whole_seeds` puts :func:`expand_mask` in its place, at both ends of the protocol and nowhere else.
-``tests/test_secure_aggregation.py`` fails if Flower moves or renames what is replaced here.
+``tests/strategies/aggregation/test_secure_aggregation.py`` fails if Flower moves or renames what is replaced here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,336 @@
+"""A decoder stream that is cut, at any moment, and opened again: nothing counts twice, and the others need not know."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from client_pipeline.link.address import LinkCertificates, channel_options
+from client_pipeline.link.base import LinkError, NotFiniteLink
+from client_pipeline.link.connection import give_up
+from client_pipeline.link.stream import DecoderStream
+from client_pipeline.partition.parts import target_weight
+from client_pipeline.runtime.optimizer import OptimizerConfig
+from helpers.decoder_cases import (
+    all_at_once,
+    batch_of,
+    cut,
+    service_of,
+    step_id,
+    train_round,
+    train_step,
+)
+
+ADAM = OptimizerConfig(name="adamw", lr=0.01)
+STEPS = 3
+PIECES = 3
+
+
+def cut_now(stream):
+    """Cut, and wait until the stream is open again."""
+    before = len(stream.cuts)
+    stream.cut()
+    deadline = time.monotonic() + 20
+    while len(stream.cuts) == before:
+        assert time.monotonic() < deadline, "the stream was not opened again"
+        time.sleep(0.01)
+
+
+def train(address, at=None, gap=cut_now):
+    """A cluster's round; ``at`` (step, micro-batch, moment) says when its stream is cut. Gradients and the stream."""
+
+    def moment(step, i, name):
+        if at == (step, i, name):
+            gap(stream)
+
+    gradients = []
+    with DecoderStream.open(address) as stream:
+        for step in range(1, STEPS + 1):
+            batch = batch_of(address.cluster, 5, seed=step)
+            pieces = cut(batch, PIECES)
+            stream.begin_step(step_id(address.cluster, step), PIECES, target_weight(batch[2]))
+            for i, piece in enumerate(pieces):
+                stream.send(i, *piece)
+                moment(step, i, "sent")
+            for i in range(PIECES):
+                gradients.append(stream.receive())
+                moment(step, i, "received")
+            stream.end_step(1.0)
+            moment(step, 0, "ended")
+    return gradients, stream
+
+
+def both(service, at=None, gap=cut_now):
+    addresses = service.open_round(1, [0, 1], STEPS)
+    first, second = all_at_once(lambda: train(addresses[0], at, gap), lambda: train(addresses[1]))
+    for outcome in (first, second):
+        assert isinstance(outcome, tuple), outcome
+    return first, second, service.finish_round()
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    with service_of(optimizer=ADAM) as service:
+        return both(service)
+
+
+@pytest.mark.parametrize(
+    "at", [(1, 0, "sent"), (2, 2, "sent"), (2, 0, "received"), (3, 2, "received"), (2, 0, "ended"), (3, 0, "ended")]
+)
+def test_a_cut_changes_neither_gradients_nor_the_decoder_nor_any_count(undisturbed, at):
+    (expected, quiet), _, summary = undisturbed
+    with service_of(optimizer=ADAM) as service:
+        (found, stream), _, disturbed = both(service, at)
+    assert len(stream.cuts) == 1
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.tensor, other.tensor) and one.norm_sq == other.norm_sq
+        assert (one.micro_batch, one.loss_sum) == (other.micro_batch, other.loss_sum)
+    assert disturbed.clusters == summary.clusters
+    assert all(torch.equal(disturbed.head[name], summary.head[name]) for name in summary.head)
+    for count in ("bytes_up", "payload_up", "payload_down"):
+        assert getattr(stream, count) == getattr(quiet, count), count
+
+
+def test_frames_sent_while_the_stream_is_away_arrive_once_and_in_order(undisturbed):
+    (expected, _), _, summary = undisturbed
+
+    def gap(stream):
+        stream.cut()  # and go on at once
+
+    with service_of(optimizer=ADAM) as service:
+        (found, stream), _, disturbed = both(service, (2, 0, "sent"), gap)
+    assert len(stream.cuts) == 1 and stream.cuts[0][2] > 0
+    assert [g.loss_sum for g in found] == [g.loss_sum for g in expected]
+    assert all(torch.equal(disturbed.head[name], summary.head[name]) for name in summary.head)
+
+
+def test_a_cluster_that_waits_at_the_barrier_may_be_cut_there():
+    with service_of(optimizer=ADAM) as service:
+        addresses = service.open_round(1, [0, 1], 1)
+        gone_on = threading.Event()
+
+        def early():
+            with DecoderStream.open(addresses[0]) as stream:
+                train_step(stream, step_id(0), batch_of(0, 3), 1)
+                time.sleep(0.3)  # the decoder has closed the step, and waits for the other cluster
+                cut_now(stream)
+                gone_on.set()
+
+        def late():
+            with DecoderStream.open(addresses[1]) as stream:
+                assert gone_on.wait(20)
+                train_step(stream, step_id(1), batch_of(1, 3), 1)
+
+        assert all_at_once(early, late) == [None, None]
+        assert [c.steps for c in service.finish_round().clusters.values()] == [1, 1]
+
+
+def test_a_step_begun_again_forgets_what_it_had_sent_before(undisturbed):
+    (expected, quiet), _, summary = undisturbed
+    with service_of(optimizer=ADAM) as service:
+        addresses = service.open_round(1, [0, 1], STEPS)
+
+        def restless():
+            gradients = []
+            with DecoderStream.open(addresses[0]) as stream:
+                for step in range(1, STEPS + 1):
+                    batch = batch_of(0, 5, seed=step)
+                    # Other activations, of which some answers are taken and some are on their way.
+                    stream.begin_step(step_id(0, step), PIECES, target_weight(batch[2]))
+                    for i, (hidden, *rest) in enumerate(cut(batch, PIECES)):
+                        stream.send(i, 2 * hidden, *rest)
+                    stream.receive()
+                    stream.drop_step()
+                    if step == 2:
+                        cut_now(stream)
+                    gradients += train_step(stream, step_id(0, step), batch, PIECES)
+            return gradients, stream
+
+        (found, stream), _ = all_at_once(restless, lambda: train(addresses[1]))
+        disturbed = service.finish_round()
+    assert [g.loss_sum for g in found] == [g.loss_sum for g in expected]
+    assert disturbed.clusters == summary.clusters
+    assert all(torch.equal(disturbed.head[name], summary.head[name]) for name in summary.head)
+    assert (stream.payload_up, stream.payload_down) == (quiet.payload_up, quiet.payload_down)
+
+
+def test_dropping_a_step_frees_whoever_waits_for_its_answers():
+    with service_of(num_clusters=1) as service, DecoderStream.open(service.open_round(1, [0], 1)[0]) as stream:
+        batch = batch_of(0, 3)
+        stream.begin_step(step_id(0), 1, target_weight(batch[2]))
+
+        def drop():
+            time.sleep(0.2)
+            stream.drop_step()
+
+        waited, _ = all_at_once(stream.receive, drop)
+        assert isinstance(waited, LinkError) and "the step was broken off" in str(waited)
+        train_step(stream, step_id(0), batch, 1)
+
+
+def test_a_cluster_that_does_not_come_back_is_left_behind(monkeypatch):
+    monkeypatch.setattr("strategies.decoder.round.AWAY_S", 0.5)
+    monkeypatch.setattr("client_pipeline.link.connection._PAUSES_S", (60.0,))
+    with service_of(num_clusters=2) as service:
+        addresses = service.open_round(1, [0, 1], 1)
+        away = DecoderStream.open(addresses[1])
+        away.cut()
+        train_round(addresses[0], [batch_of(0, 3)])
+        summary = service.finish_round()
+    assert summary.clusters[0].steps == 1
+    assert summary.clusters[1].left == "its stream broke off and did not come back within 0.5 s"
+
+
+def test_a_stream_that_is_cut_for_a_while_is_opened_again_when_that_is_over():
+    with service_of(num_clusters=1) as service, DecoderStream.open(service.open_round(1, [0], 2)[0]) as stream:
+        train_step(stream, step_id(0, 1), batch_of(0, 3), 1)
+        stream.cut(0.5)
+        train_step(stream, step_id(0, 2), batch_of(0, 3), 1)
+        [(_, seconds, _)] = stream.cuts
+    assert seconds >= 0.4
+
+
+def test_a_cluster_that_recovers_is_silent_and_waited_for(monkeypatch):
+    """It sends nothing while it plans for the devices that are left, however quick it was before."""
+    hour = [0.0]
+    clock = time.monotonic
+    with service_of(num_clusters=2, step_s=200_000.0) as service:
+        addresses = service.open_round(1, [0, 1], 2)
+
+        def quick():
+            train_round(addresses[0], [batch_of(0, 3, seed=step) for step in (1, 2)])
+
+        def recovering():
+            with DecoderStream.open(addresses[1]) as stream:
+                train_step(stream, step_id(1, 1), batch_of(1, 3), 3)
+                time.sleep(0.5)  # the other waits at the barrier
+                hour[0] = 3600.0
+                time.sleep(1.5)
+                train_step(stream, step_id(1, 2), batch_of(1, 3), 3)
+
+        monkeypatch.setattr("time.monotonic", lambda: clock() + hour[0])
+        assert all_at_once(quick, recovering) == [None, None]
+        assert [c.steps for c in service.finish_round().clusters.values()] == [2, 2]
+
+
+STOPPED = """
+import sys
+from helpers.decoder_cases import batch_of, step_id
+from client_pipeline.link.address import DecoderAddress
+from client_pipeline.link.stream import DecoderStream
+target, token = sys.argv[1:]
+stream = DecoderStream.open(DecoderAddress(target=target, token=token, round=1, cluster=1))
+stream.begin_step(step_id(1), 1, 1.0)
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_control_unit_that_is_stopped_holds_nobody_for_long(monkeypatch):
+    """Its stream stays open, and its kernel goes on acknowledging: it answers no keepalive."""
+    options = dict(channel_options(2**26))
+    for name in ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"):
+        assert options[name] == 30_000
+        options[name] = 500
+    monkeypatch.setattr("strategies.decoder.service.channel_options", lambda most: list(options.items()))
+    monkeypatch.setattr("strategies.decoder.round.AWAY_S", 0.5)
+    with service_of(num_clusters=2, step_s=60.0) as service:
+        addresses = service.open_round(1, [0, 1], 1)
+        command = [sys.executable, "-c", STOPPED, addresses[1].target, addresses[1].token]
+        stopped = subprocess.Popen(command, cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert stopped.stdout.readline() == b"there\n"
+            stopped.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            train_round(addresses[0], [batch_of(0, 3)])
+            assert time.monotonic() - began < 30
+        finally:
+            stopped.kill()
+            stopped.communicate()
+        assert "did not come back" in service.finish_round().clusters[1].left
+
+
+def test_whoever_holds_the_rounds_token_can_say_that_the_control_unit_is_gone():
+    with service_of(num_clusters=2) as service:
+        addresses = service.open_round(1, [0, 1], 1)
+        stream = DecoderStream.open(addresses[1])  # its process dies, and cannot say so itself
+        assert not give_up(replace(addresses[1], token="wrong"), LinkCertificates(), "no")
+        assert give_up(addresses[1], LinkCertificates(), "its control unit was killed")
+        train_round(addresses[0], [batch_of(0, 3)])
+        assert service.finish_round().clusters[1].left == "its control unit was killed"
+        stream.abort()
+
+
+def test_a_resume_token_opens_one_stream_of_its_own_round():
+    with service_of(num_clusters=1) as service:
+        address = service.open_round(1, [0], 1)[0]
+        with DecoderStream.open(address) as stream:
+            first = stream._connection._resume
+            cut_now(stream)
+            second = stream._connection._resume
+            assert len({address.token, first, second}) == 3
+            # Only now does the decoder know that the second one has arrived.
+            train_step(stream, step_id(0), batch_of(0, 3), 1)
+            with pytest.raises(LinkError, match="token"):
+                DecoderStream.open(replace(address, token=first))
+        service.finish_round()
+        service.open_round(2, [0], 1)
+        for token in (first, second):
+            with pytest.raises(LinkError, match="token"):
+                DecoderStream.open(replace(address, token=token, round=2))
+
+
+def test_a_welcome_that_comes_too_late_costs_only_the_attempt(monkeypatch):
+    """The decoder computes for others, and attempts that were given up find their seat all the same, in any order."""
+    monkeypatch.setattr("client_pipeline.link.connection._WELCOME_S", 0.3)
+    with service_of(num_clusters=2) as service:
+        address = service.open_round(1, [0], 1)[0]
+        admitted = []
+        with DecoderStream.open(address) as stream:
+            rejoin, busy = service.trainer.rejoin, threading.Event()
+
+            def late(round_, cluster, seat):
+                admitted.append(seat)
+                if len(admitted) == 1:
+                    assert busy.wait(20)
+                elif len(admitted) == 2:
+                    time.sleep(0.6)
+                return rejoin(round_, cluster, seat)
+
+            service.trainer.rejoin = late
+            cut_now(stream)
+            train_step(stream, step_id(0), batch_of(0, 3), 1)
+            busy.set()
+        assert admitted[:3] == [1, 2, 3] and len(stream.cuts) == 1
+        summary = service.finish_round().clusters[0]
+    assert (summary.steps, summary.left) == (1, None)
+
+
+def test_an_attempt_that_was_given_up_does_not_look_as_if_it_were_there(monkeypatch):
+    monkeypatch.setattr("strategies.decoder.round.AWAY_S", 0.5)
+    monkeypatch.setattr("client_pipeline.link.connection._WELCOME_S", 0.2)
+    monkeypatch.setattr("client_pipeline.link.connection._PAUSES_S", (0.0, 60.0))
+    with service_of(num_clusters=2) as service:
+        addresses = service.open_round(1, [0, 1], 1)
+        away = DecoderStream.open(addresses[1])
+        rejoin = service.trainer.rejoin
+        service.trainer.rejoin = lambda *place: time.sleep(0.4) or rejoin(*place)
+        away.cut()
+        time.sleep(0.6)  # its only attempt has got a seat, and nobody sits there
+        train_round(addresses[0], [batch_of(0, 3)])
+        assert "did not come back" in service.finish_round().clusters[1].left
+
+
+def test_activations_that_are_not_finite_are_told_apart_from_other_refusals():
+    with service_of(num_clusters=1) as service:
+        hidden, mask, targets = batch_of(0, 3)
+        with DecoderStream.open(service.open_round(1, [0], 1)[0]) as stream:
+            with pytest.raises(NotFiniteLink, match="holds NaN or Inf"):
+                train_step(stream, step_id(0), (hidden * torch.nan, mask, targets), 1)
+            stream.abort()

@@ -1,0 +1,243 @@
+"""The launcher, with a real SuperLink and a tiny real Flower app."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import tomli_w
+
+from flower_app.launch import superlink
+from flower_app.launch.launcher import Outcome, last_error
+from flower_app.launch.processes import MARK, RunProcesses, _family, is_alive
+from flower_app.launch.simulation import _death
+from flower_app.runs.run_directory import read_rounds, read_summary
+from helpers.tiny_app import launch_tiny_app, left_over, write_tiny_app
+
+
+@pytest.fixture
+def tiny_app(tmp_path):
+    return write_tiny_app(tmp_path / "tiny-app")
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    yield folder
+    assert left_over(folder) == {}
+
+
+def test_a_run_finishes_with_all_nodes_at_once_and_leaves_nothing_but_its_results(tiny_app, run_dir, monkeypatch):
+    # The SuperLink must not look for its packages where the user happens to be.
+    (run_dir / "elsewhere" / "tiny").mkdir(parents=True)
+    (run_dir / "elsewhere" / "tiny" / "__init__.py").write_text("raise ImportError('a tiny from elsewhere')")
+    monkeypatch.chdir(run_dir / "elsewhere")
+    # Ray's sockets need a short path, and other runs may be at work beside this one.
+    with tempfile.TemporaryDirectory(prefix="test-", dir="/tmp") as folder:
+        monkeypatch.setattr(superlink, "short_folder", lambda: folder)
+        outcome = launch_tiny_app(tiny_app, run_dir, "well")
+        assert list(Path(folder).iterdir()) == []
+    assert outcome == Outcome("finished", "", {"status": "finished", "rounds": 1})
+    assert outcome.exit_code == 0
+    [first] = read_rounds(run_dir)[0]
+    assert first["replies"] == 2
+    assert first["cwd"] == str(run_dir / "flower" / "work")
+    assert not (run_dir / "flower").exists()
+    # Flower passes a log on every now and then: it used to be cut off where the summary was there.
+    log = (run_dir / "logs" / "simulation.log").read_text()
+    assert [f"line {n}" in log for n in range(200)] == [True] * 200
+
+
+def test_a_server_app_that_raises_is_a_failed_run_with_its_exception(tiny_app, run_dir):
+    outcome = launch_tiny_app(tiny_app, run_dir, "raise")
+    assert outcome.exit_code == 1
+    log = run_dir / "logs" / "simulation.log"
+    assert outcome.error == f"the simulation ended without a result: RuntimeError: the oven is cold; see {log}"
+    assert read_summary(run_dir) == {"status": "failed", "error": outcome.error}
+
+
+def test_what_the_server_app_refuses_is_bad_input(tiny_app, run_dir):
+    outcome = launch_tiny_app(tiny_app, run_dir, "refuse")
+    assert (outcome.exit_code, outcome.error) == (2, "flour: expected some, found none")
+
+
+def test_a_killed_simulation_is_noticed(tiny_app, run_dir):
+    # Flower itself goes on calling it running.
+    def kill():
+        if read_rounds(run_dir)[0]:
+            for pid, command in left_over(run_dir).items():
+                if "flwr-simulation" in command:
+                    os.kill(pid, signal.SIGKILL)
+
+    outcome = launch_tiny_app(tiny_app, run_dir, "hang", kill)
+    assert outcome.exit_code == 1
+    assert outcome.error.startswith("the simulation ended without a result; see ")
+
+
+def death(server=None, submission=None, simulation=None, waited_s=0.0):
+    programs = [SimpleNamespace(poll=lambda code=code: code, returncode=code) for code in (server, submission)]
+    logs = {"superlink_log": "superlink.log"}
+    return _death(SimpleNamespace(server=programs[0], submission=programs[1], **logs), simulation, waited_s)
+
+
+@pytest.mark.parametrize("code", [0, 1, -9])
+def test_a_run_whose_log_breaks_off_goes_on(code):
+    # It was ended: flwr run had lost its stream, while the simulation trained on.
+    assert death(submission=code, simulation=os.getpid()) == ""
+
+
+def test_a_run_is_given_up_when_nobody_is_left_to_end_it():
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert death(simulation=ended.pid) == "the simulation ended without a result"
+    assert death(submission=0) == "the simulation ended without a result"
+    assert death(submission=2) == "flwr run did not accept the app"
+    assert death(server=1, simulation=os.getpid()) == "the SuperLink ended with exit code 1; see superlink.log"
+    assert death() == "" and death(waited_s=1e6) == "no simulation started within 300 s; see superlink.log"
+
+
+def test_an_interrupted_run_ends_everything_and_says_so(tiny_app, run_dir):
+    def interrupt():
+        if read_rounds(run_dir)[0]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        launch_tiny_app(tiny_app, run_dir, "hang", interrupt)
+    assert read_summary(run_dir) == {"status": "interrupted", "error": "interrupted"}
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_a_launcher_that_is_killed_leaves_no_process(tiny_app, run_dir):
+    # A simulation survives the deaths of SuperLink and SuperExec, for hours.
+    config = run_dir / "config.toml"
+    config.write_text(tomli_w.dumps({"behave": "hang", "run-dir": str(run_dir)}))
+    code = (
+        "import sys; from pathlib import Path; from flower_app.launch.launcher import LaunchOrder; "
+        "from flower_app.launch.simulation import SimulationLauncher; "
+        "run_dir, app, config = map(Path, sys.argv[1:]); "
+        "order = LaunchOrder(run_dir=run_dir, app=app, run_config=config, num_clusters=2); "
+        "SimulationLauncher().launch(order)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code, run_dir, tiny_app, config])
+    try:
+        while not read_rounds(run_dir)[0]:
+            assert launcher.poll() is None
+            time.sleep(0.1)
+        simulation = next(pid for pid, command in left_over(run_dir).items() if "flwr-simulation" in command)
+        ray_folder = Path(psutil.Process(simulation).environ()["RAY_TMPDIR"])
+        assert ray_folder.is_dir()
+    finally:
+        launcher.kill()
+        launcher.wait()
+    while left_over(run_dir):
+        time.sleep(0.1)
+    assert not ray_folder.exists()
+
+
+def test_a_port_that_somebody_took_after_it_was_chosen_is_chosen_again(tiny_app, run_dir, monkeypatch):
+    """Seconds pass until the SuperLink binds its port."""
+    free, chosen = superlink._free_port, []
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+
+        def choose():
+            chosen.append(free() if chosen else taken.getsockname()[1])
+            return chosen[-1]
+
+        monkeypatch.setattr(superlink, "_free_port", choose)
+        outcome = launch_tiny_app(tiny_app, run_dir, "well")
+    assert "address already in use" in (run_dir / "logs" / "superlink.log").read_text().lower()
+    assert outcome.exit_code == 0, outcome.error
+    assert len(chosen) == 2
+
+
+def test_the_environment_of_a_launch_is_its_own():
+    inherited = {"PATH": "/bin", "RAY_ADDRESS": "auto", "NO_PROXY": "a.example", "FLWR_HOME": "/x", "HOME": "/h"}
+    first, second = (superlink.launch_environment(Path("/home"), Path("/ray"), inherited) for _ in range(2))
+    assert "RAY_ADDRESS" not in first
+    assert first["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    assert first["NO_PROXY"] == "a.example,127.0.0.1,localhost"
+    assert (first["FLWR_HOME"], first["RAY_TMPDIR"], first["HOME"]) == ("/home", "/ray", "/h")
+    assert first["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert first[MARK] != second[MARK]
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        ("", ""),
+        ("all is well\n", ""),
+        ("ValueError: first\nmore\nray.exceptions.RayError: last\nbye\n", "ray.exceptions.RayError: last"),
+        ("\x1b[91mERROR \x1b[0m: x\n  RuntimeError: boom\x1b[0m\n", "RuntimeError: boom"),
+        ("KeyError\n", "KeyError"),
+        # Flower ends a simulation with an error of its own; what matters is what it was raised from.
+        ("OSError: no space\nRuntimeError: An error was encountered. Ending simulation.\n", "OSError: no space"),
+        (
+            "RuntimeError: An error was encountered. Ending simulation.\n",
+            "RuntimeError: An error was encountered. Ending simulation.",
+        ),
+        ("Usage: flwr run\nError: no such app\n", "Error: no such app"),
+    ],
+)
+def test_the_last_exception_of_a_log_is_found(tmp_path, log, error):
+    (tmp_path / "log").write_text(log)
+    assert last_error(tmp_path / "log") == error
+    assert last_error(tmp_path / "none") == ""
+
+
+STUBBORN = textwrap.dedent(
+    """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+    open(sys.argv[1] + str(os.getpid()), "w").close()
+    time.sleep(600)
+    """
+)
+
+
+def test_processes_that_left_their_family_and_ignore_requests_are_ended(tmp_path):
+    mark = os.urandom(8).hex()
+    child = subprocess.Popen([sys.executable, "-c", STUBBORN, f"{tmp_path}/"], env={**os.environ, MARK: mark})
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, MARK: mark[1:]})
+    try:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.02)
+        processes = RunProcesses(mark, child.pid)
+        if sys.platform == "linux":
+            assert {str(pid) for pid in processes.alive()} == {path.name for path in tmp_path.iterdir()}
+        assert processes.find("time.sleep(600)") in processes.alive()
+        assert processes.end(polite_s=0.2) == []
+        assert not is_alive(child.pid)
+        assert is_alive(other.pid)
+    finally:
+        child.kill()
+        other.kill()
+        child.wait()
+        other.wait()
+
+
+def test_a_family_is_found_by_its_tree_where_environments_are_hidden():
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        while len(family := _family({child.pid})) < 2:
+            time.sleep(0.02)
+        assert child.pid in family and os.getpid() not in family
+    finally:
+        for pid in family:
+            os.kill(pid, signal.SIGKILL)
+        child.wait()

@@ -1,0 +1,76 @@
+"""What the client does once in a run, however many rounds there are."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import ConfigRecord, Context, RecordDict
+
+from client_pipeline.partition.families import num_blocks_of
+from client_pipeline.runtime.round_order import RoundResult
+from client_pipeline.system.scenario import load_scenario
+from flower_app import client_app
+from flower_app.training import network as training_network
+from helpers.tiny_models import CLASSIC
+from strategies.clusters import ClusterState
+from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the scenario is read and FLOP are counted."""
+    counted = {"load_scenario": 0, "model_costs": 0}
+    functions = {name: getattr(training_network, name) for name in counted}
+    for name, function in functions.items():
+
+        def count(*args, name=name, real=function, **options):
+            counted[name] += 1
+            return real(*args, **options)
+
+        monkeypatch.setattr(training_network, name, count)
+    return counted
+
+
+def train_rounds(monkeypatch, numbers, run_id=1, **run_config):
+    """Train messages of a simulated node, one after the other; returns the orders that its control unit got."""
+    orders = []
+
+    def train_round(run, cluster, order, timeout, place):
+        orders.append(order)
+        return RoundResult(weights={}, weight=1, loss=1.0, steps=1, wall_s=1.0, report={"num_examples": 7})
+
+    monkeypatch.setattr(client_app, "train_round", train_round)
+    monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
+    devices = load_scenario("default").clusters[0]
+    state = ClusterState(cluster=0, node_id=7, devices=devices, block_memory=1.0, num_examples=7)
+    kept = {"spec": CLASSIC.to_json(), "plans": "", "cluster": json.dumps(state.to_dict()), "folder": "."}
+    context = Context(
+        run_id=run_id,
+        node_id=7,
+        node_config={"partition-id": 0, "num-partitions": 3},
+        state=RecordDict({client_app.STATE: ConfigRecord(kept)}),
+        run_config=run_config,
+    )
+    for number in numbers:
+        content = RecordDict({CONFIG: ConfigRecord({ROUND_KEY: number}), ARRAYS: to_arrays({})})
+        client_app._train(SimpleNamespace(content=content), context)
+    return orders
+
+
+def test_a_runs_scenario_is_read_and_its_flop_are_counted_once(monkeypatch, calls):
+    """They once were in every train message."""
+    orders = train_rounds(monkeypatch, (1, 2, 3), run_id=101, costs="model")
+    assert calls == {"load_scenario": 1, "model_costs": 1}
+    first = orders[0].replan
+    assert [replace(order.replan, round=1) for order in orders] == [first] * 3
+    assert [order.replan.round for order in orders] == [1, 2, 3]
+    assert first.scenario.planner.num_blocks == num_blocks_of(CLASSIC)
+
+
+def test_another_run_or_another_configuration_has_a_scenario_of_its_own(monkeypatch, calls):
+    [own] = train_rounds(monkeypatch, [1], run_id=102)
+    [other] = train_rounds(monkeypatch, [1], run_id=102, **{"batch-size": 16})
+    train_rounds(monkeypatch, [1], run_id=103)
+    assert calls["load_scenario"] == 3
+    assert own.replan.scenario.planner.batch_size == 32 and other.replan.scenario.planner.batch_size == 16

@@ -1,0 +1,192 @@
+"""Run directories and saved models."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.spec import ModelSpec
+from flower_app.config.run_config import RunConfig
+from flower_app.launch.single_run import continued_run
+from flower_app.runs.run_directory import (
+    append_round,
+    claim_run_directory,
+    create_run_directory,
+    find_run,
+    read_rounds,
+    read_run_config,
+    read_summary,
+    write_config,
+    write_failure,
+    write_plan,
+    write_summary,
+)
+from flower_app.runs.run_lock import locked
+from flower_app.saved_model import keep_versions, load_model, save_model
+from helpers.tiny_models import SMALL_TRANSFORMER
+from strategies.clusters import ClusterState
+
+
+def test_runs_of_one_second_get_directories_of_their_own_and_latest_is_the_newest(tmp_path):
+    made = [create_run_directory(tmp_path / "runs", "a") for _ in range(3)]
+    assert len(set(made)) == 3
+    assert all(run.is_absolute() and run.name.split("-")[2] == "a" for run in made)
+    assert (tmp_path / "runs" / "latest").resolve() == made[-1]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted([*(r.name for r in made), "latest"])
+
+
+def test_a_run_is_found_by_path_by_name_and_as_latest(tmp_path):
+    run = create_run_directory(tmp_path, "a")
+    with pytest.raises(FileNotFoundError, match=r"run 'latest': found no run directory \(a folder with config.toml\)"):
+        find_run("latest", tmp_path)
+    write_config(run, RunConfig())
+    for name in (run, str(run), run.name, "latest"):
+        assert find_run(name, tmp_path) == run
+
+
+def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path):
+    run = claim_run_directory(tmp_path / "new" / "run")
+    write_config(run, RunConfig())
+    with pytest.raises(ValueError, match="run-dir: .*run holds a run already; name another"):
+        claim_run_directory(run)
+
+
+def test_the_resolved_configuration_reads_back_equal(tmp_path):
+    config = RunConfig.from_flat({"optimizer.eps": 1e-12, "data.path": '/a "b"\\c'})
+    write_config(tmp_path, config)
+    assert read_run_config(tmp_path) == config
+
+
+def test_rounds_are_read_on_from_where_the_reader_stopped_and_never_by_half(tmp_path):
+    assert read_rounds(tmp_path) == ([], 0)
+    append_round(tmp_path, {"round": 1, "train_loss": math.nan, "metrics": {"bleu": 1.5}})
+    rounds, offset = read_rounds(tmp_path)
+    assert rounds == [{"round": 1, "train_loss": None, "metrics": {"bleu": 1.5}}]
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 2')
+    assert read_rounds(tmp_path, offset) == ([], offset)
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write("}\n")
+    assert read_rounds(tmp_path, offset)[0] == [{"round": 2}]
+
+
+def test_plans_and_summary_are_plain_json(tmp_path):
+    assert read_summary(tmp_path) is None
+    assert write_plan(tmp_path, 7, {"format": "collapipe-plan/1"}).name == "round-0007.json"
+    write_summary(tmp_path, "finished", rounds=3, wall_s=1.5, metrics={"bleu": 60.0})
+    expected = {"status": "finished", "rounds": 3, "wall_s": 1.5, "metrics": {"bleu": 60.0}}
+    assert json.loads((tmp_path / "summary.json").read_text()) == read_summary(tmp_path) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plans", "summary.json"]
+    with pytest.raises(ValueError, match="summary status: expected one of finished, failed"):
+        write_summary(tmp_path, "done")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("seed: expected"), "bad-input"),
+        (FileNotFoundError("plan: no file"), "bad-input"),
+        (RuntimeError("every client failed"), "failed"),
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(1), "interrupted"),
+    ],
+)
+def test_a_failure_says_whose_it_is_and_keeps_its_traceback(tmp_path, error, status):
+    try:
+        raise error
+    except BaseException as raised:
+        write_failure(tmp_path, raised)
+    log = (tmp_path / "logs" / "error.log").read_text()
+    assert "test_run_directory.py" in log and type(error).__name__ in log.splitlines()[-1]
+    said = "interrupted" if status == "interrupted" else str(error)
+    assert read_summary(tmp_path) == {"status": status, "error": said}
+
+
+def test_an_error_that_nobody_meant_is_told_with_its_type_and_place_and_the_log(tmp_path):
+    """A missing key was told as its name alone, ``error: 1``."""
+    for wrong in (lambda: ClusterState.from_dict({}), lambda: torch.ones(2, 3) @ torch.ones(2, 3)):
+        try:
+            wrong()
+        except Exception as error:
+            write_failure(tmp_path, error)
+            kind = type(error).__name__
+        told = read_summary(tmp_path)
+        assert told["status"] == "failed"
+        assert told["error"].startswith(f"{kind}: ") and str(tmp_path / "logs" / "error.log") in told["error"]
+        if kind == "KeyError":
+            assert "strategies/clusters.py, line " in told["error"]
+
+
+def test_a_saved_model_reads_back_equal_and_replaces_the_one_before(tmp_path):
+    for seed in (1, 2):
+        weights = build_parts(SMALL_TRANSFORMER, seed).weights()
+        save_model(tmp_path, SMALL_TRANSFORMER, weights, '{"tokens": "ä"}', {"name": "translation"})
+    # The one before goes when no committed round needs it.
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["round-000000", "round-000000-1"]
+    keep_versions(tmp_path, [])
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["round-000000-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "models"]
+    found = load_model(tmp_path)
+    assert found.spec == SMALL_TRANSFORMER
+    assert (found.tokenizer_json, found.task) == ('{"tokens": "ä"}', {"name": "translation"})
+    assert all(torch.equal(value, weights[name]) for name, value in found.parts.weights().items())
+
+
+def test_a_run_without_a_model_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="model.safetensors: no such file; the run has not saved a model"):
+        load_model(tmp_path)
+
+
+def test_a_checkpoint_of_another_shape_is_refused_by_file_and_tensor(tmp_path):
+    weights = build_parts(SMALL_TRANSFORMER, 1).weights()
+    wider = ModelSpec(
+        family=SMALL_TRANSFORMER.family,
+        head=SMALL_TRANSFORMER.head,
+        config={**SMALL_TRANSFORMER.config, "feed_forward": 32},
+    )
+    save_model(tmp_path, wider, weights, "{}", {})
+    with pytest.raises(ValueError, match=r"model\.safetensors: weights of the model: .* has shape \[16"):
+        load_model(tmp_path)
+    deeper = ModelSpec(
+        family=SMALL_TRANSFORMER.family,
+        head=SMALL_TRANSFORMER.head,
+        config={**SMALL_TRANSFORMER.config, "encoder_layers": 3},
+    )
+    save_model(tmp_path, deeper, weights, "{}", {})
+    with pytest.raises(ValueError, match=r"model\.safetensors: weights of the model do not fit: missing \['blocks.2"):
+        load_model(tmp_path)
+
+
+def test_a_damaged_model_is_refused_by_file(tmp_path):
+    folder = save_model(tmp_path, SMALL_TRANSFORMER, build_parts(SMALL_TRANSFORMER, 1).weights(), "{}", {})
+    (folder / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors: "):
+        load_model(tmp_path)
+    (folder / "spec.json").write_text("{}")
+    with pytest.raises(ValueError, match="model: model specification: expected JSON with the keys family"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{bad", "[1]", "\x00"])
+def test_a_damaged_file_of_a_run_is_named(tmp_path, text):
+    """collapipe report and --resume used to say what JSON missed, but not where, or ended in a traceback."""
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n' + text + "\n")
+    with pytest.raises(ValueError, match="rounds.jsonl: expected"):
+        read_rounds(tmp_path)
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ValueError, match="summary.json: expected"):
+        read_summary(tmp_path)
+
+
+def test_a_run_that_goes_on_cannot_be_resumed(tmp_path):
+    run_dir = tmp_path / "run"
+    leftover = run_dir / "checkpoint" / ".round-of-the-run-that-goes-on"
+    leftover.mkdir(parents=True)
+    write_config(run_dir, RunConfig(run_dir=str(run_dir)))
+    with locked(run_dir), pytest.raises(ValueError, match="this run is still going"):
+        continued_run(str(run_dir))
+    assert leftover.is_dir()
+    with pytest.raises((ValueError, FileNotFoundError), match="checkpoint"):
+        continued_run(str(run_dir))

@@ -1,0 +1,176 @@
+"""An exported run is a folder that the transformers library loads, with the same outputs."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from client_pipeline.partition import transformer
+from client_pipeline.partition.families import build_parts, load_pretrained
+from client_pipeline.partition.hugging_face import auto_model
+from flower_app.cli.main import app
+from flower_app.export import export_run
+from flower_app.runs.run_directory import CONFIG
+from flower_app.saved_model import save_model
+from helpers.tiny_models import CASES, CONFIGS, evaluation, tiny_batch, tiny_spec
+
+WORDS = ["the", "cat", "sat", "##s", "on", "mat"]
+LABELS = ["zero", "one", "two", "three"]
+
+
+def tokenizer_json(style="[{}]"):
+    """Give a small tokenizer with a classifier's special tokens, written as BERT or (``<{}>``) as RoBERTa do."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    if style == "[{}]":
+        pad, unk, cls, sep, mask = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+    else:
+        pad, unk, cls, sep, mask = "<pad>", "<unk>", "<s>", "</s>", "<mask>"
+    vocabulary = {word: i for i, word in enumerate([pad, unk, cls, sep, mask, *WORDS])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=unk))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([pad, unk, cls, sep, mask])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}", special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])]
+    )
+    return tokenizer.to_str()
+
+
+def save_run(folder, spec, tokenizer, task):
+    """Make a finished run of random weights; returns its model."""
+    folder.mkdir()
+    (folder / CONFIG).write_text("")
+    parts = build_parts(spec, seed=3)
+    with torch.no_grad():
+        for name, value in parts.named_parameters():
+            if name.endswith("bias") or "lm_head" in name:
+                value.uniform_(-0.1, 0.1)  # of a new model they are zero, and equal to the embedding
+    save_model(folder, spec, parts.weights(), tokenizer, task)
+    return parts
+
+
+@pytest.mark.parametrize(("name", "head"), CASES)
+def test_the_library_loads_an_exported_model_with_equal_outputs(tmp_path, name, head):
+    spec = tiny_spec(name, head)
+    if "final_logits_bias" in evaluation(build_parts(spec, 0)).head.state_dict():
+        spec = replace(spec, config={**spec.config, "trained_logits_bias": True})
+    if "classification" in head:
+        spec = replace(spec, config={**spec.config, "id2label": {str(i): name for i, name in enumerate(LABELS)}})
+    parts = evaluation(save_run(tmp_path / "run", spec, tokenizer_json(), {}))
+    export_run(tmp_path / "run", tmp_path / "out")
+    model = auto_model(head).from_pretrained(tmp_path / "out").eval()
+    batch = tiny_batch(spec)
+    inputs = {key: value for key, value in batch.items() if key != "labels" or head == "seq2seq"}
+    with torch.no_grad():
+        expected = parts.logits(batch)
+        found = model(**{**inputs, "attention_mask": batch["attention_mask"].long()}).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * max(1.0, float(expected.abs().max())))
+    if "classification" in head:
+        assert model.config.id2label == dict(enumerate(LABELS))
+        assert model.config.label2id == {label: i for i, label in enumerate(LABELS)}
+    assert type(model).__name__ in json.loads((tmp_path / "out/config.json").read_text())["architectures"]
+    # And the way back: the same weights, bit for bit.
+    again = load_pretrained(str(tmp_path / "out"), head, server_layers=spec.config.get("server_layers", 0))
+    for key, value in parts.weights().items():
+        assert torch.equal(again.weights()[key], value), key
+
+
+@pytest.mark.parametrize(("family", "style"), [(f, "[{}]") for f in sorted(CONFIGS)] + [("roberta", "<{}>")])
+def test_the_library_loads_the_exported_tokenizer(tmp_path, family, style):
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    text = tokenizer_json(style)
+    save_run(tmp_path / "run", tiny_spec(family), text, {})
+    exported = export_run(tmp_path / "run", tmp_path / "out")
+    files = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert files <= set(exported.files) <= files | {"generation_config.json"}
+    # For its type qwen2 the library takes Qwen's own way to split words, whatever the folder says.
+    loader = PreTrainedTokenizerFast if family == "qwen2" else AutoTokenizer
+    tokenizer = loader.from_pretrained(tmp_path / "out")
+    for sentence in ("the cats sat on the mat", "a dog sat"):
+        assert tokenizer(sentence)["input_ids"] == Tokenizer.from_str(text).encode(sentence).ids
+    assert tokenizer.pad_token_id == 0
+    assert tokenizer.mask_token_id == 4
+    padded = tokenizer(["the cat", "the cat sat on the mat"], padding=True)
+    assert padded["attention_mask"][0] == [1, 1, 1, 1, 0, 0, 0, 0]
+    longest = {"roberta": 30, "xlm-roberta": 30, "t5": int(1e30), "gpt2": 64}
+    assert tokenizer.model_max_length == longest.get(family, CONFIGS[family].get("max_position_embeddings"))
+
+
+@pytest.mark.parametrize(("family", "expected"), [("bert", [2, 5, 6, 3]), ("gpt2", [2, 5, 6]), ("t5", [5, 6, 3])])
+def test_an_exported_tokenizer_puts_the_marks_that_the_task_put(tmp_path, family, expected):
+    from transformers import AutoTokenizer
+
+    text = json.loads(tokenizer_json())
+    text["post_processor"] = None
+    save_run(tmp_path / "run", tiny_spec(family), json.dumps(text), {})
+    export_run(tmp_path / "run", tmp_path / "out")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("the cat")["input_ids"] == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>"), (0, 1, 2)),
+        (("<|endoftext|>",), (0, 0, 0)),
+        (("<pad>", "<s>", "</s>"), (1, 2, 0)),
+    ],
+    ids=["llama-3", "gpt2", "trained"],
+)
+def test_an_exported_tokenizer_knows_begin_end_and_padding_by_the_models_names(tmp_path, names, expected):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoTokenizer
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*names, *WORDS])}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(list(names))
+    save_run(tmp_path / "run", tiny_spec("llama"), tokenizer.to_str(), {})
+    export_run(tmp_path / "run", tmp_path / "out")
+    found = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == expected
+    assert found.decode(found("the cat sat")["input_ids"], skip_special_tokens=True) == "the cat sat"
+
+
+def test_a_run_without_a_tokenizer_is_exported_without_one(tmp_path):
+    save_run(tmp_path / "run", tiny_spec("bert", "token-classification"), "", {})
+    assert export_run(tmp_path / "run", tmp_path / "out").files == ["config.json", "model.safetensors"]
+
+
+def test_the_command_prints_the_folder_and_what_is_in_it(tmp_path):
+    save_run(tmp_path / "run", tiny_spec("distilbert", "sequence-classification"), tokenizer_json(), {})
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "deep/out"), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["model_class"] == "DistilBertForSequenceClassification"
+    assert "model.safetensors" in found["files"]
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
+
+
+def test_a_classic_transformer_says_what_can_be_used_instead(tmp_path):
+    spec = transformer.spec(vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=2, decoder_layers=1)
+    save_run(tmp_path / "run", spec, "{}", {})
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "family transformer, an architecture that the transformers library does not know" in done.stderr
+    assert "collapipe predict" in done.stderr
+    assert "bart, bert, deberta-v2, distilbert" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_written_over(tmp_path):
+    save_run(tmp_path / "run", tiny_spec("bert", "token-classification"), "", {})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/notes").write_text("mine")
+    with pytest.raises(ValueError, match="is there already; give a folder that does not exist or is empty"):
+        export_run(tmp_path / "run", tmp_path / "out")
+    (tmp_path / "out/notes").unlink()
+    export_run(tmp_path / "run", tmp_path / "out")
+
+
+def test_a_run_that_saved_no_model_is_told(tmp_path):
+    (tmp_path / CONFIG).write_text("")
+    with pytest.raises(FileNotFoundError, match="the run has not saved a model"):
+        export_run(tmp_path, tmp_path / "out")

@@ -1,0 +1,102 @@
+"""``collapipe verify`` on real actors: it passes what is right, and it does not pass what is wrong."""
+
+import math
+
+import pytest
+import torch
+
+from client_pipeline.partition import transformer
+from client_pipeline.partition.families import adapter, build_parts, read_library_config
+from client_pipeline.partition.plan import ClusterPlan, write_plans
+from client_pipeline.runtime.verification import SPLIT_TOLERANCE, Verification, random_batch, verify_split
+from flower_app.verify import model_builder, verify
+from helpers.tiny_models import CONFIGS, tiny_spec
+
+TINY_BERT = dict(vocab_size=40, hidden_size=16, num_hidden_layers=12, num_attention_heads=2, intermediate_size=32)
+
+
+def save_bert(folder, kind="BertForSequenceClassification", weights=True, **more):
+    import transformers
+
+    config = transformers.BertConfig(**TINY_BERT, architectures=[kind], **more)
+    if weights:
+        torch.manual_seed(0)
+        getattr(transformers, kind)(config).save_pretrained(folder)
+    else:
+        config.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_bert_of_twelve_layers_cut_5_4_3_passes(local_ray, tmp_path):
+    model = save_bert(tmp_path, weights=False)
+    found = verify(model=model, segments=(5, 4, 3), micro_batches=11, batch_size=16, length=8)
+    assert found.passed
+    assert found.worst <= SPLIT_TOLERANCE
+    assert found.reference is not None
+    assert len(found.gradients) == 12 * 16 + 5 + 4
+
+
+@pytest.mark.parametrize(("kind", "labels"), [("BertForSequenceClassification", 5), ("BertForTokenClassification", 7)])
+def test_a_users_checkpoint_keeps_its_own_head(local_ray, tmp_path, kind, labels):
+    model = save_bert(tmp_path, kind, num_labels=labels)
+    parts = model_builder(model, seed=0)()
+    assert parts.head.classifier.out_features == labels
+    found = verify(model=model, segments=(6, 6), micro_batches=3, batch_size=4, length=6)
+    assert found.passed
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_a_folder_of_any_family_passes(local_ray, tmp_path, family):
+    head = adapter(family).HEADS[-1]
+    build_parts(tiny_spec(family, head), seed=0).reference.save_pretrained(tmp_path)
+    num_blocks = read_library_config(str(tmp_path)).num_hidden_layers
+    found = verify(model=str(tmp_path), segments=(2, num_blocks - 2), micro_batches=3, batch_size=4, length=12)
+    assert found.reference is not None
+    assert found.passed
+
+
+def test_a_plan_file_brings_order_and_schedule(local_ray, tmp_path):
+    write_plans(tmp_path / "plan.json", [ClusterPlan(delta=(1, 0, 3), order=(2, 0), m=3, schedule="1f1b")])
+    assert verify(plan_file=tmp_path / "plan.json", batch_size=4, length=5).passed
+
+
+def test_a_model_that_differs_does_not_pass(local_ray):
+    spec = transformer.spec(vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=2, decoder_layers=1)
+    built = []
+
+    def build():
+        # The second call builds the split model: one of its weights is off by a thousandth.
+        parts = build_parts(spec, seed=1)
+        if built:
+            with torch.no_grad():
+                parts.embedding.token.weight.mul_(1.001)
+        built.append(parts)
+        return parts
+
+    found = verify_split(build, ClusterPlan(delta=(1, 1), order=(0, 1), m=2), random_batch(spec, 4, 5))
+    assert not found.passed
+    assert found.output > SPLIT_TOLERANCE
+
+
+@pytest.mark.parametrize("where", ["output", "loss", "gradient", "reference"])
+def test_nan_anywhere_does_not_pass(where):
+    nan = math.nan
+    found = Verification(
+        output=nan if where == "output" else 0.0,
+        loss=nan if where == "loss" else 0.0,
+        gradients={"a": 0.0, "b": nan if where == "gradient" else 0.0, "c": 0.0},
+        reference=nan if where == "reference" else 0.0,
+    )
+    assert not found.passed
+
+
+def test_mistakes_say_what_to_do(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no config.json; give the folder of a Hugging Face model"):
+        verify(model=str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "opt"}')
+    with pytest.raises(ValueError, match="--model: .*: model type 'opt' is not supported; expected one of bart, bert"):
+        verify(model=str(tmp_path))
+    with pytest.raises(ValueError, match=r"delta \[2, 1\] sums to 3, expected the model's L = 4"):
+        verify(segments=(2, 1))
+    with pytest.raises(ValueError, match="--plan and --segments: give one of them"):
+        verify(plan_file=tmp_path / "x.json", segments=(4,))

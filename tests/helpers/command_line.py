@@ -1,0 +1,36 @@
+"""The command line in a process of its own, and a configuration that takes seconds."""
+
+import json
+import subprocess
+import sys
+
+TINY = {
+    "num-rounds": 3,
+    "local-steps": 3,
+    "batch-size": 8,
+    "evaluate-every": 0,
+    "data.num-examples": 300,
+    "data.evaluation-examples": 20,
+    "data.vocab-size": 400,
+    "model.width": 16,
+    "model.num-heads": 2,
+    "model.feed-forward": 32,
+    "model.decoder-layers": 1,
+    "optimizer.lr": 0.01,
+    "optimizer.warmup-steps": 0,
+    "task.max-new-tokens": 8,
+}
+
+
+def collapipe(*arguments, cwd, timeout=560):
+    command = [sys.executable, "-m", "flower_app.cli", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text=True)
+
+
+def sets(**more):
+    pairs = {**TINY, **{key.replace("_", "-"): value for key, value in more.items()}}
+    return [part for key, value in pairs.items() for part in ("--set", f"{key}={value}")]
+
+
+def rounds(run_dir):
+    return [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]

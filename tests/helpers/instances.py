@@ -1,0 +1,116 @@
+"""Random planning problems, small enough for brute force, as the JSON values of ``collapipe-instance/1``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from strategies.dssda.instance_file import parse_instance
+
+
+def random_instance(generator: np.random.Generator, **overrides: Any) -> dict[str, Any]:
+    """Draw a problem in which any constraint may bind, infeasible ones included.
+
+    Parameters
+    ----------
+    generator : draws
+    overrides : top-level keys; and ``num_clusters``, ``num_channels``, ``num_devices``, ``upload_scale``
+    """
+    g = generator
+    clusters = overrides.pop("num_clusters", int(g.integers(1, 4)))
+    channels = overrides.pop("num_channels", int(g.integers(1, 4)))
+    devices = overrides.pop("num_devices", None)
+    upload_scale = overrides.pop("upload_scale", 1.0)
+    num_blocks, batch = int(g.integers(1, 7)), int(g.integers(2, 17))
+    energy = str(g.choice(["none", "c9p", "c9", "exact"]))
+    micro_batches = sorted({int(v) for v in g.integers(1, batch + 1, int(g.integers(1, 6)))})
+    instance: dict[str, Any] = {
+        "format": "collapipe-instance/1",
+        "L": num_blocks,
+        "b": batch,
+        "m_set": micro_batches,
+        "S_min": int(g.choice([1, 1, 1, 2])),
+        "S_max": None if g.random() < 0.7 else int(g.integers(1, 5)),
+        "V": float(g.choice([0.01, 0.1, 0.5, 1.0])),
+        "steps": int(g.choice([1, 1, 2, 4])),
+        "latency": str(g.choice(["eq15", "flowshop"])),
+        "tail": str(g.choice(["none", "last"])),
+        "energy": energy,
+        "work": {
+            "o_f": float(g.uniform(0.5e9, 4e9)),
+            "o_b": float(g.uniform(0.5e9, 4e9)),
+            "o_b_scaling": str(g.choice(["microbatch", "sample"])),
+            "t0": float(g.choice([0.0, g.uniform(0, 0.5)])),
+        },
+        "act": {
+            # Long links matter: some tau_k exceed the time of a TEB.
+            "z_bits": float(10 ** g.uniform(5, 7.7)),
+            "g_bits": float(10 ** g.uniform(5, 7.7)),
+            "scaling": str(g.choice(["microbatch", "sample"])),
+            "lat": float(g.choice([0.0, g.uniform(0, 0.5)])),
+        },
+        "gamma0": 0.375e9,
+        "N0": 10 ** (-17.4) * 1e-3,
+        "clusters": [],
+    }
+    instance.update(overrides)
+    chunks = {"none": 1, "c9p": 1, "c9": 2 * np.mean(micro_batches), "exact": np.mean(micro_batches)}[
+        instance["energy"]
+    ]
+    for _ in range(clusters):
+        count = devices or int(g.integers(1, 5))
+        instance["clusters"].append(_cluster(g, count, channels, float(chunks), upload_scale))
+    return instance
+
+
+def _cluster(g: np.random.Generator, devices: int, channels: int, chunks: float, upload_scale: float) -> dict[str, Any]:
+    bandwidth = float(g.uniform(0.4e6, 0.6e6))
+    bits = float(g.uniform(5e6, 35e6)) * upload_scale
+    return {
+        "wS": float(g.choice([0.0, g.uniform(0, 1)])),
+        "wS2": float(g.choice([0.0, g.uniform(0, 1)])),
+        "wP": float(g.choice([0.0, g.uniform(0, 10)])),
+        "wE": float(g.choice([0.0, g.uniform(0, 1)])),
+        "wG": float(g.choice([0.0, g.uniform(0, 5)])),
+        "skip": float(g.choice([0.0, g.uniform(0, 20)])),
+        "devices": [
+            {
+                "phi": float(g.uniform(10, 24)),
+                "f": float(g.uniform(0.1e9, 0.8e9)),
+                "kappa": 1e-27,
+                "p": float(g.uniform(0.07, 0.1)),
+                "B": float(g.uniform(0.3e6, 0.7e6)),
+                "h": float(10 ** g.uniform(-5, -3)),
+                "I": 5e-10,
+                "mem": float(g.uniform(0.2e9, 2.5e9)),
+                "Emax": float(g.uniform(0.5, 6.0)) * chunks,
+            }
+            for _ in range(devices)
+        ],
+        "up": {
+            "t_bits": bits,
+            "e_bits": float(g.choice([bits, 0.5 * bits])),
+            "Pmax": float(g.uniform(0.2, 0.6)),
+            "Emax": 10.0,
+            "eps_mode": str(g.choice(["paper", "sinr"])),
+            "C": float(g.uniform(0.02, 0.3)),
+            "eps_max": None if g.random() < 0.8 else float(g.uniform(0.05, 2.0)),
+        },
+        "h": [float(v) for v in 0.98 * (0.2 + 0.8 * g.exponential(1.0, channels))],
+        "I": [float(v) for v in g.uniform(0.06, 0.08, channels)],
+        "B": [bandwidth] * channels,
+    }
+
+
+def draw(generator, **up):
+    """An instance of one cluster and one channel, with weights that are often zero and any scale of budget."""
+    raw = random_instance(generator, num_clusters=1, num_channels=1, num_devices=1)
+    cluster = raw["clusters"][0]
+    cluster["up"]["Emax"] = float(10 ** generator.uniform(-0.5, 1.5))
+    cluster["up"]["Pmax"] = float(10 ** generator.uniform(-1.5, 1.0))
+    cluster["h"] = [float(10 ** generator.uniform(-2.0, 1.0))]
+    for name in ("wP", "wE", "wG"):
+        cluster[name] = float(generator.choice([0.0, 1.0]) * 10 ** generator.uniform(-2.0, 2.0))
+    cluster["up"].update(up)
+    return parse_instance(raw, "drawn")

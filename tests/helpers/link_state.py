@@ -1,0 +1,64 @@
+"""Flower's own link state, and SuperNodes of which the test says when they answer."""
+
+import time
+
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.grid import InMemoryGrid
+
+from strategies.grid.bounded import BoundedGrid
+
+FOR_EVER = 1e9
+
+
+class Link:
+    """Flower's link state of one run, and the SuperNodes of its clusters."""
+
+    def __init__(self, num_clusters):
+        factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
+        run = Run.create_empty(1)
+        run.primary_task_id, run.federation_id = 1, NOOP_FEDERATION_ID
+        self.state = factory.state()
+        self.state.run_ids[1] = RunRecord(run=run)
+        self.state.task_store[1] = Task(task_id=1, run_id=1)
+        self.grid = InMemoryGrid(factory, pull_interval=0.02)
+        self.grid.set_run(run)
+        self.nodes = [self.state.create_node("", "", bytes([n]) * 32, FOR_EVER) for n in range(num_clusters)]
+        for node in self.nodes:
+            self.state.activate_node(node, FOR_EVER)
+        self.clusters = {node: cluster for cluster, node in enumerate(self.nodes)}
+        self.waits = []
+
+    def bounded(self, decoder=None, **options):
+        return BoundedGrid(self.grid, self.clusters, decoder, on_wait=self.waits.append, **options)
+
+    def orders(self, *clusters, kind="train"):
+        return [Message(RecordDict({"config": ConfigRecord({"n": c})}), self.nodes[c], kind) for c in clusters]
+
+    def pull(self, cluster):
+        """Take a node's next order, as its SuperNode does."""
+        deadline = time.monotonic() + 30.0
+        while not (orders := self.state.get_message_ins(self.nodes[cluster], 1)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return orders[0]
+
+    def answer(self, order, error=""):
+        reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, error) if error else RecordDict(), reply_to=order)
+        reply.metadata.__dict__["_message_id"] = f"reply to {order.metadata.message_id}"
+        assert self.state.store_message_res(reply)
+
+    def beat_for(self, cluster, seconds):
+        """Let a node's next heartbeat be its last."""
+        self.state.acknowledge_node_heartbeat(self.nodes[cluster], seconds / 2)
+
+    def start_again(self, cluster):
+        self.state.deactivate_node(self.nodes[cluster])
+        self.state.activate_node(self.nodes[cluster], FOR_EVER)

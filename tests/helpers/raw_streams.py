@@ -1,0 +1,37 @@
+"""Streams to the decoder's service without the client's own code."""
+
+import time
+
+import grpc
+
+from client_pipeline.link.frames import PROTOCOL_VERSION, encode
+from client_pipeline.link.stream import METHOD, SERVICE
+
+
+def call(address, *frames, **options):
+    """Send frames on a stream of one's own; returns status and details."""
+    with grpc.insecure_channel(address.target) as channel:
+        try:
+            list(channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(frames), timeout=20, **options))
+        except grpc.RpcError as error:
+            return error.code(), error.details()
+    return grpc.StatusCode.OK, ""
+
+
+def hello(address, **change):
+    header = {
+        "version": PROTOCOL_VERSION,
+        "token": address.token,
+        "round": address.round,
+        "cluster": address.cluster,
+        **change,
+    }
+    return encode({"kind": "hello", **header})
+
+
+def until(condition):
+    """Wait for what other threads bring about."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()

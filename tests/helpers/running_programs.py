@@ -1,0 +1,45 @@
+"""Real programs on free ports, ended with their children."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+
+from flower_app.deployment.programs import listens
+from flower_app.launch.processes import MARK, RunProcesses
+
+HOST = "127.0.0.1"
+
+
+START_S = 180
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+def free_block():
+    """First of 120 ports below those that the system gives away."""
+    for first in range(11_000 + os.getpid() % 100 * 130, 32_000, 130):
+        if not any(listens(HOST, first + k) for k in range(8)):
+            return first
+    raise RuntimeError("no free ports")
+
+
+@contextlib.contextmanager
+def running(command, environment, log, answers):
+    """A program with all that comes out of it, until it is no longer needed."""
+    with log.open("wb") as file:
+        child = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+    try:
+        deadline = time.monotonic() + START_S
+        while not answers():
+            assert child.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.3)
+        yield
+    finally:
+        RunProcesses(environment[MARK], child.pid).end()
+        child.wait(30)

@@ -1,0 +1,59 @@
+"""The benchmark of mutants stays true to the code: its bugs can be made, and its tests are there."""
+
+import re
+import sys
+
+import pytest
+
+from helpers.repository import ROOT
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import mutation
+    import named_bugs
+    import quick_tests
+
+    yield mutation, named_bugs, quick_tests
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def test_every_named_bug_can_be_made_and_its_tests_are_there(benchmark):
+    _, named_bugs, _ = benchmark
+    assert len({bug.name for bug in named_bugs.BUGS}) == len(named_bugs.BUGS) >= 20
+    for bug in named_bugs.BUGS:
+        assert (ROOT / bug.file).read_text(encoding="utf-8").count(bug.before) == 1, bug.name
+        for test in bug.tests:
+            file, _, name = test.partition("::")
+            assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), test
+            assert (ROOT / file).is_file(), test
+
+
+def test_every_mutated_file_has_quick_tests(benchmark):
+    mutation, _, quick_tests = benchmark
+    paths = [path for pattern in quick_tests.MODULES for path in ROOT.glob(pattern)]
+    files = [path for path in paths if mutation.mutants(path.read_bytes())]
+    assert len(files) > 60
+    heavy = re.compile(r"\b(local_ray|simulate|hosts\.|subprocess)\b")
+    for path in files:
+        for test in quick_tests.tests_of(str(path.relative_to(ROOT))):
+            assert (ROOT / test).is_file(), (path, test)
+            text = (ROOT / test).read_text(encoding="utf-8")
+            assert "local_ray" not in text or not heavy.search(text), (path, test)
+
+
+def test_a_mutant_is_one_change_of_what_runs(benchmark):
+    mutation, _, _ = benchmark
+    source = b'"""A text with 1 and <."""\n\n\ndef f(a: int = 1) -> int:\n    """2 < 3."""\n    return a + min(a, 2)\n'
+    found = mutation.mutants(source)
+    assert {(m.kind, m.before, m.after) for m in found} == {
+        ("constant", "1", "2"),
+        ("arithmetic", "a + min(a, 2)", "((a) - (min(a, 2)))"),
+        ("function", "min(a, 2)", "max(a, 2)"),
+        ("constant", "2", "3"),
+        ("dropped return", "return a + min(a, 2)", "return None"),
+    }
+    for mutant in found:
+        changed = mutant.apply(source)
+        assert changed != source and compile(changed, "mutant", "exec")

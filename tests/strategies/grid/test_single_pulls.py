@@ -1,0 +1,98 @@
+"""Replies that Flower itself cannot put together, and such as would fill the memory before anybody looks."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from flwr.app.message import Array
+
+from helpers.wire_grid import HOSTILE, NUM_CLUSTERS, START, change_array, round_of
+
+pytestmark = pytest.mark.usefixtures("flower_process")
+
+
+def without_first(kind):
+    return lambda reply, pieces: {
+        name: piece
+        for name, piece in pieces.items()
+        if name != next(n for n, p in pieces.items() if p.startswith(kind))
+    }
+
+
+def junk(kind):
+    def tamper(reply, pieces):
+        name = next(name for name, piece in pieces.items() if piece.startswith(kind))
+        head = pieces[name].split(b"\x00")[0].rpartition(b" ")[0]
+        return pieces | {name: head + b" 4\x00\xff\xfe{["}
+
+    return tamper
+
+
+TAMPERINGS = {
+    "a chunk is missing": without_first(b"ArrayChunk "),
+    "an array is missing": without_first(b"Array "),
+    "a record is missing": without_first(b"MetricRecord "),
+    "chunks that there are none of": lambda reply, pieces: change_array(pieces, arraychunk_ids=[0, 7]),
+    "chunks that are text": lambda reply, pieces: change_array(pieces, arraychunk_ids="all"),
+    "a shape that is text": lambda reply, pieces: change_array(pieces, shape="round"),
+    "a type that is a number": lambda reply, pieces: change_array(pieces, dtype=5),
+    "an array of junk": junk(b"Array "),
+    "records of junk": junk(b"RecordDict "),
+    "metrics of junk": junk(b"MetricRecord "),
+    "a report of junk": junk(b"ConfigRecord "),
+    "no head": lambda reply, pieces: pieces | {reply.object_id: b"junk"},
+    "an unknown class": lambda reply, pieces: pieces | {reply.object_id: b"Exploit  0\x00"},
+    "one chunk three thousand times": lambda reply, pieces: change_array(pieces, arraychunk_ids=[0] * 3000),
+}
+
+
+@pytest.mark.parametrize("name", TAMPERINGS)
+def test_a_reply_that_cannot_be_put_together_is_its_clusters_failure(name):
+    weights, record = round_of(TAMPERINGS[name])
+    assert [entry["cluster"] for entry in record["failed"]] == [HOSTILE]
+    reason = record["failed"][0]["reason"]
+    assert reason.startswith("its reply cannot be put together: ") and reason.isprintable()
+    for name, value in START.items():
+        torch.testing.assert_close(weights[name], value + 0.5)
+
+
+def test_whole_replies_pass_as_they_are():
+    weights, record = round_of(lambda reply, pieces: pieces)
+    assert record["failed"] == []
+    for name, value in START.items():
+        torch.testing.assert_close(weights[name], value + 1)
+
+
+def test_what_a_reply_says_that_it_answers_does_not_count():
+    """The pieces come from the client, and with them the id of the message that they answer."""
+
+    def tamper(reply, pieces):
+        own = reply.metadata.reply_to_message_id.encode()
+        return pieces | {reply.object_id: pieces[reply.object_id].replace(own, b"0" * len(own))}
+
+    _, record = round_of(tamper)
+    assert record["failed"] == [] and len(record["clusters"]) == NUM_CLUSTERS
+
+
+BOMB = """
+import resource, sys
+from flwr.supercore.task_identity import TaskIdentity
+for name in ("_run_id", "_node_id", "_task_id"):
+    setattr(TaskIdentity, name, 1)
+from helpers import wire_grid
+wire_grid.round_of(lambda reply, pieces: pieces)
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 200_000_000, size + 200_000_000))
+_, record = wire_grid.round_of(lambda reply, pieces: wire_grid.change_array(pieces, arraychunk_ids=[0] * 1_000_000))
+(failed,) = record["failed"]
+assert "more than was asked for" in failed["reason"], failed
+print("refused")
+"""
+
+
+def test_one_chunk_a_million_times_takes_no_memory():
+    """Four gigabytes of three megabytes, in a process that may take 200 MB more than it has."""
+    done = subprocess.run([sys.executable, "-c", BOMB], capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout.endswith("refused\n"), done.stderr[-2000:]
+    assert Array.__qualname__ == "Array"

@@ -1,0 +1,150 @@
+"""One contract for every policy that decides a round, and what sets each apart."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from client_pipeline.partition.plan import read_plans, write_plans
+from client_pipeline.system.channels import NetworkTrace
+from client_pipeline.system.scenario import load_scenario
+from helpers.instances import random_instance
+from strategies.dssda.evaluation import Match, violations
+from strategies.dssda.instance_file import parse_instance
+from strategies.dssda.planner import plan_round
+from strategies.dssda.queues import Queues
+from strategies.dssda.round_problem import round_instance
+from strategies.planning.policies import POLICIES, make_policy
+from strategies.planning.policy import Round
+from strategies.planning.segment_rules import cluster_plans
+
+SCENARIOS = ("table2", "table2-contended", "physical")
+
+
+def first_round(name, queue=0.7):
+    scenario = load_scenario(name)
+    queues = Queues(np.linspace(0, queue, scenario.num_clusters), np.zeros(scenario.num_clusters))
+    instance = round_instance(scenario, NetworkTrace(scenario).round(1), queues)
+    return Round(number=1, instance=instance, losses=np.linspace(1.0, 2.0, scenario.num_clusters))
+
+
+def policies(round_, tmp_path):
+    """Every policy; the fixed one replays what dssda decided."""
+    path = tmp_path / "plan.json"
+    write_plans(path, cluster_plans(round_.instance, plan_round(round_.instance)))
+    for name in POLICIES:
+        yield make_policy(name, plan_file=str(path) if name == "fixed" else "")
+    for name in ("random", "loss-only", "delay-only"):
+        yield make_policy(name + "+optimal")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_policy_meets_all_constraints_and_none_beats_the_certified_bound(scenario, tmp_path):
+    round_ = first_round(scenario)
+    best = plan_round(round_.instance)
+    assert best.status == "optimal" and best.gap <= 1e-6
+    for policy in policies(round_, tmp_path):
+        answer = policy.plan(round_)
+        matches = [Match(c.choice, c.channel, c.power_w) if c.selected else None for c in answer.clusters]
+        assert violations(round_.instance, matches) == [], policy.name
+        assert sum(c.selected for c in answer.clusters) == round_.instance.num_matched
+        assert answer.objective >= best.lower_bound * (1 - 1e-12), policy.name
+        assert json.loads(json.dumps(answer.to_dict()))["status"] in ("optimal", "feasible")
+
+
+def test_a_fixed_plan_repeats_what_was_written(tmp_path):
+    round_ = first_round("table2-contended")
+    answer = plan_round(round_.instance)
+    path = tmp_path / "plan.json"
+    write_plans(path, cluster_plans(round_.instance, answer))
+    again = make_policy("fixed", plan_file=str(path)).plan(round_)
+    assert again.objective == pytest.approx(answer.objective, rel=1e-12)
+    assert [c.channel for c in again.clusters] == [c.channel for c in answer.clusters]
+    assert [p.selected for p in read_plans(path)] == [c.selected for c in answer.clusters]
+
+
+def test_a_fixed_plan_without_channels_gets_them_as_dssda_would(tmp_path):
+    round_ = first_round("table2")
+    plans = [plan.to_dict() | {"channel": None} for plan in cluster_plans(round_.instance, plan_round(round_.instance))]
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"format": "collapipe-plan/1", "clusters": plans}))
+    answer = make_policy("fixed", plan_file=str(path)).plan(round_)
+    assert answer.objective == pytest.approx(plan_round(round_.instance).objective, rel=1e-6)
+
+
+def test_a_fixed_plan_that_does_not_fit_is_refused(tmp_path):
+    round_ = first_round("table2")
+    plans = [plan.to_dict() for plan in cluster_plans(round_.instance, plan_round(round_.instance))]
+    path = tmp_path / "plan.json"
+
+    def refused(clusters):
+        path.write_text(json.dumps({"format": "collapipe-plan/1", "clusters": clusters}))
+        with pytest.raises(ValueError) as error:
+            make_policy("fixed", plan_file=str(path)).plan(round_)
+        return str(error.value)
+
+    assert "has plans for 2 clusters, the problem has 3" in refused(plans[:2])
+    assert "clusters[1]: channel 9: expected null or a channel from 0 to 3" in refused(
+        [plans[0], plans[1] | {"channel": 9}, plans[2]]
+    )
+    assert "sums to 3, expected the model's L = 12" in refused([plans[0] | {"delta": [3, 0, 0, 0, 0, 0]}, *plans[1:]])
+
+
+def test_loss_only_takes_the_largest_losses():
+    round_ = first_round("table2-contended")
+    answer = make_policy("loss-only").plan(round_)
+    assert [c.selected for c in answer.clusters] == [False] * 4 + [True] * 4
+
+
+def test_random_takes_others_each_round_and_the_same_for_a_seed():
+    round_ = first_round("table2-contended")
+
+    def taken(seed, number):
+        policy = make_policy("random", seed=seed)
+        answer = policy.plan(Round(number=number, instance=round_.instance, losses=round_.losses))
+        return tuple(c.selected for c in answer.clusters)
+
+    assert taken(0, 1) == taken(0, 1)
+    assert len({taken(0, number) for number in range(1, 9)}) > 4
+    assert len({taken(seed, 1) for seed in range(8)}) > 4
+
+
+def test_delay_only_is_not_slower_than_any_seed_of_random():
+    round_ = first_round("table2-contended")
+    fastest = make_policy("delay-only").plan(round_).latency_s
+    assert all(make_policy("random", seed=s).plan(round_).latency_s >= fastest for s in range(10))
+
+
+def test_selection_leaves_out_clusters_that_have_no_upload():
+    raw = random_instance(np.random.default_rng(0), num_clusters=3, num_channels=2, num_devices=3, L=3, energy="none")
+    raw.update(S_min=1, S_max=None, gamma0=0.0)
+    for cluster in raw["clusters"]:
+        cluster["up"] |= {"eps_max": None, "Emax": 100.0}
+    raw["clusters"][1]["up"]["Emax"] = 1e-6
+    round_ = Round(number=1, instance=parse_instance(raw, "case"), losses=[1.0, 9.0, 1.0])
+    for name in ("random", "loss-only", "delay-only"):
+        assert [c.selected for c in make_policy(name).plan(round_).clusters] == [True, False, True]
+    raw["clusters"][0]["up"]["Emax"] = 1e-6
+    answer = make_policy("loss-only").plan(Round(number=1, instance=parse_instance(raw, "case"), losses=[1] * 3))
+    assert answer.status == "infeasible"
+    assert {i.cluster for i in answer.infeasible if i.constraint == "C8"} == {0, 1}
+
+
+def test_names_are_checked():
+    with pytest.raises(ValueError, match="policy: expected one of dssda, dssda-paper, .*found 'best'"):
+        make_policy("best")
+    with pytest.raises(ValueError, match="policy: fixed needs a plan file"):
+        make_policy("fixed")
+    with pytest.raises(ValueError, match="found 'random\\+even'"):
+        make_policy("random+even")
+    with pytest.raises(ValueError, match="C11 needs a scenario"):
+        make_policy("dssda-paper", c11=True).plan(first_round("table2"))
+
+
+def test_uniform_has_the_best_channels_for_its_segments():
+    round_ = first_round("table2")
+    uniform, best = make_policy("uniform").plan(round_), plan_round(round_.instance)
+    assert uniform.status == "feasible"
+    assert {c.choice.m for c in uniform.clusters} == {8}
+    assert math.isfinite(uniform.objective) and uniform.objective > best.objective

@@ -1,0 +1,165 @@
+"""A training on real machines, or what stands for them: all programs, TLS, keys, devices as Ray nodes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from flower_app.tasks import generator
+from flower_app.tasks.tokenizer import train_tokenizer
+from helpers.deployed_stack import COLLAPIPE, CONFIG, NAMES, NUM_CLUSTERS, NUM_DEVICES, PATIENCE_S, Stack, write_text
+from helpers.hosts import Loopback, Namespaces, namespaces_missing
+
+ROUNDS = 3
+SCENARIO = """
+format = "collapipe-scenario/1"
+clusters = 2
+devices = 2
+
+[device]
+flop-per-cycle = [20.0, 14.0]
+frequency-ghz = 0.5
+memory-gb = 1.5
+
+[block]
+memory-gb = 0.375
+
+[planner]
+blocks = 3
+gamma-max = 5.0
+"""
+
+
+@pytest.fixture(scope="module", params=["namespaces", "loopback"])
+def stack(request, tmp_path_factory):
+    reason = namespaces_missing()
+    if request.param == "namespaces" and reason:
+        pytest.skip(reason)
+    if request.param == "loopback" and not reason and os.environ.get("COLLAPIPE_TEST_LOOPBACK") != "1":
+        pytest.skip("the same ran in network namespaces; COLLAPIPE_TEST_LOOPBACK=1 runs it on the loopback, too")
+    folder = tmp_path_factory.mktemp(request.param)
+    pairs = generator.generate(90, "train", 0)
+    # What the server has, and what each control unit has for itself: another folder, as on another machine.
+    write_text(folder / "server", "test", generator.generate(4, "test", 1))
+    (folder / "server" / "tokenizer").mkdir()
+    vocabulary = train_tokenizer((text for pair in pairs for text in pair), 300, False)
+    (folder / "server" / "tokenizer" / "tokenizer.json").write_text(vocabulary.to_json(), encoding="utf-8")
+    (folder / "server" / "scenario.toml").write_text(SCENARIO, encoding="utf-8")
+    (folder / "server" / "run.toml").write_text(CONFIG.format(rounds=ROUNDS, layers=3), encoding="utf-8")
+    data = [folder / f"data-{cluster}" for cluster in range(NUM_CLUSTERS)]
+    for cluster, own in enumerate(data):
+        write_text(own, f"train-{cluster}", pairs[cluster::NUM_CLUSTERS][: 40 - 5 * cluster])
+    with (Namespaces if request.param == "namespaces" else Loopback)(NAMES) as hosts:
+        stack = Stack(hosts, folder, data)
+        stack.start()
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def alone(stack):
+    """The same configuration in simulation, where one machine has all the text."""
+    everything = stack.folder / "everything"
+    for folder in (stack.folder / "server", *stack.data):
+        shutil.copytree(folder, everything, dirs_exist_ok=True)
+    arguments = ["run", "--config", everything / "run.toml", "--json"]
+    done = subprocess.run([*COLLAPIPE, *arguments], cwd=everything, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Path(json.loads(done.stdout)["run_dir"])
+
+
+def own_ports(stack):
+    return ["decoder.bind=127.0.77.1:0"] if stack.shared_ports else []
+
+
+def rounds_of(run_dir):
+    return [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.timeout(1200)
+def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulation(stack, alone):
+    run, run_dir = stack.begin(*own_ports(stack), config=stack.folder / "server" / "run.toml")
+    # Looked for from the beginning: the three rounds may be over before all command lines have been read.
+    if not stack.shared_ports:
+        check_places(stack)
+    wait_for_rounds(stack, run, run_dir, lambda rounds: rounds)
+    stack.cut_power("d00")
+    stack.start_device(0, 0)
+    wait_for_rounds(stack, run, run_dir, lambda rounds: any(line["faults"] for line in rounds))
+    run.send_signal(signal.SIGINT)
+    run.wait(PATIENCE_S)
+    stack.hosts.running.remove(run)
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
+    before = rounds_of(run_dir)
+    assert len(before) < ROUNDS
+    assert ("device", 0) in [(fault["kind"], fault["device"]) for line in before for fault in line["faults"]]
+
+    names = ("cu1", "d10", "d11")
+    since = {name: len(stack.log(name).read_text(errors="replace")) for name in names}
+    stack.hosts.end(stack.boxes["cu1"])
+    stack.gone("cu1")
+    stack.start_cu(1)
+    stack.wait_for("cu1", "SuperNode ID", since["cu1"])
+    for device in range(NUM_DEVICES):
+        rejoin(stack, 1, device, since[f"d1{device}"])
+
+    done = stack.hosts.run("server", *stack.run_command("--resume", run_dir.name), cwd=stack.folder)
+    assert done.returncode == 0, f"{done.stderr}\n{stack.said()}"
+    found, expected = rounds_of(run_dir), rounds_of(alone)
+    assert len(found) == len(expected) == ROUNDS and not any(line["failed"] for line in found)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert {report["num_examples"] for report in mine["clusters"]} == {40, 35}
+        losses = [[report["loss"] for report in line["clusters"]] for line in (mine, theirs)]
+        print(f"round {mine['round']}: on machines {losses[0]}, in simulation {losses[1]}")
+        assert losses[0] == pytest.approx(losses[1], abs=1e-4), mine["round"]
+        if all(fault["kind"] != "device" for fault in mine["faults"]):
+            for here, there in zip(mine["clusters"], theirs["clusters"], strict=True):
+                assert here["cluster"] == there["cluster"] and here["plan"] == there["plan"]
+                assert len(here["devices"]) == NUM_DEVICES
+    assert not found[0]["faults"]
+    assert loss_on_test_text(run_dir) == pytest.approx(loss_on_test_text(alone), abs=1e-4)
+    # Each control unit has kept its own checkpoint, in its own folder.
+    assert not (run_dir / "clusters").exists()
+    for cluster in range(NUM_CLUSTERS):
+        own = stack.folder / f"state-cu{cluster}" / "checkpoints" / run_dir.name / f"cluster-{cluster}"
+        assert own.is_dir() and any(own.iterdir())
+
+
+def check_places(stack):
+    """The actors of the devices are on the devices' machines, and nowhere else."""
+    expected, deadline = {name: int(name.startswith("d")) for name in NAMES}, time.monotonic() + PATIENCE_S
+    while True:
+        # Ray writes what an actor does into its command line, which may be read in the midst of that.
+        commands = {name: stack.hosts.commands(name) for name in NAMES}
+        places = {name: sum(line.startswith("ray::Device") for line in lines) for name, lines in commands.items()}
+        if places == expected:
+            return
+        assert time.monotonic() < deadline, f"{places}: {stack.said()}"
+        time.sleep(0.1)
+
+
+def wait_for_rounds(stack, run, run_dir, enough):
+    deadline = time.monotonic() + PATIENCE_S
+    while not ((run_dir / "rounds.jsonl").is_file() and enough(rounds_of(run_dir))):
+        assert run.poll() is None and time.monotonic() < deadline, stack.said()
+        time.sleep(0.05)
+
+
+def rejoin(stack, cluster, device, since):
+    """A device whose control unit has a new Ray joins it: by itself in its first minutes, else it is started again."""
+    name, deadline = f"d{cluster}{device}", time.monotonic() + PATIENCE_S
+    while "ended with exit code" not in (said := stack.log(name).read_text(errors="replace")[since:]):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)
+    if "it is started again" not in said:
+        stack.gone(name)
+        stack.start_device(cluster, device)
+        stack.wait_for(name, "is up", since)
+
+
+def loss_on_test_text(run_dir):
+    return json.loads((run_dir / "summary.json").read_text())["metrics"]["loss"]

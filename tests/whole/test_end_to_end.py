@@ -1,0 +1,152 @@
+"""The main job through every real part: command line, SuperLink, simulation, Ray actors, decoder stream."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.command_line import TINY, collapipe, rounds, sets
+from helpers.repository import ROOT
+
+REPOSITORY = ROOT
+
+
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory):
+    """A small run of the default strategy with three clusters."""
+    folder = tmp_path_factory.mktemp("default")
+    result = collapipe("run", *sets(), cwd=folder)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return folder
+
+
+def test_a_run_leaves_what_the_readme_says(default_run):
+    run_dir = default_run / "runs" / "latest"
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["rounds"] == TINY["num-rounds"]
+    assert summary["wall_s"] > 0
+    assert 0 <= summary["metrics"]["bleu"] <= 100
+    found = {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
+    assert {"config.toml", "rounds.jsonl", "summary.json", "plans/round-0001.json", "plans/round-0003.json"} <= found
+    # The folder is a link to the newest version, which a walk does not enter.
+    assert all((run_dir / "model" / name).is_file() for name in ("model.safetensors", "spec.json", "tokenizer.json"))
+
+
+def test_loss_falls_over_three_clusters_whose_rounds_dssda_plans(default_run):
+    lines = rounds(default_run / "runs" / "latest")
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    for line in lines:
+        assert [cluster["cluster"] for cluster in line["clusters"]] == [0, 1, 2]
+        assert (line["plan"]["policy"], line["plan"]["status"]) == ("dssda", "optimal")
+        for cluster, planned in zip(line["clusters"], line["virtual"]["clusters"], strict=True):
+            assert {int(device) for device in cluster["devices"]} == set(planned["order"])
+            # What really went over the wires stands beside what the costs say.
+            assert cluster["link_bytes"] > 0 and min(cluster["stream_bytes"].values()) > 0
+            assert planned["m"] == cluster["plan"]["m"] and planned["pipeline_s"] > 0
+        assert not line["failed"]
+    assert any(len(cluster["devices"]) >= 2 for line in lines for cluster in line["clusters"])
+
+
+def test_messages_leave_the_decoder_out_and_the_saved_model_has_it(default_run):
+    from safetensors import safe_open
+
+    run_dir = default_run / "runs" / "latest"
+    with safe_open(run_dir / "model" / "model.safetensors", "pt") as file:
+        sizes = {name: file.get_tensor(name).nbytes for name in file.keys()}  # noqa: SIM118
+    encoder = sum(size for name, size in sizes.items() if not name.startswith("head."))
+    assert any(name.startswith("head.") for name in sizes)
+    sent = rounds(run_dir)[0]["bytes_up"] / 3
+    # Each array travels with a header of its own, of about a hundred bytes.
+    assert encoder < sent < encoder + 200 * len(sizes)
+
+
+def test_the_saved_model_can_be_scored_and_used(default_run):
+    scored = collapipe("evaluate", "latest", "--json", cwd=default_run)
+    assert scored.returncode == 0, scored.stderr
+    summary = json.loads((default_run / "runs" / "latest" / "summary.json").read_text())
+    assert json.loads(scored.stdout)["metrics"]["bleu"] == pytest.approx(summary["metrics"]["bleu"])
+    used = collapipe("translate", "latest", "the dog sleeps", cwd=default_run)
+    assert used.returncode == 0, used.stderr
+
+
+@pytest.fixture(scope="module")
+def plain_flwr_run(tmp_path_factory):
+    """``flwr run`` with a SuperLink that Flower itself starts, and keeps: folder of the runs and output of each."""
+    folder = tmp_path_factory.mktemp("plain")
+    ports = []
+    for _ in range(2):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            ports.append(str(probe.getsockname()[1]))
+    (folder / "home").mkdir()
+    binaries = str(Path(sys.executable).parent)
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(folder / "home"),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": ports[0],
+        "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+    }
+
+    def run(name, options=(), **more):
+        overrides = {**TINY, "runs-dir": str(folder / name), **more}
+        pairs = " ".join(f"{k}={json.dumps(v) if isinstance(v, str) else v}" for k, v in overrides.items())
+        command = ["flwr", "run", str(REPOSITORY), "--stream", "--run-config", pairs, *options]
+        result = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, timeout=560, capture_output=True, text=True, check=False
+        )
+        output = result.stdout + result.stderr
+        run_dir = (folder / name / "latest").resolve()
+        assert str(run_dir) in output, output[-3000:]
+        return run_dir, output
+
+    yield run
+    end_superlink(ports[0])
+
+
+def test_plain_flwr_run_refuses_too_few_nodes_with_the_line_that_gives_enough(plain_flwr_run):
+    """It used to train two of the three clusters of the default scenario, and said nothing."""
+    run_dir, output = plain_flwr_run("refused", **{"num-rounds": 1})
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "bad-input", summary
+    line = 'flwr run . --stream --federation-config "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=3"'
+    assert line in summary["error"] and "3 clusters" in summary["error"] and "2 nodes" in summary["error"]
+    assert line in output
+    # Nodes of a simulation are all there at once: nobody waits a minute for a third.
+    assert "within 60 s" not in summary["error"]
+
+
+def test_plain_flwr_run_learns_with_two_clients_one_after_the_other(plain_flwr_run):
+    # Two CPUs of two for each client: they run one after the other, and would dead-lock on a common step.
+    federation = "num-supernodes=2 client-resources-num-cpus=2 init-args-num-cpus=2"
+    run_dir, output = plain_flwr_run("learns", ["--federation-config", federation], scenario="two-clusters")
+    lines = rounds(run_dir)
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    assert len(lines[0]["clusters"]) == 2
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
+    assert "decoder-sync auto: round" in output
+    # That is known before the first round: the decoder does not wait for a hello that cannot come.
+    assert "were not there in" not in output
+
+
+def end_superlink(port):
+    """End the SuperLink that flwr started for this test, found by its own port."""
+    import psutil
+
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        command = process.info["cmdline"] or []
+        if any("flower-superlink" in part for part in command) and port in command:
+            family = [*process.children(recursive=True), process]
+            for member in family:
+                member.terminate()
+            _, alive = psutil.wait_procs(family, timeout=10)
+            for member in alive:
+                member.kill()

@@ -2,9 +2,6 @@ import csv
 import importlib.util
 import json
 import pickle
-import re
-import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ import torch
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import target_weight, targets
 from flower_app.config.sources import load_config
-from flower_app.tasks.base import TASKS, TaskConfig, task
+from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.classification import macro_f1
 from flower_app.tasks.corpus import DataConfig
 from flower_app.tasks.generated_labels import KINDS, classified
@@ -391,39 +388,3 @@ def test_real_text_is_read_as_the_configuration_says(real_data, name, folder, nu
     chosen.check(config.data, config.model, 0, 2)
     found = chosen.read(config.data, "train", None)
     assert len(found) == number and len(set(found.labels)) == classes
-
-
-def test_the_task_of_the_documentation_is_learned(monkeypatch):
-    text = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    module = ModuleType("word_order")
-    exec(code, vars(module))
-    monkeypatch.setitem(sys.modules, "word_order", module)
-    monkeypatch.setitem(TASKS, "word-order", "word_order:WordOrderTask")
-    data = DataConfig(num_examples=800, evaluation_examples=100, vocab_size=480, max_length=40)
-    found = task_cases.prepare("word-order", data, options(dropout=0.0))
-    score = found.evaluator.evaluate(train("word-order", found, data, steps=60), "test")
-    assert score.metrics["accuracy"] > 0.7
-
-
-def test_the_readmes_task_of_ones_own_is_learned(tmp_path, monkeypatch):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (source,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "Task)" in block)
-    (tmp_path / "acceptability.py").write_text(source)
-    assert len(source.splitlines()) <= 30
-    monkeypatch.syspath_prepend(tmp_path)
-    chosen = task(TaskConfig(name="acceptability:AcceptabilityTask"))
-    data = DataConfig(num_examples=800, evaluation_examples=100, vocab_size=480, max_length=40)
-    found = chosen.prepare(data, options(dropout=0.0), seed=0, num_clusters=2)
-    score = found.evaluator.evaluate(train("acceptability:AcceptabilityTask", found, data, steps=60), "test")
-    assert set(score.metrics) == set(chosen.scores) and score.metrics["matthews"] > 0.4
-    assert {"good", "bad"} == set(score.references)
-    assert chosen.metrics(["good", "bad"] * 2, ["good", "bad"] * 2)[0]["matthews"] == 1
-    assert chosen.metrics(["good", "bad"] * 2, ["bad", "good"] * 2)[0]["matthews"] == -1
-
-
-def test_a_task_that_cannot_be_imported_is_named():
-    with pytest.raises(ValueError, match=r"task.name: 'no_such:Task': cannot import no_such: .*PYTHONPATH"):
-        task(TaskConfig(name="no_such:Task"))
-    with pytest.raises(ValueError, match="expected module:Class, found None in json"):
-        task(TaskConfig(name="json:Task"))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +19,26 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    """Mark as ``fast`` what neither is ``slow`` nor needs Ray."""
+    for item in items:
+        if "local_ray" in item.fixturenames:
+            item.add_marker(pytest.mark.slow)
+        elif not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.fast)
+
+
+@pytest.fixture(autouse=True)
+def programs_of_slow_tests_alone(request, monkeypatch):
+    """Fast tests start no program: what they say must not depend on the machine's load."""
+    if request.node.get_closest_marker("fast"):
+
+        def refuse(self, command, *arguments, **options):
+            raise AssertionError(f"a fast test starts {command}; mark it as slow")
+
+        monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
 
 
 @pytest.fixture(scope="session")

@@ -232,6 +232,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_control_unit_that_is_stopped_holds_nobody_for_long(monkeypatch):
     """Its stream stays open, and its kernel goes on acknowledging: it answers no keepalive."""
     options = dict(channel_options(2**26))

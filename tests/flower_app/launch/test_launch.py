@@ -95,6 +95,7 @@ def test_a_run_whose_log_breaks_off_goes_on(code):
     assert death(submission=code, simulation=os.getpid()) == ""
 
 
+@pytest.mark.slow
 def test_a_run_is_given_up_when_nobody_is_left_to_end_it():
     with subprocess.Popen(["true"]) as ended:
         pass
@@ -117,6 +118,7 @@ def test_an_interrupted_run_ends_everything_and_says_so(tiny_app, run_dir):
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_no_process(tiny_app, run_dir):
     # A simulation survives the deaths of SuperLink and SuperExec, for hours.
     config = run_dir / "config.toml"
@@ -209,6 +211,7 @@ STUBBORN = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 def test_processes_that_left_their_family_and_ignore_requests_are_ended(tmp_path):
     mark = os.urandom(8).hex()
     child = subprocess.Popen([sys.executable, "-c", STUBBORN, f"{tmp_path}/"], env={**os.environ, MARK: mark})
@@ -230,6 +233,7 @@ def test_processes_that_left_their_family_and_ignore_requests_are_ended(tmp_path
         other.wait()
 
 
+@pytest.mark.slow
 def test_a_family_is_found_by_its_tree_where_environments_are_hidden():
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     child = subprocess.Popen([sys.executable, "-c", code])

@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items):
-    """Mark as ``fast`` what neither is ``slow`` nor needs Ray; the longest files come first, so that none is left over."""
+    """Mark as ``fast`` what neither is ``slow`` nor needs Ray. The longest files come first."""
     items.sort(key=lambda item: "whole" not in item.path.parts)
     for item in items:
         if "local_ray" in item.fixturenames:

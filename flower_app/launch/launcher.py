@@ -65,7 +65,7 @@ class LaunchOrder:
     """Called after each poll, to show progress."""
     poll_s: float = 0.5
     """Time between polls [s]."""
-    kept: Sequence[int] = ()
+    inherited_fds: Sequence[int] = ()
     """Descriptors that stay open as long as any process of the run on this machine."""
 
     @property

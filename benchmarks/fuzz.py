@@ -223,9 +223,9 @@ class Target:
             for old, new in zip(self.weights, self.service.trainer.head.parameters(), strict=True)
         )
         # In mode round a cluster that left is in no average.
-        learned = summary.steps > 0 and (self.service.trainer.decoder_sync == "step" or summary.left is None)
+        learned = summary.steps > 0 and (self.service.trainer.decoder_sync == "step" or summary.departure is None)
         self.counts["steps"] += summary.steps
-        self.expect(changed == learned, f"changed {changed}, steps {summary.steps}, left {summary.left}", [])
+        self.expect(changed == learned, f"changed {changed}, steps {summary.steps}, left {summary.departure}", [])
         self.expect(summary.weight <= summary.steps * EXAMPLES * LENGTH, f"weight {summary.weight}", [])
         finite = not changed or all(bool(p.isfinite().all()) for p in self.service.trainer.head.parameters())
         self.expect(finite, "weights are not finite", [])

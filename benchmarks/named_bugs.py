@@ -155,8 +155,8 @@ BUGS = (
     _bug(
         "a round may end without the server's confirmation of its steps",
         "client_pipeline/link/stream.py",
-        "!= self._ended:",
-        "> self._ended:",
+        "!= self._num_ended_steps:",
+        "> self._num_ended_steps:",
         "hostile_decoder.py::test_a_goodbye_before_all_steps_are_confirmed_is_an_error",
     ),
     _bug(
@@ -188,8 +188,8 @@ BUGS = (
     _bug(
         "a step ends before what it sent has been read",
         f"{RUNTIME}/stage.py",
-        "    transport.flush()\n    return done\n",
-        "    return done\n",
+        "    transport.flush()\n    return done_actions\n",
+        "    return done_actions\n",
         "stage.py",
     ),
 )

@@ -77,15 +77,15 @@ def write_file(path: Path, write: FileWriter, *, lasting: bool = True, mode: int
     lasting : whether it has to survive a machine that fails; else it only is never seen by half
     mode : its permissions
     """
-    aside = _aside(path)
+    temporary_file = _temporary_path(path)
     try:
-        disk.fill(aside, write)
-        os.chmod(aside, mode)
+        disk.fill(temporary_file, write)
+        os.chmod(temporary_file, mode)
         if lasting:
-            disk.sync(aside)
-        disk.rename(aside, path)
+            disk.sync(temporary_file)
+        disk.rename(temporary_file, path)
     except BaseException:
-        disk.remove(aside)
+        disk.remove(temporary_file)
         raise
     if lasting:
         disk.sync(path.parent)
@@ -99,19 +99,19 @@ def write_text(path: Path, text: str, *, lasting: bool = True) -> Path:
 
 def write_folder(folder: Path, files: Mapping[str, FileWriter]) -> Path:
     """Write a folder of files in one step; a folder of that name goes first."""
-    aside = _aside(folder)
+    temporary_folder = _temporary_path(folder)
     try:
-        disk.make_folder(aside)
+        disk.make_folder(temporary_folder)
         for name, write in files.items():
-            disk.fill(aside / name, write)
-            os.chmod(aside / name, 0o644)
-            disk.sync(aside / name)
-        disk.sync(aside)
+            disk.fill(temporary_folder / name, write)
+            os.chmod(temporary_folder / name, 0o644)
+            disk.sync(temporary_folder / name)
+        disk.sync(temporary_folder)
         if folder.is_dir():
             remove(folder)
-        disk.rename(aside, folder)
+        disk.rename(temporary_folder, folder)
     except BaseException:
-        disk.remove(aside)
+        disk.remove(temporary_folder)
         raise
     disk.sync(folder.parent)
     return folder
@@ -130,11 +130,11 @@ def make_folders(folder: Path) -> Path:
     return folder
 
 
-def adopt_folder(aside: Path, folder: Path) -> Path:
+def adopt_folder(temporary_folder: Path, folder: Path) -> Path:
     """Give a folder of files that lies beside it the name of one that is not there, or empty, in one step."""
-    for path in (*aside.rglob("*"), aside):
+    for path in (*temporary_folder.rglob("*"), temporary_folder):
         disk.sync(path)
-    disk.rename(aside, folder)
+    disk.rename(temporary_folder, folder)
     disk.sync(folder.parent)
     return folder
 
@@ -162,12 +162,12 @@ def truncate(path: Path, size: int) -> None:
 
 def point(link: Path, target: str) -> None:
     """Let a symbolic link point to ``target``, in one step."""
-    aside = _aside(link)
+    temporary_link = _temporary_path(link)
     try:
-        disk.link(aside, target)
-        disk.rename(aside, link)
+        disk.link(temporary_link, target)
+        disk.rename(temporary_link, link)
     except BaseException:
-        disk.remove(aside)
+        disk.remove(temporary_link)
         raise
     disk.sync(link.parent)
 
@@ -175,9 +175,9 @@ def point(link: Path, target: str) -> None:
 def remove(path: Path) -> None:
     """Remove a file, a link or a whole folder; a folder is no longer seen under its name once its first file goes."""
     if path.is_dir() and not path.is_symlink():
-        aside = _aside(path)
-        disk.rename(path, aside)
-        path = aside
+        temporary_path = _temporary_path(path)
+        disk.rename(path, temporary_path)
+        path = temporary_path
     disk.remove(path)
 
 
@@ -193,5 +193,5 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _aside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.aside-{os.getpid()}-{next(_numbers)}")

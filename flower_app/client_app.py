@@ -102,17 +102,17 @@ def _keep(context: Context, setup_values: Mapping[str, Any], state: ClusterState
     Flower keeps a node's state between messages: a round's plan is made and checked with it, and a control unit that is
     lost starts again from what its folder holds.
     """
-    kept = {
+    entries = {
         "spec": setup_values["spec"],
         "plans": setup_values["plans"],
         "cluster": json.dumps(state.to_dict()),
         "folder": str(folder),
     }
-    context.state[STATE] = record = ConfigRecord(kept)
+    context.state[STATE] = record = ConfigRecord(entries)
     return record
 
 
-def _kept(context: Context, config: RunConfig, node: NodeConfig, run_name: str) -> ConfigRecord:
+def _setup_record(context: Context, config: RunConfig, node: NodeConfig, run_name: str) -> ConfigRecord:
     """What rounds need of the set-up; a SuperNode that was started again reads it from the node's folder.
 
     Raises
@@ -123,13 +123,15 @@ def _kept(context: Context, config: RunConfig, node: NodeConfig, run_name: str) 
     if STATE in context.state:
         return context.state.config_records[STATE]
     if not run_name:
-        raise RuntimeError(f"cluster {node.cluster}: its node was started again and is not told for which run")
+        raise RuntimeError(f"cluster {node.cluster}: its node was started again and does not know its run")
     folder = node_folder(config, node, run_name)
     try:
         setup_values, _ = kept_setup.read(folder)
     except FileNotFoundError as error:
         raise RuntimeError(f"cluster {node.cluster}: its node was started again without its --state: {error}") from None
-    log(WARNING, "cluster %d: its SuperNode was started again; it goes on with the set-up in %s", node.cluster, folder)
+    log(
+        WARNING, "cluster %d: its SuperNode was started again; it continues with the set-up in %s", node.cluster, folder
+    )
     declared = ClusterState.from_dict(json.loads(setup_values["network"])[node.cluster])
     state = replace(declared, node_id=context.node_id, devices=node.devices(declared.devices))
     return _keep(context, setup_values, state, folder)
@@ -144,7 +146,7 @@ def _cluster_setup(
     num_devices: int,
 ) -> ClusterSetup:
     config, num_clusters = RunConfig.from_flat(context.run_config), int(setup_values["num-clusters"])
-    flat = node.run_config(context.run_config)
+    flat_config = node.run_config(context.run_config)
     return ClusterSetup(
         run=str(context.run_id),
         cluster=node.cluster,
@@ -155,7 +157,7 @@ def _cluster_setup(
         batch_size=config.batch_size,
         local_steps=config.local_steps,
         gradient_accumulation=config.gradient_accumulation,
-        load_data=partial(load_cluster_data, flat, setup_values["tokenizer"], node.cluster, num_clusters),
+        load_data=partial(load_cluster_data, flat_config, setup_values["tokenizer"], node.cluster, num_clusters),
         compression=config.compression,
         privacy=config.privacy,
         frozen=frozen,
@@ -166,7 +168,7 @@ def _cluster_setup(
         checkpoint_every=max(config.checkpoint_every, 1),
         resume_round=int(setup_values["resume-round"]),
         identity=RunIdentity(str(setup_values.get("run-identity", "")), str(setup_values.get("config-identity", ""))),
-        data=data_digest(RunConfig.from_flat(flat).data, node.cluster),
+        data=data_digest(RunConfig.from_flat(flat_config).data, node.cluster),
         placement=_placement(node, num_devices),
         faults=config.faults,
     )
@@ -222,29 +224,29 @@ def mod_of(flat: Mapping[str, Any]) -> Mod:
     """Return Flower's mod for a run's configuration."""
     if flat.get("privacy.secure-aggregation"):
         return secure_mod
-    return _CLIPPING.get(str(flat.get("privacy.update-mechanism")), _none)
+    return _CLIPPING.get(str(flat.get("privacy.update-mechanism")), _pass_through)
 
 
-def _none(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def _pass_through(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     return call_next(message, context)
 
 
 def _train(message: Message, context: Context) -> Message:
     config, node = RunConfig.from_flat(context.run_config), NodeConfig.read(context.node_config)
     order = read_train_config(message.content.config_records[CONFIG])
-    kept = _kept(context, config, node, order.run)
-    spec = ModelSpec.from_json(cast(str, kept["spec"]))
+    setup_record = _setup_record(context, config, node, order.run)
+    spec = ModelSpec.from_json(cast(str, setup_record["spec"]))
     num_blocks = num_blocks_of(spec)
-    state = ClusterState.from_dict(json.loads(cast(str, kept["cluster"])))
+    state = ClusterState.from_dict(json.loads(cast(str, setup_record["cluster"])))
     # A stock strategy plans nothing: the control unit plans for itself.
-    plan = order.plan or own_plan(cast(str, kept["plans"]), state, config, num_blocks)
+    plan = order.plan or own_plan(cast(str, setup_record["plans"]), state, config, num_blocks)
     plan.check(
         num_blocks=num_blocks,
         batch_size=config.batch_size,
         num_devices=len(state.devices),
         memory=None if "C7" in order.waived else state.memories,
         block_memory=state.block_memory,
-        where=f"round {order.round}: plan of cluster {node.cluster}",
+        location=f"round {order.round}: plan of cluster {node.cluster}",
     )
     round_order = RoundOrder(
         round=order.round,
@@ -268,8 +270,8 @@ def _train(message: Message, context: Context) -> Message:
         if order.decoder is not None:
             # Its own process cannot say so any more, and the others wait for it.
             give_up(order.decoder, node.certificates, str(lost))
-        folder = Path(str(kept["folder"]))
-        faults = fault_files.kept(folder, order.round)
+        folder = Path(str(setup_record["folder"]))
+        faults = fault_files.recorded_faults(folder, order.round)
         if faults:
             faults = [*faults, _lost_record(node.cluster, order.round, str(lost)).to_dict()]
         if not isinstance(lost, ControlUnitAbsent):
@@ -316,14 +318,14 @@ def _lost_record(cluster: int, round_: int, reason: str) -> FaultRecord:
 
 
 def _start_again(
-    context: Context, node: NodeConfig, num_devices: int, every: int, round_: int, lost_at: float | None = None
+    context: Context, node: NodeConfig, num_devices: int, interval: int, round_: int, lost_at: float | None = None
 ) -> None:
     """Have a control unit that was lost go on from the newest file that it wrote, up to that of ``round_``."""
     folder = Path(str(context.state.config_records[STATE]["folder"]))
     setup_values, frozen = kept_setup.read(folder)
     # Its files have the number of the round that the server commits next.
-    setup_values |= {"resume-round": -(-round_ // every) * every, "lost-at": lost_at}
-    log(WARNING, "cluster %d: its control unit is started again", node.cluster)
+    setup_values |= {"resume-round": -(-round_ // interval) * interval, "lost-at": lost_at}
+    log(WARNING, "cluster %d: starting its control unit again", node.cluster)
     restart_control_unit(_cluster_setup(context, node, setup_values, frozen, folder, num_devices))
 
 
@@ -337,12 +339,12 @@ def own_plan(plans: str, state: ClusterState, config: RunConfig, num_blocks: int
             num_blocks=num_blocks,
             batch_size=config.batch_size,
         )
-    given = json.loads(plans)
-    if state.cluster >= len(given):
+    raw_plans = json.loads(plans)
+    if state.cluster >= len(raw_plans):
         raise ValueError(
-            f"{config.plan}: has plans for {len(given)} clusters, expected one for cluster {state.cluster}"
+            f"{config.plan}: has plans for {len(raw_plans)} clusters, expected one for cluster {state.cluster}"
         )
-    return ClusterPlan.from_dict(given[state.cluster])
+    return ClusterPlan.from_dict(raw_plans[state.cluster])
 
 
 def _placement(node: NodeConfig, num_devices: int) -> Placement:

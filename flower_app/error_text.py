@@ -23,7 +23,8 @@ def error_text(error: BaseException, log: Path | str = "") -> str:
     places = [frame for frame in frames if _package_path(frame.filename)]
     message = str(error)
     if message and (
-        isinstance(error, ValueError | FileNotFoundError) or (isinstance(error, RuntimeError) and _meant(frames))
+        isinstance(error, ValueError | FileNotFoundError)
+        or (isinstance(error, RuntimeError) and _is_deliberate(frames))
     ):
         return message
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
@@ -32,7 +33,7 @@ def error_text(error: BaseException, log: Path | str = "") -> str:
     return f"{text}; see {log}" if log else text
 
 
-def _meant(frames: traceback.StackSummary) -> bool:
+def _is_deliberate(frames: traceback.StackSummary) -> bool:
     """Whether the error was raised by a line that says so, and not within a library."""
     if not frames:
         return True

@@ -50,34 +50,34 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder}: is there already; give a folder that does not exist or is empty")
-    saved = load_model(run_dir)
-    model: Any = merged(saved.parts).reference
+    saved_model = load_model(run_dir)
+    model: Any = merged(saved_model.parts).reference
     if model is None:
         raise ValueError(
-            f"{run_dir}: the model is of family {saved.spec.family}, an architecture that the transformers library "
-            "does not know, so it cannot be exported. Use it with collapipe predict and collapipe evaluate, or in "
-            f"Python with flower_app.saved_model.load_model; its weights are plain safetensors in "
+            f"{run_dir}: the model is of family {saved_model.spec.family}, an architecture that the transformers "
+            "library does not know, so it cannot be exported. Use it with collapipe predict and collapipe evaluate, or "
+            f"in Python with flower_app.saved_model.load_model; its weights are plain safetensors in "
             f"{run_dir / MODEL_FOLDER}. Models of the families {', '.join(library_families())} can be exported"
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    if saved.spec.head in (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION):
+    temporary_folder = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    if saved_model.spec.head in (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION):
         # The library makes the way back from labels to ids only for the names that it gives itself.
         model.config.label2id = {label: index for index, label in model.config.id2label.items()}
     try:
-        model.save_pretrained(aside)
-        if saved.tokenizer_json:
-            _save_tokenizer(saved, aside)
-        aside.chmod(0o755)
-        durable.adopt_folder(aside, folder)
+        model.save_pretrained(temporary_folder)
+        if saved_model.tokenizer_json:
+            _save_tokenizer(saved_model, temporary_folder)
+        temporary_folder.chmod(0o755)
+        durable.adopt_folder(temporary_folder, folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary_folder, ignore_errors=True)
     return Exported(
         folder=folder, model_class=type(model).__name__, files=sorted(file.name for file in folder.iterdir())
     )
 
 
-def _marks(saved: SavedModel, task_tokenizer: TextTokenizer, tokenizer: Any) -> Any:
+def _marks(saved_model: SavedModel, task_tokenizer: TextTokenizer, tokenizer: Any) -> Any:
     """Put the marks around a text that the tasks put there themselves.
 
     A causal model, which goes on, has the first alone; the two sides of a translation have the last.
@@ -87,25 +87,28 @@ def _marks(saved: SavedModel, task_tokenizer: TextTokenizer, tokenizer: Any) -> 
     begin, end = (tokenizer.id_to_token(i) for i in (task_tokenizer.bos_id, task_tokenizer.eos_id))
     if begin is None or end is None:
         return None
-    first = "" if saved.spec.head == SEQ2SEQ else f"{begin}:0 "
-    last = "" if saved.spec.head == CAUSAL_LM else f" {end}:0"
+    first = "" if saved_model.spec.head == SEQ2SEQ else f"{begin}:0 "
+    last = "" if saved_model.spec.head == CAUSAL_LM else f" {end}:0"
     return TemplateProcessing(
         single=f"{first}$A:0{last}", special_tokens=[(begin, task_tokenizer.bos_id), (end, task_tokenizer.eos_id)]
     )
 
 
-def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
+def _save_tokenizer(saved_model: SavedModel, folder: Path) -> None:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer, task_tokenizer = Tokenizer.from_str(saved.tokenizer_json), TextTokenizer.from_json(saved.tokenizer_json)
+    tokenizer, task_tokenizer = (
+        Tokenizer.from_str(saved_model.tokenizer_json),
+        TextTokenizer.from_json(saved_model.tokenizer_json),
+    )
     if tokenizer.post_processor is None:
-        tokenizer.post_processor = _marks(saved, task_tokenizer, tokenizer)
+        tokenizer.post_processor = _marks(saved_model, task_tokenizer, tokenizer)
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     special = {use: name for use, names in _SPECIAL_TOKENS.items() for name in names if name in known}
     # Begin, end and padding are those that the model was trained with, whatever their names.
     used = {"bos_token": task_tokenizer.bos_id, "eos_token": task_tokenizer.eos_id, "pad_token": task_tokenizer.pad_id}
     special |= {use: name for use, i in used.items() if (name := tokenizer.id_to_token(i)) is not None}
-    longest = max_length(saved.spec)
+    longest = max_length(saved_model.spec)
     limit = {} if longest is None else {"model_max_length": longest}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **limit, **special).save_pretrained(folder)

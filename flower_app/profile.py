@@ -104,7 +104,7 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
     if request.length > longest:
         raise ValueError(f"--length: expected at most the model's {longest} positions, found {request.length}")
     costs = model_costs(spec, sequence_length=request.length, batch_size=request.batch_size)
-    measured = measure(
+    measurements = measure(
         spec,
         length=request.length,
         batch_size=request.batch_size,
@@ -112,7 +112,7 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
         address=request.address,
         say=say,
     )
-    text = scenario_text(measured, costs, blocks=num_blocks_of(spec), batch_size=request.batch_size)
+    text = scenario_text(measurements, costs, blocks=num_blocks_of(spec), batch_size=request.batch_size)
     # Not by client_pipeline.durable: load_scenario takes a name that ends in .toml alone for a file.
     partial = request.out.with_name(f".{request.out.stem}.partial.toml")
     try:
@@ -121,23 +121,23 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
         os.replace(partial, request.out)
     finally:
         partial.unlink(missing_ok=True)
-    return Profile(scenario=request.out, model=spec, costs=costs, measurement=measured)
+    return Profile(scenario=request.out, model=spec, costs=costs, measurement=measurements)
 
 
-def scenario_text(measured: Measurement, costs: Costs, *, blocks: int, batch_size: int) -> str:
+def scenario_text(measurements: Measurement, costs: Costs, *, blocks: int, batch_size: int) -> str:
     """One cluster of all measured devices as a scenario file, with comments.
 
     Parameters
     ----------
-    measured : devices and links
+    measurements : devices and links
     costs : of the model, by :func:`~client_pipeline.system.costs.model_costs`
     blocks : L
     batch_size : b
     """
-    devices = measured.devices
+    devices = measurements.devices
     # One number for all devices: what a slower one takes beyond it goes into its speed.
     overhead = _short(min(d.overhead_s for d in devices))
-    latency = max((link.latency_s for link in measured.links), default=0.0)
+    latency = max((link.latency_s for link in measurements.links), default=0.0)
     activations = costs.upload_time_bits - costs.upload_energy_bits
     encoder = costs.upload_energy_bits
     upload = min(encoder, UPLOAD_BITS)
@@ -174,9 +174,9 @@ def scenario_text(measured: Measurement, costs: Costs, *, blocks: int, batch_siz
             "energy": "none",
         },
     }
-    if measured.links:
+    if measurements.links:
         document["link"] = {
-            "bandwidth-mhz": [_short(measured.rate_after(k) / MEGA) for k in range(len(devices))],
+            "bandwidth-mhz": [_short(measurements.rate_after(k) / MEGA) for k in range(len(devices))],
             "power-w": _LINK_POWER_W,
             "gain-db": _LINK_GAIN_DB,
             "interference-w": _LINK_POWER_W * 10 ** (_LINK_GAIN_DB / 10),

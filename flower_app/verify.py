@@ -55,7 +55,7 @@ def verify(
     spec = build().spec
     num_blocks = adapter(spec.family).num_blocks(spec)
     plan = _plan(plan_file, segments, micro_batches, schedule, num_blocks, batch_size)
-    plan.check(num_blocks=num_blocks, batch_size=batch_size, where=str(plan_file or "plan"))
+    plan.check(num_blocks=num_blocks, batch_size=batch_size, location=str(plan_file or "plan"))
     batch = random_batch(spec, batch_size, length, seed)
     return verify_split(build, plan, batch, seed=seed)
 

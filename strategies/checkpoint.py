@@ -141,7 +141,9 @@ def _read(folder: Path, round_: int) -> Checkpoint:
             raise ValueError(f"{_STATE}: expected round {round_}, found {state['round']}")
         for file in _TENSORS.values():
             if (description := _described(folder / file)) != files[file]:
-                raise ValueError(f"{file}: expected {_told(files[file])}, found {_told(description)}")
+                raise ValueError(
+                    f"{file}: expected {_size_and_digest(files[file])}, found {_size_and_digest(description)}"
+                )
         tensors = {field: load_file(folder / file) for field, file in _TENSORS.items()}
     except _OtherFormat:
         raise
@@ -166,7 +168,7 @@ def _check_format(text: str, folder: Path) -> None:
         )
 
 
-def _told(described: dict[str, Any]) -> str:
+def _size_and_digest(described: dict[str, Any]) -> str:
     return f"{described['bytes']} bytes with SHA-256 {described['sha256'][:12]}"
 
 

@@ -70,15 +70,15 @@ def check_clusters(clusters: Sequence[ClusterState], num_clusters: int) -> None:
     ValueError
         Naming the nodes, or the clusters.
     """
-    seen: dict[int, int] = {}
+    node_by_cluster: dict[int, int] = {}
     for state in clusters:
-        if state.cluster in seen:
+        if state.cluster in node_by_cluster:
             raise ValueError(
-                f"nodes {seen[state.cluster]} and {state.node_id} both say they are cluster {state.cluster}; "
-                "give each node its own partition-id"
+                f"nodes {node_by_cluster[state.cluster]} and {state.node_id} both say they are cluster "
+                f"{state.cluster}; give each node its own partition-id"
             )
-        seen[state.cluster] = state.node_id
-    if missing := sorted(set(range(num_clusters)) - seen.keys()):
+        node_by_cluster[state.cluster] = state.node_id
+    if missing := sorted(set(range(num_clusters)) - node_by_cluster.keys()):
         raise ValueError(
             f"num-clusters: no node is cluster {', '.join(map(str, missing))} of {num_clusters}; give the nodes the "
             f"partition-ids 0 to {num_clusters - 1}"

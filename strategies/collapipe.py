@@ -121,12 +121,12 @@ class CollaPipe(PlannedStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """As every planned strategy; the record also says who knocked at the decoder's door in vain."""
-        joined = super().aggregate_train(server_round, replies)
+        aggregate = super().aggregate_train(server_round, replies)
         self.record["refused_updates"] = self._refused_updates
         self.record["refused_hellos"] = refused = self.decoder.hellos.take_refused()
         if refused:
             log(WARNING, "aggregate_train: round %d: hellos refused by the decoder: %s", server_round, refused)
-        return joined
+        return aggregate
 
     def join(
         self, server_round: int, replies: list[Message]
@@ -135,15 +135,15 @@ class CollaPipe(PlannedStrategy):
         cluster_of = {state.node_id: state.cluster for state in self.clusters}
         summaries = self.decoder.end_round()
         for cluster, summary in summaries.items():
-            if summary.left is not None:
-                log(WARNING, "aggregate_train: cluster %d left round %d: %s", cluster, server_round, summary.left)
+            if summary.departure is not None:
+                log(WARNING, "aggregate_train: cluster %d left round %d: %s", cluster, server_round, summary.departure)
         # A cluster counts with its encoder if the decoder learned from it too, else in neither average.
         counted, refused_updates = [], []
         for reply in replies:
             cluster = cluster_of[reply.metadata.src_node_id]
             reason = None if reply.has_error() else unearned(reply, summaries[cluster])
             if reason is not None:
-                log(WARNING, "aggregate_train: the update of cluster %d is left out: %s", cluster, reason)
+                log(WARNING, "aggregate_train: update of cluster %d left out: %s", cluster, reason)
                 refused_updates.append({"cluster": cluster, "reason": reason})
             counted.append(reply if reason is None else failed(reply, reason))
         self._refused_updates = refused_updates
@@ -164,8 +164,8 @@ class CollaPipe(PlannedStrategy):
 
 def unearned(reply: Message, summary: ClusterSummary) -> str | None:
     """Why an update may not count, as the decoder did not learn from its cluster what it claims; None if it did."""
-    if summary.left is not None:
-        return f"the cluster left the decoder's round: {summary.left}"
+    if summary.departure is not None:
+        return f"the cluster left the decoder's round: {summary.departure}"
     # What Flower's strategies weight by: the targets, or where all count alike the steps.
     for key, seen in ((WEIGHT_KEY, summary.weight), (STEPS_KEY, float(summary.steps))):
         claimed = read_metric(reply, key)

@@ -124,7 +124,7 @@ class PlannedStrategy(Strategy):
         if self.on_plan is not None:
             self.on_plan(server_round, decision.plans)
         for cluster, reason in decision.left_out.items():
-            log(WARNING, "configure_train: round %d leaves out cluster %d: %s", server_round, cluster, reason)
+            log(WARNING, "Round %d: cluster %d left out: %s", server_round, cluster, reason)
         selected = [state for state, chosen in zip(self.clusters, decision.selected, strict=True) if chosen]
         if not selected:
             raise InfeasibleRound(server_round, decision.left_out)

@@ -55,13 +55,13 @@ class ResumedStrategy(Strategy):
         return self.strategy.aggregate_evaluate(server_round + self.completed, replies)
 
 
-def check_unchanged(began: Mapping[str, object], now: Mapping[str, object], free: Collection[str]) -> None:
+def check_unchanged(old_values: Mapping[str, object], new_values: Mapping[str, object], free: Collection[str]) -> None:
     """Refuse to go on with a run under another configuration than it began with.
 
     Parameters
     ----------
-    began : flat configuration of the checkpoint
-    now : of the run that goes on
+    old_values : flat configuration of the checkpoint
+    new_values : of the run that goes on
     free : keys that do not change what is computed; those with a dot at the end are tables
 
     Raises
@@ -69,10 +69,14 @@ def check_unchanged(began: Mapping[str, object], now: Mapping[str, object], free
     ValueError
         Naming the keys that differ.
     """
-    changed = sorted(k for k in began.keys() | now.keys() if not is_free(k, free) and began.get(k) != now.get(k))
+    changed = sorted(
+        k
+        for k in old_values.keys() | new_values.keys()
+        if not is_free(k, free) and old_values.get(k) != new_values.get(k)
+    )
     if changed:
-        changes = ", ".join(f"{key} (it was {began.get(key)!r}, is {now.get(key)!r})" for key in changed)
-        raise ValueError(f"resume: a run goes on as it began, but {changes}; put it back, or start a new run")
+        changes = ", ".join(f"{key} (it was {old_values.get(key)!r}, is {new_values.get(key)!r})" for key in changed)
+        raise ValueError(f"resume: the configuration has changed: {changes}; restore it, or start a new run")
 
 
 def is_free(key: str, free: Collection[str]) -> bool:

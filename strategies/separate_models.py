@@ -43,12 +43,12 @@ class SeparateModels(PlannedStrategy):
         for reply in replies:
             if not reply.has_error():
                 self._models[cluster_of[reply.metadata.src_node_id]] = sole_arrays(reply)
-        joined = {
+        arrays = {
             cluster_prefix(n) + name: array
             for n, model in sorted(self._models.items())
             for name, array in model.items()
         }
-        return ArrayRecord(joined), metrics, replies
+        return ArrayRecord(arrays), metrics, replies
 
 
 def cluster_prefix(cluster: int) -> str:

@@ -69,8 +69,8 @@ class LinkCertificates:
     """Checks the decoder's certificate in place of the root that the train message brings."""
 
     @property
-    def given(self) -> bool:
-        """Whether there is any: this CU speaks under TLS alone then."""
+    def requires_tls(self) -> bool:
+        """Whether any file is given: this CU then connects under TLS only."""
         return bool(self.certificate or self.key or self.root_certificate)
 
 
@@ -99,10 +99,10 @@ def open_channel(address: DecoderAddress, certificates: LinkCertificates) -> grp
     ValueError
         If a certificate file cannot be read, or the address is without TLS though this CU has certificates.
     """
-    if certificates.given and not address.tls:
+    if certificates.requires_tls and not address.tls:
         raise ValueError(
-            f"decoder at {address.target}: the order says no TLS, and this control unit has certificates: activations "
-            "would go out in the clear; start the run with decoder.tls-certificate, decoder.tls-key and decoder.tls-ca"
+            f"decoder at {address.target}: this control unit has certificates, but the order says no TLS: activations "
+            "would be sent unencrypted; start the run with decoder.tls-certificate, decoder.tls-key and decoder.tls-ca"
         )
     # One connection per stream; a proxy for the outer world must not stand between two local processes.
     options = [*channel_options(address.max_frame_bytes), ("grpc.use_local_subchannel_pool", 1)]
@@ -119,7 +119,7 @@ def open_channel(address: DecoderAddress, certificates: LinkCertificates) -> grp
     return grpc.secure_channel(address.target, credentials, options=options)
 
 
-def read_pem(path: str, what: str) -> bytes | None:
+def read_pem(path: str, name: str) -> bytes | None:
     """Read a PEM file; None for an empty path.
 
     Raises
@@ -132,7 +132,7 @@ def read_pem(path: str, what: str) -> bytes | None:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"{what} {path}: {error.strerror}; give the path of a PEM file") from None
+        raise ValueError(f"{name} {path}: {error.strerror}; give the path of a PEM file") from None
     if b"-----BEGIN" not in data:
-        raise ValueError(f"{what} {path}: expected a PEM file (-----BEGIN ...), found something else")
+        raise ValueError(f"{name} {path}: expected a PEM file (-----BEGIN ...), found something else")
     return data

@@ -233,7 +233,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object; of a key that comes twice one reader would take the first value, another the last."""
     items = dict(pairs)
     if len(items) < len(pairs):
-        raise ValueError("a key comes twice")
+        raise ValueError("duplicate key")
     return items
 
 
@@ -280,13 +280,15 @@ def _check_header(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> N
         raise FrameError(f"tensors of a {kind} frame: expected {expected}, found {sorted(tensors)}")
 
 
-def _check_value(kind: str, name: str, value: Any, wanted: type, least: float | None) -> None:
-    allowed = (int, float) if wanted is float else wanted
-    good = isinstance(value, allowed) and not isinstance(value, bool)
-    if good and isinstance(value, int | float):
+def _check_value(kind: str, name: str, value: Any, expected_type: type, least: float | None) -> None:
+    allowed = (int, float) if expected_type is float else expected_type
+    is_valid = isinstance(value, allowed) and not isinstance(value, bool)
+    if is_valid and isinstance(value, int | float):
         # A whole number may be too large to be made a float: its size comes first.
-        good = abs(value) <= _LARGEST_INT if isinstance(value, int) else math.isfinite(value)
-        good = good and (least is None or value >= least)
-    if not good:
+        is_valid = abs(value) <= _LARGEST_INT if isinstance(value, int) else math.isfinite(value)
+        is_valid = is_valid and (least is None or value >= least)
+    if not is_valid:
         bound = "" if least is None else f" of at least {least}"
-        raise FrameError(f"{name} of a {kind} frame: expected a finite {wanted.__name__}{bound}, found {value!r:.40}")
+        raise FrameError(
+            f"{name} of a {kind} frame: expected a finite {expected_type.__name__}{bound}, found {value!r:.40}"
+        )

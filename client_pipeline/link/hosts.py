@@ -37,14 +37,14 @@ def split_address(key: str, address: str, default_port: int | None = None) -> Ho
         Naming ``key`` if there is no host or no port.
     """
     host, colon, port = address.rpartition(":")
-    expected, least_port = "host:port, such as 127.0.0.1:0", 0
+    expected_form, least_port = "host:port, such as 127.0.0.1:0", 0
     if default_port is not None:
-        expected, least_port = "HOST or HOST:PORT", 1
+        expected_form, least_port = "HOST or HOST:PORT", 1
         if not colon:
             host, port = address, str(default_port)
     is_number = port.isdigit() and least_port <= int(port) <= 65535
     if not host or not is_number or (":" in host and not host.startswith("[")):
-        raise ValueError(f"{key}: expected {expected}, found {address!r}")
+        raise ValueError(f"{key}: expected {expected_form}, found {address!r}")
     return HostPort(host, int(port))
 
 

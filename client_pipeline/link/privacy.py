@@ -63,7 +63,7 @@ class PrivacyConfig:
                     raise ValueError(f"privacy.{target}-{kind}: expected a number of at least 0, found {value}")
             if noise and not clip:
                 raise ValueError(
-                    f"privacy.{target}-noise: {noise:g} times what? Noise hides only what is bounded: set "
+                    f"privacy.{target}-noise: {noise:g} needs a bound, which the noise is a multiple of; set "
                     f"privacy.{target}-clip above 0"
                 )
         if self.update_mechanism not in UPDATE_MECHANISMS:
@@ -80,7 +80,7 @@ class PrivacyConfig:
         if not 0 < self.delta < 1:
             raise ValueError(f"privacy.delta: expected a number in (0, 1), found {self.delta}")
         if self.seed < -1:
-            raise ValueError(f"privacy.seed: expected -1, or a number from 0 on, found {self.seed}")
+            raise ValueError(f"privacy.seed: expected -1 or a number of at least 0, found {self.seed}")
 
     @property
     def on_activations(self) -> bool:

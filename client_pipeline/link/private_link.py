@@ -22,12 +22,12 @@ class PrivateLink(ForwardingLink):
         self.config = config
         self.noise = noise
         self._step: StepId | None = None
-        self._sent: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._sent_activations: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def begin_step(self, step: StepId, num_micro_batches: int, total_weight: float) -> None:
         """See :class:`DecoderLink`."""
         self._step = step
-        self._sent.clear()
+        self._sent_activations.clear()
         super().begin_step(step, num_micro_batches, total_weight)
 
     def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
@@ -35,14 +35,18 @@ class PrivateLink(ForwardingLink):
         step = self._step
         place = (step.round, step.step, step.cluster, micro_batch) if step is not None else (micro_batch,)
         real_BTD = hidden_BTD.detach() * mask_BT[..., None]
-        self._sent[micro_batch] = (real_BTD, clip_tokens(real_BTD, mask_BT, self.config.activation_clip)[1], mask_BT)
+        self._sent_activations[micro_batch] = (
+            real_BTD,
+            clip_tokens(real_BTD, mask_BT, self.config.activation_clip)[1],
+            mask_BT,
+        )
         private_BTD = private_activations(real_BTD, mask_BT, self.config, self.noise, *place)
         super().send(micro_batch, private_BTD, mask_BT, targets)
 
     def receive(self) -> Gradient:
         """Wait for the gradient of the next micro-batch, with respect to its activations before they were clipped."""
         gradient = super().receive()
-        sent = self._sent.pop(gradient.micro_batch, None)
+        sent = self._sent_activations.pop(gradient.micro_batch, None)
         if sent is None:
             raise LinkError(f"the step of micro-batch {gradient.micro_batch} was dropped before its gradient came")
         real_BTD, factor_BT1, mask_BT = sent
@@ -57,5 +61,5 @@ class PrivateLink(ForwardingLink):
 
     def drop_step(self) -> None:
         """See :class:`DecoderLink`."""
-        self._sent.clear()
+        self._sent_activations.clear()
         super().drop_step()

@@ -66,12 +66,12 @@ class DecoderStream:
         self._tied = TiedRows({})
         self._shapes: dict[int, tuple[int, ...]] = {}
         """Shapes of the activations of each micro-batch whose gradient is still to come."""
-        self._received = 0
-        self._ended = 0
+        self._num_gradients = 0
+        self._num_ended_steps = 0
         self._names = threading.Lock()
         self._counted: set[tuple[Any, ...]] = set()
         """Names of the frames, of steps that are not confirmed, whose bytes are counted."""
-        self._seen: set[tuple[Any, ...]] = set()
+        self._answer_names: set[tuple[Any, ...]] = set()
         """Names of the answers that have come in the step's present attempt."""
         hello = {"kind": "hello", "version": PROTOCOL_VERSION, "codec": codec.name}
         place = {"round": address.round, "cluster": address.cluster}
@@ -130,10 +130,10 @@ class DecoderStream:
         dropped, attempt = self._dropped
         self._attempt = attempt + 1 if dropped == step.step else 0
         with self._names:
-            self._seen.clear()
+            self._answer_names.clear()
         self._step, self._num_micro_batches, self._total_weight = step, num_micro_batches, float(total_weight)
         self._shapes.clear()
-        self._received = 0
+        self._num_gradients = 0
 
     def send_tied(self, tied: Mapping[str, Tensor]) -> None:
         """Send the tied matrices; not in a round's first step: the decoder has the round's own weights."""
@@ -143,7 +143,7 @@ class DecoderStream:
         self._tied = TiedRows({name: value.shape for name, value in tied.items()})
         if step.step > 1:
             for name, start, rows in pieces(tied, self.address.max_frame_bytes):
-                place = {"round": step.round, "step": step.step, "name": name, "start": start, **self._again()}
+                place = {"round": step.round, "step": step.step, "name": name, "start": start, **self._attempt_field()}
                 self._put({"kind": "tied", **place}, {"rows": rows})
 
     def receive_tied(self) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ class DecoderStream:
         while (name := rows.missing) is not None:
             frame = self._take("tied_gradient", f"the gradient of the tied matrix {name}, step {step.step}", None)
             if (frame.header["round"], frame.header["step"]) != (step.round, step.step):
-                raise self._error(f"found a tied gradient of another step where that of step {step.step} was awaited")
+                raise self._error(f"expected the tied gradient of step {step.step}, found that of another step")
             try:
                 rows.add(frame.header["name"], frame.header["start"], frame.tensors["rows"])
             except ValueError as error:
@@ -173,7 +173,7 @@ class DecoderStream:
             "num_micro_batches": self._num_micro_batches,
             "weight": float(target_weight(targets)),
             "seed": self._step.seed,
-            **self._again(),
+            **self._attempt_field(),
         }
         if self._total_weight is not None:
             header["total_weight"], self._total_weight = self._total_weight, None
@@ -183,23 +183,26 @@ class DecoderStream:
 
     def receive(self) -> Gradient:
         """Wait for the gradient of the next micro-batch."""
-        step, expected = self._step, self._received
+        step, next_micro_batch = self._step, self._num_gradients
         if step is None:
             raise self._error("a gradient was awaited before begin_step")
-        awaited = f"the gradient of micro-batch {expected}, step {step.step}"
+        awaited = f"the gradient of micro-batch {next_micro_batch}, step {step.step}"
         frame = self._take("gradient", awaited, None)
         header = frame.header
-        if (header["round"], header["step"], header["micro_batch"]) != (step.round, step.step, expected):
-            raise self._error(f"found another gradient where {awaited} was awaited")
-        wire, shape = frame.tensors["gradient"], self._shapes.pop(expected, None)
+        if (header["round"], header["step"], header["micro_batch"]) != (step.round, step.step, next_micro_batch):
+            raise self._error(f"expected {awaited}, found another gradient")
+        wire, shape = frame.tensors["gradient"], self._shapes.pop(next_micro_batch, None)
         if shape is None or (tuple(wire.shape), wire.dtype) != self.codec.wire(shape):
             # Before it is decoded: bytes of another shape could become many times as much.
-            sent = "before they were sent" if shape is None else f"of shape {list(shape)}"
-            raise self._error(f"{awaited} is {wire.dtype} {list(wire.shape)}, for activations {sent}")
+            activations = "before they were sent" if shape is None else f"of shape {list(shape)}"
+            raise self._error(f"{awaited} is {wire.dtype} {list(wire.shape)}, for activations {activations}")
         tensor = self.codec.decode(wire)
-        self._received += 1
+        self._num_gradients += 1
         return Gradient(
-            micro_batch=expected, tensor=tensor, loss_sum=float(header["loss_sum"]), norm_sq=header.get("norm_sq")
+            micro_batch=next_micro_batch,
+            tensor=tensor,
+            loss_sum=float(header["loss_sum"]),
+            norm_sq=header.get("norm_sq"),
         )
 
     def drop_step(self) -> None:
@@ -215,7 +218,7 @@ class DecoderStream:
             raise self._error("a step was closed before begin_step")
         step, self._step = self._step, None
         self._put({"kind": "step_end", "round": step.round, "step": step.step, "scale": float(scale)})
-        self._ended += 1
+        self._num_ended_steps += 1
 
     def close(self) -> None:
         """Say goodbye and wait until every closed step counted; breaks off if a step is still open.
@@ -233,8 +236,8 @@ class DecoderStream:
         try:
             self._put({"kind": "bye"})
             self._take("goodbye", "its goodbye", None)
-            if (applied := self._connection.confirmed) != self._ended:
-                raise self._error(f"only {applied} of {self._ended} steps were confirmed")
+            if (applied := self._connection.confirmed) != self._num_ended_steps:
+                raise self._error(f"only {applied} of {self._num_ended_steps} steps were confirmed")
         finally:
             self.abort()
 
@@ -250,7 +253,7 @@ class DecoderStream:
         """Close after success, break off after an exception."""
         self.close() if kind is None else self.abort()
 
-    def _again(self) -> dict[str, int]:
+    def _attempt_field(self) -> dict[str, int]:
         return {"attempt": self._attempt} if self._attempt else {}
 
     def _error(self, text: str) -> LinkError:
@@ -258,7 +261,7 @@ class DecoderStream:
 
     def _put(self, header: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
         if (failure := self._connection.failure) is not None:
-            raise type(failure)(f"{failure}; a {header['kind']} frame was to be sent")
+            raise type(failure)(f"{failure}; could not send a {header['kind']} frame")
         if self._connection.closed:
             raise self._error(f"a {header['kind']} frame was sent on a closed stream")
         try:
@@ -274,7 +277,7 @@ class DecoderStream:
             self.bytes_up += len(data)
             self.payload_up += sum(tensor.nbytes for tensor in (tensors or {}).values())
         # A goodbye comes after all steps.
-        self._connection.put(data, int(header.get("step", self._ended + 1)))
+        self._connection.put(data, int(header.get("step", self._num_ended_steps + 1)))
 
     def _take(self, kind: str, awaited: str, timeout_s: float | None) -> Frame:
         """Take the next frame of ``kind``, counting the confirmations that come before it."""
@@ -286,15 +289,15 @@ class DecoderStream:
             except queue.Empty:
                 raise self._error(
                     f"{awaited} did not come within {timeout_s:g} s; raise decoder.step-timeout if this or another "
-                    "cluster is only slow"
+                    "cluster is merely slow"
                 ) from None
             if data is None:
                 # A step was dropped: this one, if it is not the one that was to be answered when the wait began.
                 if self._step is not step:
-                    raise self._error(f"the step was broken off while {awaited} was awaited")
+                    raise self._error(f"the step was broken off while waiting for {awaited}")
                 continue
             if isinstance(data, LinkError):
-                raise type(data)(f"{data}; {awaited} was awaited")
+                raise type(data)(f"{data}; while waiting for {awaited}")
             try:
                 frame = decode(data, self.address.max_frame_bytes)
             except FrameError as error:
@@ -309,7 +312,7 @@ class DecoderStream:
             elif frame.kind == kind:
                 return frame
             else:
-                raise self._error(f"found a {frame.kind} frame where {awaited} was awaited")
+                raise self._error(f"expected {awaited}, found a {frame.kind} frame")
 
     def _counts(self, header: Mapping[str, Any]) -> bool:
         """Whether a frame goes or comes for the first time."""
@@ -326,8 +329,8 @@ class DecoderStream:
             return False
         with self._names:
             name = _name(header)
-            new = name not in self._seen
-            self._seen.add(name)
+            new = name not in self._answer_names
+            self._answer_names.add(name)
             return new
 
     def _confirm(self, step: int) -> None:

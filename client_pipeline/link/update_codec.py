@@ -44,14 +44,14 @@ class UpdateCodec:
 
     def encode(self, change: Tensor) -> dict[str, Tensor]:
         """Encode one tensor, by part."""
-        flat = change.detach().flatten().float()
-        kinds = self.kinds(flat.numel())
+        flat_change = change.detach().flatten().float()
+        kinds = self.kinds(flat_change.numel())
         if "index" in kinds:
-            index = flat.abs().topk(kinds["index"][1]).indices.sort().values
-            return {"values": flat[index], "index": index.to(torch.int32)}
+            index = flat_change.abs().topk(kinds["index"][1]).indices.sort().values
+            return {"values": flat_change[index], "index": index.to(torch.int32)}
         dtype, largest = _QUANTIZED[self.config.update]
-        scale = flat.abs().amax(0, keepdim=True) / largest if flat.numel() else flat.new_zeros(1)
-        values = flat / torch.where(scale == 0, 1.0, scale)
+        scale = flat_change.abs().amax(0, keepdim=True) / largest if flat_change.numel() else flat_change.new_zeros(1)
+        values = flat_change / torch.where(scale == 0, 1.0, scale)
         return {"values": (values.round() if dtype is torch.int8 else values).to(dtype), "scale": scale}
 
     def decode(self, parts: Mapping[str, Tensor], shape: torch.Size) -> Tensor:
@@ -89,7 +89,7 @@ class UpdateCodec:
         for key, value in update.items():
             name, _, part = key.rpartition("/")
             if name not in parts:
-                raise UpdateError(f"update: {key!r} is of no tensor that was sent")
+                raise UpdateError(f"update: {key!r} belongs to no tensor that was sent")
             parts[name][part] = value
         trained = {}
         for name, value in start.items():

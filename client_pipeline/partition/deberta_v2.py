@@ -39,7 +39,7 @@ def library_config(spec: ModelSpec) -> Any:
     config = encoder.library_config(spec, attention="eager")
     if not config.relative_attention and _has_norm(config):
         raise ValueError(
-            "norm_rel_ebd: expected none without relative_attention, found layer_norm, a norm that nothing would use; "
+            "norm_rel_ebd: expected none without relative_attention, found layer_norm, which would have no effect; "
             "leave norm_rel_ebd out"
         )
     if spec.head == MASKED_LM and not config.legacy:

@@ -28,10 +28,12 @@ def library_config(spec: ModelSpec, attention: str = "sdpa") -> Any:
     """
     config = config_from_spec(spec, HEADS, attention)
     if spec.head != MASKED_LM and config.num_labels < 2:
-        raise ValueError(f"num_labels: expected at least 2 classes, found {config.num_labels}; there is no regression")
+        raise ValueError(
+            f"num_labels: expected at least 2 classes, found {config.num_labels}; regression is not supported"
+        )
     for key in ("is_decoder", "add_cross_attention"):
         if getattr(config, key, False):
-            raise ValueError(f"{key}: expected false for family {spec.family}, found true; only encoders are cut")
+            raise ValueError(f"{key}: expected false for family {spec.family}, found true; only encoders can be split")
     return config
 
 

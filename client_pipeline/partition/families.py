@@ -311,14 +311,16 @@ def load_pretrained(source: str, head: str, num_labels: int = 0, seed: int = 0, 
             raise ValueError(
                 f"{source}: no weights of a {spec.family}{classes} can be loaded from safetensors: {error}"
             ) from error
-    absent = list(loading["missing_keys"])
+    absent_names = list(loading["missing_keys"])
     if head not in (SEQ2SEQ, CAUSAL_LM):
         # A classifier, a pooler under it, or the prediction layers may be new.
-        absent = [name for name in absent if name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name]
-    if absent:
+        absent_names = [
+            name for name in absent_names if name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
+        ]
+    if absent_names:
         raise ValueError(
-            f"{source}: the weights lack {len(absent)} of the model's tensors, {sorted(absent)[:3]} among them; give "
-            "the whole checkpoint"
+            f"{source}: the weights lack {len(absent_names)} of the model's tensors, "
+            f"{sorted(absent_names)[:3]} among them; give the whole checkpoint"
         )
     spec = family.spec_from_model(model, head)
     return family.split(model, replace(spec, config={**spec.config, **our_settings}))

@@ -31,5 +31,5 @@ def check_source(value: str, key: str) -> None:
     if not _ID.fullmatch(value) or value.endswith(_FILES) or (slash and Path(first).is_dir()):
         raise FileNotFoundError(
             f"{key}: expected a folder, or a hub id such as organisation/name; {value!r} looks like a path, and "
-            f"{Path(value).expanduser().absolute()} does not exist; mind the spelling, or give its whole path"
+            f"{Path(value).expanduser().absolute()} does not exist; check the spelling or give the whole path"
         )

@@ -59,12 +59,12 @@ class ModelParts:
         return ((name, parameter) for name, parameter in self._all_parameters(head) if parameter.requires_grad)
 
     def _all_parameters(self, head: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        seen: set[int] = set()
+        parameter_ids: set[int] = set()
         parts = [("embedding", self.embedding), ("blocks", self.blocks)]
         for prefix, part in [*parts, ("head", self.head)] if head else parts:
             for name, parameter in part.named_parameters(prefix=prefix):
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
+                if id(parameter) not in parameter_ids:
+                    parameter_ids.add(id(parameter))
                     yield name, parameter
 
     def weights(self, head: bool = True) -> dict[str, Tensor]:

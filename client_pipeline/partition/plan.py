@@ -67,7 +67,7 @@ class ClusterPlan:
         num_devices: int | None = None,
         memory: Sequence[float] | None = None,
         block_memory: float = 0.0,
-        where: str = "plan",
+        location: str = "plan",
     ) -> None:
         """Refuse a plan that does not fit the model, the batch or the devices (C1, C2, C7).
 
@@ -78,7 +78,7 @@ class ClusterPlan:
         num_devices : K; None skips the check
         memory : memory of each device [byte]; None skips the check
         block_memory : gamma_0, memory of one TEB [byte]
-        where : names the plan in messages
+        location : names the plan in messages
 
         Raises
         ------
@@ -87,33 +87,33 @@ class ClusterPlan:
         """
         if num_devices is not None and len(self.delta) != num_devices:
             raise ValueError(
-                f"{where}: delta has {len(self.delta)} entries, expected one for each of the K = {num_devices} devices "
-                "(0 for a device without a segment)"
+                f"{location}: delta has {len(self.delta)} entries, expected one for each of the K = {num_devices} "
+                "devices (0 for a device without a segment)"
             )
         if any(d < 0 for d in self.delta):
-            raise ValueError(f"{where}: delta {list(self.delta)} has a negative entry; expected counts of TEBs")
+            raise ValueError(f"{location}: delta {list(self.delta)} has a negative entry; expected counts of TEBs")
         if sum(self.delta) != num_blocks:
             raise ValueError(
-                f"{where}: delta {list(self.delta)} sums to {sum(self.delta)}, expected the model's L = {num_blocks} "
-                "TEBs; change delta or model.encoder-layers"
+                f"{location}: delta {list(self.delta)} sums to {sum(self.delta)}, expected the model's "
+                f"L = {num_blocks} TEBs; change delta or model.encoder-layers"
             )
         busy = {k for k, d in enumerate(self.delta) if d > 0}
         named = [k for k in self.order if 0 <= k < len(self.delta)]
         if len(named) != len(self.order) or len(set(named)) != len(named) or not busy <= set(named):
             raise ValueError(
-                f"{where}: order {list(self.order)} must name each device with delta > 0, {sorted(busy)}, once, "
+                f"{location}: order {list(self.order)} must name each device with delta > 0, {sorted(busy)}, once, "
                 f"as an index from 0 to {len(self.delta) - 1}"
             )
         if not 1 <= self.m <= batch_size:
             raise ValueError(
-                f"{where}: m = {self.m} micro-batches, expected 1 <= m <= b = {batch_size}; change m or batch-size"
+                f"{location}: m = {self.m} micro-batches, expected 1 <= m <= b = {batch_size}; change m or batch-size"
             )
         if self.schedule not in SCHEDULE_NAMES:
-            raise ValueError(f"{where}: schedule {self.schedule!r}, expected one of {', '.join(SCHEDULE_NAMES)}")
+            raise ValueError(f"{location}: schedule {self.schedule!r}, expected one of {', '.join(SCHEDULE_NAMES)}")
         for k, available in enumerate(memory or ()):
             if self.delta[k] * block_memory > available:
                 raise ValueError(
-                    f"{where}: device {k} holds {self.delta[k]} TEBs of {block_memory / 1e9:.3g} GB = "
+                    f"{location}: device {k} holds {self.delta[k]} TEBs of {block_memory / 1e9:.3g} GB = "
                     f"{self.delta[k] * block_memory / 1e9:.3g} GB, but has {available / 1e9:.3g} GB (C7); "
                     "give it fewer TEBs or use more devices"
                 )
@@ -131,7 +131,7 @@ class ClusterPlan:
         }
 
     @classmethod
-    def from_dict(cls, raw: Any, where: str = "plan") -> ClusterPlan:
+    def from_dict(cls, raw: Any, location: str = "plan") -> ClusterPlan:
         """Read :meth:`to_dict`'s form; ``order``, ``schedule``, ``selected``, ``channel``, ``power_w`` may be absent.
 
         Raises
@@ -140,23 +140,23 @@ class ClusterPlan:
             Naming the key that is missing, unknown or of a wrong type.
         """
         if not isinstance(raw, dict):
-            raise ValueError(f"{where}: expected an object with delta and m, found {type(raw).__name__}")
+            raise ValueError(f"{location}: expected an object with delta and m, found {type(raw).__name__}")
         known = {"selected", "delta", "order", "m", "schedule", "channel", "power_w"}
         if unknown := sorted(raw.keys() - known):
-            raise ValueError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")
-        delta = _integers(raw, "delta", where)
-        order = _integers(raw, "order", where) if "order" in raw else tuple(k for k, d in enumerate(delta) if d > 0)
+            raise ValueError(f"{location}: unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")
+        delta = _integers(raw, "delta", location)
+        order = _integers(raw, "order", location) if "order" in raw else tuple(k for k, d in enumerate(delta) if d > 0)
         m = raw.get("m")
         if not isinstance(m, int) or isinstance(m, bool):
-            raise ValueError(f"{where}: m: expected an integer, found {m!r}")
+            raise ValueError(f"{location}: m: expected an integer, found {m!r}")
         selected, schedule = raw.get("selected", True), raw.get("schedule", "gpipe")
         channel, power = raw.get("channel"), raw.get("power_w")
         if not isinstance(selected, bool):
-            raise ValueError(f"{where}: selected: expected true or false, found {selected!r}")
+            raise ValueError(f"{location}: selected: expected true or false, found {selected!r}")
         if channel is not None and (not isinstance(channel, int) or isinstance(channel, bool)):
-            raise ValueError(f"{where}: channel: expected an integer or null, found {channel!r}")
+            raise ValueError(f"{location}: channel: expected an integer or null, found {channel!r}")
         if power is not None and (not isinstance(power, int | float) or not math.isfinite(power) or power < 0):
-            raise ValueError(f"{where}: power_w: expected a number of watts of at least 0 or null, found {power!r}")
+            raise ValueError(f"{location}: power_w: expected a number of watts of at least 0 or null, found {power!r}")
         return cls(
             delta=delta, order=order, m=m, schedule=str(schedule), selected=selected, channel=channel, power_w=power
         )
@@ -182,10 +182,10 @@ def micro_batch_sizes(batch_size: int, num_micro_batches: int) -> list[int]:
     return [size + 1] * larger + [size] * (num_micro_batches - larger)
 
 
-def _integers(raw: dict[str, Any], key: str, where: str) -> tuple[int, ...]:
+def _integers(raw: dict[str, Any], key: str, location: str) -> tuple[int, ...]:
     value = raw.get(key)
     if not isinstance(value, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
-        raise ValueError(f"{where}: {key}: expected a list of integers, found {value!r}")
+        raise ValueError(f"{location}: {key}: expected a list of integers, found {value!r}")
     return tuple(value)
 
 
@@ -204,7 +204,7 @@ def read_plans(path: Path) -> list[ClusterPlan]:
         Naming the file, and the cluster and key at fault.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"plan: no file {path}; write one, or leave plan empty: then the policy plans")
+        raise FileNotFoundError(f"plan: no file {path}; create it, or leave plan empty to let the policy plan")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

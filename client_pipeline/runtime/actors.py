@@ -74,8 +74,8 @@ def join_ray(placement: Placement) -> None:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **own_address)
     except (OSError, RuntimeError, ray.exceptions.RayError) as error:
         raise ValueError(
-            f"no Ray of this cluster answers at {address}: {error}; start it with collapipe up cu, and look for a "
-            "remedy with collapipe doctor cu"
+            f"this cluster's Ray does not answer at {address}: {error}; start it with collapipe up cu, or run "
+            "collapipe doctor cu to find the cause"
         ) from error
 
 
@@ -106,7 +106,7 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
     ControlUnitError, ValueError
         ValueError is the control unit's own: data that is missing or does not fit; or another run uses the cluster.
     """
-    joined = _joined(setup, DEVICES_TIMEOUT_S, least=1 if setup.resume_round else None)
+    joined = _joined_devices(setup, DEVICES_TIMEOUT_S, least=1 if setup.resume_round else None)
     check_devices(joined)
     actor = _make(setup, joined)
     return dict(_answer(actor, actor.prepare.remote(), setup.actor_name, START_TIMEOUT_S))
@@ -126,23 +126,23 @@ def restart_control_unit(setup: ClusterSetup) -> None:
     # they are still on their way.
     wait_s = DEVICES_TIMEOUT_S if setup.lost_at is None else 0.0
     try:
-        actor = _make(setup, _joined(setup, wait_s, least=1))
+        actor = _make(setup, _joined_devices(setup, wait_s, least=1))
     except ValueError as error:
         raise ControlUnitAbsent(f"{setup.actor_name}: the control unit cannot start again: {error}") from error
     actor.prepare.remote()
 
 
-def _joined(setup: ClusterSetup, wait_s: float, least: int | None) -> dict[int, str]:
+def _joined_devices(setup: ClusterSetup, wait_s: float, least: int | None) -> dict[int, str]:
     """The devices of the cluster's own Ray, if it has one; see :func:`wait_for_devices`."""
     join_ray(setup.placement)
     return wait_for_devices(setup.placement.num_devices, wait_s, least) if setup.placement.spread else {}
 
 
-def _make(setup: ClusterSetup, joined: Collection[int]) -> Any:
+def _make(setup: ClusterSetup, joined_devices: Collection[int]) -> Any:
     _end_older_runs(setup)
-    absent = tuple(device for device in range(setup.placement.num_devices) if device not in joined)
-    if absent:
-        logger.warning("%s: goes on without devices %s", setup.actor_name, ", ".join(map(str, absent)))
+    absent_devices = tuple(device for device in range(setup.placement.num_devices) if device not in joined_devices)
+    if absent_devices:
+        logger.warning("%s: continues without devices %s", setup.actor_name, ", ".join(map(str, absent_devices)))
     # The data is here, on the node that this process belongs to.
     this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # A thread of its own answers whether the process still runs while another trains.
@@ -156,7 +156,7 @@ def _make(setup: ClusterSetup, joined: Collection[int]) -> Any:
             num_cpus=0,
             scheduling_strategy=this_node,
         )
-        .remote(replace(setup, absent=absent))
+        .remote(replace(setup, absent=absent_devices))
     )
 
 
@@ -207,7 +207,9 @@ def _answer(actor: Any, reference: Any, name: str, timeout_s: float) -> Any:
         return ray.get(reference)
     except ray.exceptions.GetTimeoutError as error:
         _end(actor, ray.get(first) if ray.wait([first], timeout=0)[0] else None)
-        raise ControlUnitLost(f"{name}: the control unit has not said for {allowed_s:g} s that it lives") from error
+        raise ControlUnitLost(
+            f"{name}: the control unit has given no sign of life for {allowed_s:g} s that it lives"
+        ) from error
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ValueError | FileNotFoundError):
             raise error.cause from None
@@ -234,20 +236,20 @@ def _end_older_runs(setup: ClusterSetup) -> None:
     ValueError
         If a control unit of another run stays in its round.
     """
-    ours, cluster = f"collapipe/{setup.run}/", f"cluster-{setup.cluster}"
+    own_prefix, cluster = f"collapipe/{setup.run}/", f"cluster-{setup.cluster}"
     older = []
     for entry in ray.util.list_named_actors(all_namespaces=True):
         name = str(entry["name"])
         parts = name.split("/")
-        is_other = entry["namespace"] == NAMESPACE and parts[0] == "collapipe" and not name.startswith(ours)
+        is_other = entry["namespace"] == NAMESPACE and parts[0] == "collapipe" and not name.startswith(own_prefix)
         if is_other and len(parts) > 2 and parts[2] == cluster:
             older.append(name)
     for name in older:
         _, run, *place = name.split("/")
         if place == [cluster] and not _gives_way(name):
             raise ValueError(
-                f"cluster {setup.cluster}: its control unit is in a round of another run, {run}, and has been for "
-                f"{YIELD_S:g} s; a control unit serves one run at a time: wait for that run's end, or stop it (flwr "
+                f"cluster {setup.cluster}: its control unit has been in a round of another run, {run}, for "
+                f"{YIELD_S:g} s; a control unit serves one run at a time: wait until that run ends, or stop it (flwr "
                 "stop)"
             )
     for name in older:

@@ -68,12 +68,12 @@ class BatchRun:
         embedding: nn.Module,
         transport: GlooTransport,
         link: DecoderLink,
-        shared: Mapping[str, nn.Parameter],
+        tied_parameters: Mapping[str, nn.Parameter],
         precision: str,
         progress: Progress,
     ) -> None:
         self._order, self._link, self._transport = order, link, transport
-        self._embedding, self._shared = embedding, shared
+        self._embedding, self._tied_parameters = embedding, tied_parameters
         self._precision, self._progress = precision, progress
         self._pieces = split_batch(batch, len(order.sizes))
         self._shapes = order.shapes(last=True)
@@ -148,9 +148,9 @@ class BatchRun:
             norm_sq = gradient.norm_sq
             self._progress("G", i)
             self._transport.send(gradient.tensor, self._transport.size - 1, BACKWARD, i)
-        tied = self._link.receive_tied() if self._shared else {}
+        tied = self._link.receive_tied() if self._tied_parameters else {}
         try:
-            check_tied({name: parameter.shape for name, parameter in self._shared.items()}, tied)
+            check_tied({name: parameter.shape for name, parameter in self._tied_parameters.items()}, tied)
         except ValueError as error:
             raise LinkError(f"the decoder's gradient of the {error}") from None
         return BatchAnswer(loss_sum=loss_sum, norm_sq=norm_sq, tied=tied)

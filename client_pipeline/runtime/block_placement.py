@@ -101,27 +101,27 @@ class BlockPlacement:
             if owner != device:
                 # The object goes from device to device; the control unit holds a reference only.
                 arriving.setdefault(device, []).append((index, self._pool[owner].take.remote(index)))
-        placed = {
+        references = {
             device: self._pool[device].place.remote(
                 [i for i, _ in blocks], self._version, *(moved for _, moved in blocks)
             )
             for device, blocks in arriving.items()
         }
-        brought = self._pool.answers(placed, "placing TEBs")
+        brought = self._pool.answers(references, "placing TEBs")
         self.moved_blocks += sum(map(len, arriving.values()))
         self.moved_bytes += sum(sum(sizes) for sizes in brought.values())
 
     def _put_back(self, owners: Mapping[int, int]) -> None:
         version = self.snapshots.version
         devices = sorted(set(owners.values()))
-        held = self._pool.call(devices, lambda actor, _: actor.settle.remote(self._lineage), "settling")
-        placed = {}
+        held_blocks = self._pool.call(devices, lambda actor, _: actor.settle.remote(self._lineage), "settling")
+        references = {}
         for device in devices:
             assigned = sorted(index for index, owner in owners.items() if owner == device)
-            keep = [index for index in assigned if held[device].get(index) == version]
+            keep = [index for index in assigned if held_blocks[device].get(index) == version]
             blocks, copies = self.snapshots.sources(index for index in assigned if index not in keep)
             frozen = {index: block_weights(self._frozen, index) for index, _ in blocks}
-            placed[device] = self._pool[device].put_back.remote(keep, blocks, version, frozen, *copies)
-        brought = self._pool.answers(placed, "putting TEBs back")
+            references[device] = self._pool[device].put_back.remote(keep, blocks, version, frozen, *copies)
+        brought = self._pool.answers(references, "putting TEBs back")
         self.restored_bytes += sum(sum(sizes) for sizes in brought.values())
         self._version = version

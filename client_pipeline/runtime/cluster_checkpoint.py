@@ -131,11 +131,11 @@ def read_checkpoint(
             checkpoint = _read(path, identity.run)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path}: expected a control unit's checkpoint, {error}; the cluster cannot go on as it was: restore "
-                "the file, or remove it to go on with a fresh optimizer"
+                f"{path}: expected a control unit's checkpoint, {error}; the cluster cannot continue where it stopped: "
+                "restore the file, or remove it to continue with a fresh optimizer"
             ) from error
         if checkpoint is None:
-            logger.warning("%s: belongs to another run of the same name; it is removed", path)
+            logger.warning("%s belongs to another run of the same name: removing it", path)
             durable.remove(path)
             continue
         for key, of_file, now in (
@@ -144,8 +144,8 @@ def read_checkpoint(
         ):
             if of_file != now:
                 raise ValueError(
-                    f"{path}: {key}: expected that with which the run goes on (SHA-256 {now[:12] or 'none'}), found "
-                    f"another one ({of_file[:12] or 'none'}); put it back as it was, or start a new run"
+                    f"{path}: {key}: expected the one that the run continues with (SHA-256 {now[:12] or 'none'}), "
+                    f"found another ({of_file[:12] or 'none'}); restore it, or start a new run"
                 )
         return checkpoint
     return None
@@ -157,8 +157,8 @@ def _read(path: Path, run: str) -> ClusterCheckpoint | None:
         head: dict[str, Any] = json.loads((file.metadata() or {})["collapipe"])
         if (found_format := head.get("format", "none")) != CLUSTER_CHECKPOINT_FORMAT:
             raise ValueError(
-                f"format: expected {CLUSTER_CHECKPOINT_FORMAT}, found {found_format}: it is of "
-                "another version of CollaPipe"
+                f"format: expected {CLUSTER_CHECKPOINT_FORMAT}, found {found_format}, written "
+                "by another version of CollaPipe"
             )
         if head["run"] != run:
             return None

@@ -117,7 +117,7 @@ class ControlUnit:
                 if setup.checkpoints is not None and setup.resume_round:
                     self._restore(setup.checkpoints, setup.resume_round)
                 elif setup.resume_round:
-                    logger.warning("%s: no checkpoints are written: optimizer states begin anew", setup.actor_name)
+                    logger.warning("%s: checkpoints are off: the optimizer states start afresh", setup.actor_name)
                     steps = setup.resume_round * setup.local_steps * setup.gradient_accumulation
                     self.order.go_to(steps * setup.batch_size)
                 self.data = data
@@ -197,7 +197,7 @@ class ControlUnit:
         self.speed.begin_round(self._slow_before)
         load_parameters(self.parameters, part_weights(order.weights, "embedding"), "embedding")
         recovery.run(lambda: self._load(order))
-        ready = time.perf_counter()
+        ready_at = time.perf_counter()
         outcomes = [self._local_step(order, step, link) for step in range(1, self.setup.local_steps + 1)]
         trained = time.perf_counter()
         link.close()
@@ -220,7 +220,7 @@ class ControlUnit:
             plan=recovery.plan,
             outcomes=outcomes,
             memory=memory,
-            clock=(start, ready, trained, end),
+            clock=(start, ready_at, trained, end),
             paced=order.pace is not None,
         )
         report |= {"cluster": self.setup.cluster, "num_examples": len(self.data or ()), "loss": loss}

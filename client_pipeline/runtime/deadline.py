@@ -47,7 +47,7 @@ class ProgressDeadline:
         self._clock = clock
         self._intervals: deque[float] = deque(maxlen=_REMEMBERED)
         self._lock = threading.Lock()
-        self._last = clock()
+        self._progress_at = clock()
         self._extensions = 0
 
     def allow(self, most_s: float) -> None:
@@ -57,14 +57,14 @@ class ProgressDeadline:
     def begin(self) -> None:
         """Begin a wait: the time since the last sign of progress was no wait."""
         with self._lock:
-            self._last, self._extensions = self._clock(), 0
+            self._progress_at, self._extensions = self._clock(), 0
 
     def progress(self) -> None:
         """Note a sign of progress."""
         with self._lock:
             now = self._clock()
-            self._intervals.append(now - self._last)
-            self._last, self._extensions = now, 0
+            self._intervals.append(now - self._progress_at)
+            self._progress_at, self._extensions = now, 0
 
     def extend(self) -> None:
         """Bear with a wait that is overdue for a good reason: twice as long as before."""
@@ -81,13 +81,13 @@ class ProgressDeadline:
     def waited_s(self) -> float:
         """Time since the last sign of progress, or since the wait began [s]."""
         with self._lock:
-            return self._clock() - self._last
+            return self._clock() - self._progress_at
 
     @property
     def overdue(self) -> bool:
         """Whether the wait is longer than the progress so far explains."""
         with self._lock:
-            return self._clock() - self._last >= min(self._allowance_s() * 2**self._extensions, self.most_s)
+            return self._clock() - self._progress_at >= min(self._allowance_s() * 2**self._extensions, self.most_s)
 
     @property
     def expired(self) -> bool:
@@ -99,7 +99,7 @@ class ProgressDeadline:
         """Time until the wait is overdue [s]; 0 if it is."""
         with self._lock:
             allowed = min(self._allowance_s() * 2**self._extensions, self.most_s)
-            return max(self._last + allowed - self._clock(), 0.0)
+            return max(self._progress_at + allowed - self._clock(), 0.0)
 
     def _allowance_s(self) -> float:
         if not self._intervals:

@@ -55,7 +55,7 @@ class Watch:
     """
 
     def __init__(self, idle_s: float) -> None:
-        self._last = time.monotonic()
+        self._called_at = time.monotonic()
         self._idle_s = idle_s
         self._busy = 0
         if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
@@ -72,12 +72,12 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self._busy -= 1
-        self._last = time.monotonic()
+        self._called_at = time.monotonic()
 
     def _run(self) -> None:
         while True:
             time.sleep(min(self._idle_s / 4, 5.0))
-            if not self._busy and time.monotonic() - self._last > self._idle_s:
+            if not self._busy and time.monotonic() - self._called_at > self._idle_s:
                 os._exit(0)
 
 
@@ -233,7 +233,7 @@ class DeviceActor:
             # Of this thread: that of the liveness group is another.
             torch.set_num_threads(self._threads)
             try:
-                done = run_actions(self.stage, self.transport, order)
+                done_actions = run_actions(self.stage, self.transport, order)
             except BaseException:
                 # Neighbours must not wait for the group's timeout.
                 self.stage.discard()
@@ -249,7 +249,7 @@ class DeviceActor:
             if apply_step is not None:
                 self.stage.apply(apply_step, 1.0)
             work = float(len(self.stage.blocks) * order.mask_BT.numel())
-            return StepReport(actions=done, norm_sq=norm_sq, work=work)
+            return StepReport(actions=done_actions, norm_sq=norm_sq, work=work)
 
     def apply(self, step: int, scale: float) -> None:
         """Take optimizer step ``step`` with the gradients times ``scale``."""

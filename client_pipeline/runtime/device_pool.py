@@ -101,21 +101,21 @@ class DevicePool:
         idle = self.silent([device for device in wanted if device in self._actors and device not in busy])
         if frozen := tuple(device for device, how in idle.items() if how == FROZEN):
             raise DeviceFault(f"{self.name}: device {frozen[0]}: no answer", FROZEN, frozen)
-        new = {device: self._make(device) for device in [*missing, *idle]}
-        if not new:
+        new_actors = {device: self._make(device) for device in [*missing, *idle]}
+        if not new_actors:
             return
         start = time.monotonic()
-        signs = {device: actor.alive.remote() for device, actor in new.items()}
+        signs = {device: actor.alive.remote() for device, actor in new_actors.items()}
         ray.wait(list(signs.values()), num_returns=len(signs), timeout=self.runtime.timeout)
         self.patience_s = max(LEAST_S, time.monotonic() - start)
         for device, sign in signs.items():
             try:
                 self.pids[device] = ray.get(sign, timeout=0.1)
             except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-                self._lost[device] = _Lost(KILLED, new[device], sign)
-                text = f"{self.name}: device {device}: it did not start within {self.runtime.timeout:g} s: {error}"
+                self._lost[device] = _Lost(KILLED, new_actors[device], sign)
+                text = f"{self.name}: device {device}: did not start within {self.runtime.timeout:g} s: {error}"
                 raise DeviceFault(text, KILLED, (device,)) from error
-            self._actors[device] = new[device]
+            self._actors[device] = new_actors[device]
 
     def _make(self, device: int) -> Any:
         # A thread of its own says whether the process is there while another computes.
@@ -147,16 +147,16 @@ class DevicePool:
         if not signs:
             return {}
         ready, _ = ray.wait(list(signs.values()), num_returns=len(signs), timeout=wait_s)
-        lost = {}
+        lost_devices = {}
         for device, sign in signs.items():
             if sign not in ready:
-                lost[device] = FROZEN
+                lost_devices[device] = FROZEN
                 continue
             try:
                 ray.get(sign)
             except ray.exceptions.RayActorError:
-                lost[device] = KILLED
-        return lost
+                lost_devices[device] = KILLED
+        return lost_devices
 
     def lose(self, device: int, kind: str) -> None:
         """Give a device up; one whose process ended is started again, to be there when it is needed next."""
@@ -175,16 +175,16 @@ class DevicePool:
 
     def is_back(self, device: int) -> bool:
         """Whether a lost device has answered since; if so it is one of the pool again. Does not wait."""
-        lost = self._lost[device]
-        if not ray.wait([lost.sign], timeout=0)[0]:
+        lost_device = self._lost[device]
+        if not ray.wait([lost_device.sign], timeout=0)[0]:
             return False
         try:
-            self.pids[device] = ray.get(lost.sign)
+            self.pids[device] = ray.get(lost_device.sign)
         except ray.exceptions.RayActorError:
             # The new process ended, too; or the name still stood for the old one.
             self.miss(device)
             return False
-        self._actors[device] = lost.actor
+        self._actors[device] = lost_device.actor
         del self._lost[device]
         return True
 
@@ -195,7 +195,7 @@ class DevicePool:
 
     # Waiting for answers.
 
-    def answers(self, references: Mapping[int, Any], what: str) -> dict[int, Any]:
+    def answers(self, references: Mapping[int, Any], activity: str) -> dict[int, Any]:
         """Wait for one answer of each device.
 
         Raises
@@ -205,19 +205,19 @@ class DevicePool:
         PipelineError
             If one failed, or does not answer although it is there; the message names it.
         """
-        waiting, answers = dict(references), dict.fromkeys(references)
+        references_left, answers = dict(references), dict.fromkeys(references)
         deadline = ProgressDeadline(self.runtime.timeout, first_s=LEAST_S)
-        while waiting:
-            ready, _ = ray.wait(list(waiting.values()), num_returns=1, timeout=WATCH_INTERVAL_S)
-            if ready:
+        while references_left:
+            ready_references, _ = ray.wait(list(references_left.values()), num_returns=1, timeout=WATCH_INTERVAL_S)
+            if ready_references:
                 deadline.progress()
-            for device in [device for device, reference in waiting.items() if reference in ready]:
-                answers[device] = self._answer(device, waiting.pop(device), what)
-            if waiting and not ready:
-                self.look_after(waiting, deadline, what)
+            for device in [device for device, reference in references_left.items() if reference in ready_references]:
+                answers[device] = self._answer(device, references_left.pop(device), activity)
+            if references_left and not ready_references:
+                self.look_after(references_left, deadline, activity)
         return answers
 
-    def look_after(self, devices: Iterable[int], deadline: ProgressDeadline, what: str) -> None:
+    def look_after(self, devices: Iterable[int], deadline: ProgressDeadline, activity: str) -> None:
         """Ask devices whether they are there if a wait for them is overdue.
 
         Raises
@@ -230,34 +230,36 @@ class DevicePool:
         if not deadline.overdue:
             return
         devices = list(devices)
-        if lost := self.silent(devices):
-            device, kind = next(iter(lost.items()))
+        if lost_devices := self.silent(devices):
+            device, kind = next(iter(lost_devices.items()))
             happened = "no answer" if kind == FROZEN else "its process ended"
-            text = f"{self.name}: device {device}: {happened}, while {what}"
-            raise DeviceFault(text, kind, tuple(d for d, k in lost.items() if k == kind))
+            text = f"{self.name}: device {device}: {happened}, while {activity}"
+            raise DeviceFault(text, kind, tuple(d for d, k in lost_devices.items() if k == kind))
         if deadline.expired:
-            raise PipelineError(f"{self.name}: {what}: no answer from devices {devices} within {deadline.most_s:g} s")
+            raise PipelineError(
+                f"{self.name}: {activity}: no answer from devices {devices} within {deadline.most_s:g} s"
+            )
         deadline.extend()
 
-    def _answer(self, device: int, reference: Any, what: str) -> Any:
+    def _answer(self, device: int, reference: Any, activity: str) -> Any:
         try:
             return ray.get(reference)
         except ray.exceptions.RayActorError as error:
             # It may be another's end: that of the device which was to hand it a TEB.
             ended = tuple(d for d, how in self.silent(self._actors).items() if how == KILLED)
             if not ended:
-                raise DeviceFault(f"{self.name}: {what}: {error}", PARTED) from error
-            text = f"{self.name}: {what}: device {ended[0]}: its process ended: {error}"
+                raise DeviceFault(f"{self.name}: {activity}: {error}", PARTED) from error
+            text = f"{self.name}: {activity}: device {ended[0]}: its process ended: {error}"
             raise DeviceFault(text, KILLED, ended) from error
         except ray.exceptions.RayTaskError as error:
             cause = error.cause or error
-            text = f"{self.name}: {what}: device {device}: {cause}"
+            text = f"{self.name}: {activity}: device {device}: {cause}"
             if isinstance(cause, TransportError):
                 raise DeviceFault(text, PARTED) from error
             raise (NotFinite if isinstance(cause, NotFinite) else PipelineError)(text) from error
         except ray.exceptions.RayError as error:
             # A copy that was lost with the machine that it was on, before it had come here.
-            raise PipelineError(f"{self.name}: {what}: device {device}: {error}") from error
+            raise PipelineError(f"{self.name}: {activity}: device {device}: {error}") from error
 
     def fault_of(self, references: Mapping[int, Any], failed: BaseException | None) -> PipelineError | None:
         """Find the device at fault in a step, if there is one.
@@ -270,9 +272,9 @@ class DevicePool:
         references : what each device will answer
         failed : what a thread of the control unit has met; None while all is well there
         """
-        answered = _answered(references, 0.0 if failed is None else GRACE_S)
+        answered = _errors_of_answers(references, 0.0 if failed is None else GRACE_S)
         if failed is None and any(answered.values()):
-            answered = _answered(references, GRACE_S)
+            answered = _errors_of_answers(references, GRACE_S)
         faults = {device: error for device, error in answered.items() if error is not None}
         if ended := [d for d, error in faults.items() if isinstance(error, ray.exceptions.RayActorError)]:
             text = f"{self.name}: device {ended[0]}: its process ended: {faults[ended[0]]}"
@@ -291,9 +293,9 @@ class DevicePool:
                 return DeviceFault(text, kind, lost_devices)
         return DeviceFault(f"{self.name}: the devices lost each other: {lost}", PARTED)
 
-    def call(self, devices: Iterable[int], call: Callable[[Any, int], Any], what: str) -> dict[int, Any]:
+    def call(self, devices: Iterable[int], call: Callable[[Any, int], Any], activity: str) -> dict[int, Any]:
         """Call devices at once; answers by device."""
-        return self.answers({device: call(self._actors[device], device) for device in devices}, what)
+        return self.answers({device: call(self._actors[device], device) for device in devices}, activity)
 
     # The end.
 
@@ -311,17 +313,17 @@ class DevicePool:
         self._lost.clear()
 
 
-def _answered(references: Mapping[int, Any], wait_s: float) -> dict[int, BaseException | None]:
+def _errors_of_answers(references: Mapping[int, Any], wait_s: float) -> dict[int, BaseException | None]:
     """Devices that have answered within ``wait_s``, with their error if it was one."""
     ready, _ = ray.wait(list(references.values()), num_returns=len(references), timeout=wait_s)
-    answered: dict[int, BaseException | None] = {}
+    error_by_device: dict[int, BaseException | None] = {}
     for device, reference in references.items():
         if reference in ready:
             try:
                 ray.get(reference)
-                answered[device] = None
+                error_by_device[device] = None
             except ray.exceptions.RayActorError as error:
-                answered[device] = error
+                error_by_device[device] = error
             except ray.exceptions.RayTaskError as error:
-                answered[device] = error.cause or error
-    return answered
+                error_by_device[device] = error.cause or error
+    return error_by_device

@@ -111,8 +111,8 @@ class _Run:
     ) -> None:
         self._todo, self._compute, self._send = todo, compute, send
         self._links, self._decoder_s = links, decoder_s
-        self._last = len(todo) - 1
-        self._next = [0] * len(todo)
+        self._last_stage = len(todo) - 1
+        self._next_action = [0] * len(todo)
         self._free = [0.0] * len(todo)
         """When each device can start again."""
         self._arrival = {("F", 0, i): 0.0 for i in range(len(todo[0]))}
@@ -120,49 +120,49 @@ class _Run:
         self._arrival |= {("FB", 0, i): 0.0 for i in range(len(todo[0]))}
         self._medium: dict[tuple[str, int], float] = {}
         """When each direction of a link, or the shared medium, is free."""
-        self._waiting: list[tuple[float, int, int, str]] = []
+        self._messages: list[tuple[float, int, int, str]] = []
         """Messages for the shared medium: ready, link, micro-batch, kind of the action that made it."""
         self._events: list[Event] = []
 
     def execute(self) -> Simulation:
         """Take what starts first, until nothing is left."""
         while True:
-            starts = [(start, s) for s in range(self._last + 1) if (start := self._start(s)) is not None]
-            message = min(self._waiting, default=None)
+            starts = [(start, s) for s in range(self._last_stage + 1) if (start := self._start(s)) is not None]
+            message = min(self._messages, default=None)
             # A message that is sent now must have been ready before any other: first all actions that start until then.
-            sent = None if message is None else max(message[0], self._medium.get(("shared", 0), 0.0))
-            if starts and (sent is None or min(starts)[0] <= sent):
+            sending_time = None if message is None else max(message[0], self._medium.get(("shared", 0), 0.0))
+            if starts and (sending_time is None or min(starts)[0] <= sending_time):
                 start, stage = min(starts)
                 self._act(stage, start)
-            elif message is not None and sent is not None:
-                self._waiting.remove(message)
+            elif message is not None and sending_time is not None:
+                self._messages.remove(message)
                 _, link, micro_batch, kind = message
-                self._transfer(kind, link, micro_batch, sent, ("shared", 0))
+                self._transfer(kind, link, micro_batch, sending_time, ("shared", 0))
             else:
                 break
-        if any(place < len(todo) for place, todo in zip(self._next, self._todo, strict=True)):
+        if any(place < len(todo) for place, todo in zip(self._next_action, self._todo, strict=True)):
             raise AssertionError("the schedule dead-locks")
         events = sorted(self._events, key=lambda e: (e.start, e.end))
         return Simulation(max(e.end for e in events), events)
 
     def _start(self, stage: int) -> float | None:
         """When a device starts its next action; None if its input is not on the way or all is done."""
-        if self._next[stage] == len(self._todo[stage]):
+        if self._next_action[stage] == len(self._todo[stage]):
             return None
-        action = self._todo[stage][self._next[stage]]
+        action = self._todo[stage][self._next_action[stage]]
         arrival = self._arrival.get((action.kind, stage, action.micro_batch))
         return None if arrival is None else max(self._free[stage], arrival)
 
     def _act(self, stage: int, start: float) -> None:
-        action = self._todo[stage][self._next[stage]]
-        self._next[stage] += 1
+        action = self._todo[stage][self._next_action[stage]]
+        self._next_action[stage] += 1
         end = start + self._compute[action.kind][stage][action.micro_batch]
         self._free[stage] = end
         self._events.append(Event(action.kind, stage, action.micro_batch, start, end))
         link = stage - 1 if action.kind == "B" else stage
-        if action.kind == "F" and stage == self._last:
+        if action.kind == "F" and stage == self._last_stage:
             self._arrival["B", stage, action.micro_batch] = end + self._decoder_s
-        elif 0 <= link < self._last:
+        elif 0 <= link < self._last_stage:
             if self._links == "blocking":
                 self._free[stage] = self._transfer(action.kind, link, action.micro_batch, end, (action.kind, link))
             elif self._links == "overlapping":
@@ -170,7 +170,7 @@ class _Run:
                 ready = max(end, self._medium.get(channel, 0.0))
                 self._transfer(action.kind, link, action.micro_batch, ready, channel)
             else:
-                self._waiting.append((end, link, action.micro_batch, action.kind))
+                self._messages.append((end, link, action.micro_batch, action.kind))
 
     def _transfer(self, kind: str, link: int, micro_batch: int, start: float, channel: tuple[str, int]) -> float:
         end = start + self._send[kind][link][micro_batch]

@@ -19,18 +19,18 @@ INJECTED = "injected.jsonl"
 _KEPT = "faults.json"
 
 
-def note_injected(folder: Path | None, kind: str, round_: int, **where: int | None) -> None:
+def note_injected(folder: Path | None, kind: str, round_: int, **indices: int | None) -> None:
     """Add a line to ``injected.jsonl``, with the time [s, since 1970]; the fault itself comes after it.
 
     Parameters
     ----------
     folder : of the file; None: nowhere
     kind, round_ : of the fault
-    where : ``cluster``, ``device``, ``step``, as far as they mean something
+    indices : ``cluster``, ``device``, ``step``, as far as they mean something
     """
     if folder is None:
         return
-    line = json.dumps({"kind": kind, "round": round_, **where, "time": time.time()})
+    line = json.dumps({"kind": kind, "round": round_, **indices, "time": time.time()})
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / INJECTED).open("a", encoding="utf-8") as file:
         file.write(line + "\n")
@@ -60,7 +60,7 @@ def forget(folder: Path) -> None:
         durable.remove(folder / name)
 
 
-def kept(folder: Path, round_: int) -> list[dict[str, Any]]:
+def recorded_faults(folder: Path, round_: int) -> list[dict[str, Any]]:
     """Return what a control unit had recorded in a round before it was lost, as JSON values."""
     try:
         document = json.loads((folder / _KEPT).read_text(encoding="utf-8"))

@@ -88,8 +88,8 @@ class InjectedFault:
     """What arrives at the control unit just then: see :data:`client_pipeline.runtime.batch_run.Progress`."""
     place: float
     """Place in the step's micro-batches, from 0 to 1."""
-    who: float
-    """Which of the plan's devices, from 0 to 1."""
+    device_share: float
+    """Place of the device in the plan, from 0 to 1."""
 
 
 def draw_faults(config: FaultConfig, round_: int, cluster: int, local_steps: int) -> list[InjectedFault]:
@@ -97,10 +97,12 @@ def draw_faults(config: FaultConfig, round_: int, cluster: int, local_steps: int
     faults = []
     for number, kind in enumerate(INJECTED_KINDS):
         draw = np.random.default_rng([config.seed, round_, cluster, number])
-        hit, place, who = draw.random(3)
+        hit, place, device_share = draw.random(3)
         step, moment = int(draw.integers(1, local_steps + 1)), _MOMENTS[int(draw.integers(len(_MOMENTS)))]
         if kind != "server" and hit < getattr(config, kind):
-            faults.append(InjectedFault(kind=kind, step=step, moment=moment, place=float(place), who=float(who)))
+            faults.append(
+                InjectedFault(kind=kind, step=step, moment=moment, place=float(place), device_share=float(device_share))
+            )
     return faults
 
 
@@ -126,8 +128,8 @@ class FaultInjector:
         self._folder = folder
         self._round = 0
         self._cluster, self._local_steps = cluster, local_steps
-        self._due: list[InjectedFault] = []
-        self._began: dict[int, float] = {}
+        self._due_faults: list[InjectedFault] = []
+        self._start_times: dict[int, float] = {}
         self._link: DecoderLink | None = None
         self._slowing: list[subprocess.Popen[bytes]] = []
         self._shells: list[subprocess.Popen[bytes]] = []
@@ -135,14 +137,14 @@ class FaultInjector:
 
     def begin_round(self, round_: int, link: DecoderLink) -> DecoderLink:
         """Draw the round's faults; returns the link that the round is to use."""
-        self._began.clear()
+        self._start_times.clear()
         self._round = round_
-        self._due = draw_faults(self.config, round_, self._cluster, self._local_steps) if self.config.any else []
+        self._due_faults = draw_faults(self.config, round_, self._cluster, self._local_steps) if self.config.any else []
         self._link = link
-        for fault in self._due:
-            logger.warning("cluster %s, round %s: to be injected: %s", self._cluster, round_, fault)
-        poisoned = [fault for fault in self._due if fault.kind == "nan"]
-        self._due = [fault for fault in self._due if fault.kind != "nan"]
+        for fault in self._due_faults:
+            logger.warning("cluster %s, round %s: faults to inject: %s", self._cluster, round_, fault)
+        poisoned = [fault for fault in self._due_faults if fault.kind == "nan"]
+        self._due_faults = [fault for fault in self._due_faults if fault.kind != "nan"]
         return _PoisonedLink(link, poisoned[0], self._note) if poisoned else link
 
     def end_round(self) -> None:
@@ -155,7 +157,7 @@ class FaultInjector:
 
     def since(self, device: int) -> float | None:
         """When a device's fault was injected in this round [s, monotonic]."""
-        return self._began.get(device)
+        return self._start_times.get(device)
 
     def arrived(
         self, step: int, moment: str, micro_batch: int, num_micro_batches: int, pids: Mapping[int, int]
@@ -169,10 +171,10 @@ class FaultInjector:
         num_micro_batches : m
         pids : process of each device that the plan uses and that runs on this machine, by device
         """
-        for fault in list(self._due):
+        for fault in list(self._due_faults):
             is_due = fault.step == step and fault.moment == moment
             if is_due and micro_batch == int(fault.place * num_micro_batches):
-                self._due.remove(fault)
+                self._due_faults.remove(fault)
                 self._strike(fault, pids)
 
     def _strike(self, fault: InjectedFault, pids: Mapping[int, int]) -> None:
@@ -184,10 +186,10 @@ class FaultInjector:
             if self._link is not None and self._link.is_remote:
                 self._note(fault)
                 self._link.cut(self.config.partition_seconds if fault.kind == "partition" else 0.0)
-        elif devices := sorted(pids.keys() - self._began.keys()):
-            device = devices[min(int(fault.who * len(devices)), len(devices) - 1)]
+        elif devices := sorted(pids.keys() - self._start_times.keys()):
+            device = devices[min(int(fault.device_share * len(devices)), len(devices) - 1)]
             self._note(fault, device)
-            self._began[device] = time.monotonic()
+            self._start_times[device] = time.monotonic()
             if fault.kind == "device":
                 # It may have ended by itself.
                 with contextlib.suppress(ProcessLookupError):

@@ -64,12 +64,12 @@ class Group:
             join_s=min(JOIN_S, timeout_s),
             codec=self._codec,
         )
-        joined = {device: self._pool[device].connect.remote(address, rank + 1) for rank, device in enumerate(ring)}
+        references = {device: self._pool[device].connect.remote(address, rank + 1) for rank, device in enumerate(ring)}
         # In a thread of its own: a device that dies now keeps whoever waits for it until the end of join_s.
         thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="join")
         membership = thread.submit(GlooTransport, address, 0)
         try:
-            self._pool.answers(joined, "joining the cluster's group")
+            self._pool.answers(references, "joining the cluster's group")
             self._transport = membership.result(timeout=address.join_s)
         except (RuntimeError, TimeoutError) as error:
             membership.add_done_callback(_close)

@@ -44,12 +44,12 @@ class LocalDecoder:
         self.is_remote = False
         self.cuts: tuple[Cut, ...] = ()
         self.bytes_up = self.bytes_down = self.payload_up = self.payload_down = 0
-        self._waiting: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._step: StepId | None = None
         self._num_micro_batches = 0
         self._total_weight = 0.0
         self._tied: dict[str, Tensor] = {}
-        self._done = 0
+        self._num_done = 0
         self._closed = False
         # close() comes from another thread while receive() computes: what is computed then must not be kept.
         self._compute = threading.Lock()
@@ -59,8 +59,13 @@ class LocalDecoder:
         if total_weight <= 0:
             raise LinkError(f"the batch of {step} carries no target: expected a total weight above 0")
         self.drop_step()
-        self._waiting = queue.SimpleQueue()
-        self._step, self._num_micro_batches, self._total_weight, self._done = step, num_micro_batches, total_weight, 0
+        self._queue = queue.SimpleQueue()
+        self._step, self._num_micro_batches, self._total_weight, self._num_done = (
+            step,
+            num_micro_batches,
+            total_weight,
+            0,
+        )
 
     def send_tied(self, tied: Mapping[str, Tensor]) -> None:
         """Note the tied matrices that the step computes with; they are not copied."""
@@ -68,23 +73,23 @@ class LocalDecoder:
 
     def receive_tied(self) -> dict[str, Tensor]:
         """Return the gradient of the tied matrices."""
-        if self._step is None or self._done != self._num_micro_batches:
-            raise LinkError(f"receive_tied after {self._done} of {self._num_micro_batches} micro-batches")
+        if self._step is None or self._num_done != self._num_micro_batches:
+            raise LinkError(f"receive_tied after {self._num_done} of {self._num_micro_batches} micro-batches")
         return self.trainer.tied_gradient(self._step.cluster)
 
     def send(self, micro_batch: int, hidden_BTD: Tensor, mask_BT: Tensor, targets: Mapping[str, Tensor]) -> None:
         """Queue one micro-batch for :meth:`receive`."""
         if self._step is None:
             raise LinkError("send before begin_step")
-        self._waiting.put(_Item(self._step, micro_batch, hidden_BTD, mask_BT, dict(targets)))
+        self._queue.put(_Item(self._step, micro_batch, hidden_BTD, mask_BT, dict(targets)))
 
     def receive(self) -> Gradient:
         """Compute the gradient of the next micro-batch, waiting for its activations."""
         try:
-            item = self._waiting.get(timeout=self.timeout_s)
+            item = self._queue.get(timeout=self.timeout_s)
         except queue.Empty:
             raise LinkError(
-                f"local decoder: no activations of micro-batch {self._done} came within {self.timeout_s:g} s"
+                f"local decoder: no activations of micro-batch {self._num_done} came within {self.timeout_s:g} s"
             ) from None
         with self._compute:
             if item is None or item.step is not self._step:
@@ -97,15 +102,15 @@ class LocalDecoder:
                     f"local decoder: loss or gradient of micro-batch {item.micro_batch} holds NaN or Inf: training "
                     "diverged; lower optimizer.lr or set optimizer.clip-norm"
                 )
-            self._done += 1
-            last = self._done == self._num_micro_batches
+            self._num_done += 1
+            last = self._num_done == self._num_micro_batches
             norm_sq = self.trainer.gradient_norm_sq(item.step.cluster) if last else None
         return Gradient(micro_batch=item.micro_batch, tensor=tensor, loss_sum=loss_sum, norm_sq=norm_sq)
 
     def end_step(self, scale: float) -> None:
         """Apply the step at once: there is no other cluster to wait for."""
-        if self._step is None or self._done != self._num_micro_batches:
-            raise LinkError(f"end_step after {self._done} of {self._num_micro_batches} micro-batches")
+        if self._step is None or self._num_done != self._num_micro_batches:
+            raise LinkError(f"end_step after {self._num_done} of {self._num_micro_batches} micro-batches")
         step, self._step = self._step, None
         share = Contribution(cluster=step.cluster, weight=self._total_weight, scale=scale)
         self.trainer.apply([share], (step.round - 1) * self.local_steps + step.step)
@@ -117,7 +122,7 @@ class LocalDecoder:
                 self.trainer.discard(self._step.cluster)
                 self._step = None
             # Whoever waits here waits on the queue of this step.
-            self._waiting.put(None)
+            self._queue.put(None)
 
     def close(self) -> None:
         """End the round; an unclosed step does not count."""

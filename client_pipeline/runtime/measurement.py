@@ -148,12 +148,12 @@ class MeasuredDevice:
             for size in samples:
                 mask_BT = torch.ones(size, length, dtype=torch.bool)
                 x_BTD, gradient_BTD = (torch.randn(size + carried, length, width) for _ in range(2))
-                began = time.perf_counter()
+                start = time.perf_counter()
                 stage.forward(step, 0, x_BTD, mask_BT)
                 turned = time.perf_counter()
                 stage.backward(step, 0, gradient_BTD, mask_BT)
                 if turn:  # The first pass allocates.
-                    times[size].append((turned - began, time.perf_counter() - turned))
+                    times[size].append((turned - start, time.perf_counter() - turned))
         return [
             PassTimes(
                 samples=size,
@@ -178,14 +178,14 @@ class MeasuredDevice:
         for _ in range(trips + 1):
             self._message += 1
             incoming = transport.receive((num_floats,), peer, arrives, self._message)
-            began = time.perf_counter()
+            start = time.perf_counter()
             if leads:
                 transport.send(tensor, peer, leaves, self._message)
                 incoming.wait()
             else:
                 transport.send(incoming.wait(), peer, leaves, self._message)
             transport.flush()
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start)
         # The first one opens the connection.
         return statistics.median(seconds[1:])
 
@@ -278,23 +278,23 @@ def _measure_link(
     host = "127.0.0.1" if hosts[first] == hosts[second] == own_address else own_address
     pair = [actors[first], actors[second]]
 
-    def both(references: list[Any]) -> Any:
+    def first_answer(references: list[Any]) -> Any:
         return _answers(first, timeout_s, *references)[0]
 
     def trip(num_floats: int, trips: int) -> float:
-        return float(both([actor.exchange.remote(num_floats, trips) for actor in pair]))
+        return float(first_answer([actor.exchange.remote(num_floats, trips) for actor in pair]))
 
     try:
         store = open_store(host, timeout_s)
         address = GroupAddress(host=host, port=store.port, generation=generation, size=2, timeout_s=timeout_s / 2)
-        both([actor.join.remote(address, rank) for rank, actor in enumerate(pair)])
+        first_answer([actor.join.remote(address, rank) for rank, actor in enumerate(pair)])
         latency = trip(_SMALL_FLOATS, 5 * _ROUND_TRIPS)
         num_floats = _FIRST_FLOATS
         while num_floats < _MOST_FLOATS and trip(num_floats, 1) < _LONG_TRIP_S:
             num_floats *= 4
         num_floats = min(num_floats, _MOST_FLOATS)
         seconds = trip(num_floats, _ROUND_TRIPS)
-        both([actor.leave.remote() for actor in pair])
+        first_answer([actor.leave.remote() for actor in pair])
     except MeasurementError as error:
         raise MeasurementError(f"link between the devices {first} and {second}: {error}") from error
     bits = 2 * 32.0 * (num_floats - _SMALL_FLOATS)

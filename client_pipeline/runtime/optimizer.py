@@ -171,7 +171,7 @@ class PartOptimizer:
             name, _, quantity = key.rpartition("/")
             if name not in self.parameters:
                 raise ValueError(
-                    f"optimizer state: {key!r} is of no parameter here; expected {sorted(self.parameters)}"
+                    f"optimizer state: {key!r} belongs to no parameter here; expected {sorted(self.parameters)}"
                 )
             states.setdefault(name, {})[quantity] = value.clone()
         self._state |= states

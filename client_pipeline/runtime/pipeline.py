@@ -174,12 +174,12 @@ class Pipeline:
 
     def usable(self, devices: Sequence[int]) -> list[int]:
         """Devices that can be planned with: all that are not lost, or have come back."""
-        lost = set(self.pool.lost)
-        back = {device for device in lost if device in devices and self.pool.is_back(device)}
+        lost_devices = set(self.pool.lost)
+        back = {device for device in lost_devices if device in devices and self.pool.is_back(device)}
         if back:
             # It may hold what was true when it was lost.
             self.placement.doubt()
-        return [device for device in devices if device not in lost or device in back]
+        return [device for device in devices if device not in lost_devices or device in back]
 
     def _on_devices(self, call: Callable[[Any, int], Any], what: str) -> dict[int, Any]:
         """Call every scheduled device at once; answers by device index."""
@@ -194,11 +194,11 @@ class Pipeline:
 
     def weights(self) -> dict[int, dict[str, Tensor]]:
         """Collect the weights of all TEBs."""
-        return _joined(self._on_devices(lambda actor, _: actor.weights.remote(), "collecting weights"))
+        return _merged_by_block(self._on_devices(lambda actor, _: actor.weights.remote(), "collecting weights"))
 
     def states(self) -> dict[int, MovedBlock]:
         """Collect weights and optimizer state of all TEBs, for a checkpoint."""
-        return _joined(self._on_devices(lambda actor, _: actor.states.remote(), "collecting optimizer state"))
+        return _merged_by_block(self._on_devices(lambda actor, _: actor.states.remote(), "collecting optimizer state"))
 
     def memory(self) -> dict[int, dict[str, int]]:
         """Memory of each scheduled device's process, as :meth:`DeviceActor.memory` says."""
@@ -206,7 +206,7 @@ class Pipeline:
 
     def gradients(self) -> dict[int, dict[str, Tensor]]:
         """Collect the gradients that wait to be applied (for ``collapipe verify``)."""
-        return _joined(self._on_devices(lambda actor, _: actor.gradients.remote(), "collecting gradients"))
+        return _merged_by_block(self._on_devices(lambda actor, _: actor.gradients.remote(), "collecting gradients"))
 
     def status(self) -> dict[int, dict[str, Any]]:
         """What each scheduled device says of itself."""
@@ -297,7 +297,9 @@ class Pipeline:
         progress: Progress,
     ) -> StepOutcome:
         """Run one batch of a step; after the last one the decoder gives the gradient of the tied matrices."""
-        shared = {name: embedding.get_parameter(tied_to) for name, tied_to in self.tied.items()} if is_last else {}
+        tied_parameters = (
+            {name: embedding.get_parameter(tied_to) for name, tied_to in self.tied.items()} if is_last else {}
+        )
         order = StepOrder(
             step=step,
             schedule=self.schedule,
@@ -321,7 +323,7 @@ class Pipeline:
             embedding=embedding,
             transport=transport,
             link=link,
-            shared=shared,
+            tied_parameters=tied_parameters,
             precision=self.runtime.precision,
             progress=arrived,
         )
@@ -338,7 +340,7 @@ class Pipeline:
             self.pool.interrupt(reports, self.group.generation, wait_s=0.0)
             raise
         # One matrix, one gradient: from here on the optimizer, and the norm that clips, see the sum of both ends.
-        for name, parameter in shared.items():
+        for name, parameter in tied_parameters.items():
             gradient = answer.tied[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return StepOutcome(
@@ -357,5 +359,5 @@ class Pipeline:
         self.placement.doubt()
 
 
-def _joined(by_device: Mapping[int, Mapping[int, T]]) -> dict[int, T]:
+def _merged_by_block(by_device: Mapping[int, Mapping[int, T]]) -> dict[int, T]:
     return {index: values for blocks in by_device.values() for index, values in sorted(blocks.items())}

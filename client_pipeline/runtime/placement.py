@@ -82,8 +82,8 @@ def device_nodes() -> dict[int, dict[str, Any]]:
                 if device in nodes:
                     both = f"{nodes[device]['NodeManagerAddress']} and {node['NodeManagerAddress']}"
                     raise ValueError(
-                        f"device {device}: both {both} say they are it; give each device of a cluster a number of its "
-                        "own (collapipe up device --device)"
+                        f"device {device}: {both} both claim this number; give each device of a cluster its own number "
+                        "(collapipe up device --device)"
                     )
                 nodes[device] = node
     return nodes
@@ -114,18 +114,18 @@ def wait_for_devices(num_devices: int, timeout_s: float, least: int | None = Non
     """
     least = num_devices if least is None else least
     deadline = time.monotonic() + timeout_s
-    while missing := sorted(set(range(num_devices)) - (joined := joined_devices()).keys()):
+    while missing := sorted(set(range(num_devices)) - (host_by_device := joined_devices()).keys()):
         if time.monotonic() > deadline:
             if num_devices - len(missing) >= least:
                 break
-            came = ", ".join(map(str, sorted(joined))) or "none"
+            came = ", ".join(map(str, sorted(host_by_device))) or "none"
             raise ValueError(
                 f"devices {', '.join(map(str, missing))} of {num_devices} have not joined the cluster's Ray within "
-                f"{timeout_s:g} s (there: {came}); start them with collapipe up device, or describe the devices that "
+                f"{timeout_s:g} s (joined: {came}); start them with collapipe up device, or describe the devices that "
                 "the cluster has in a device profile"
             )
         time.sleep(0.5)
-    return {device: joined[device] for device in range(num_devices) if device in joined}
+    return {device: host_by_device[device] for device in range(num_devices) if device in host_by_device}
 
 
 def software() -> dict[str, str]:
@@ -172,11 +172,11 @@ def check_devices(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) 
     """
     own_digest = code_digest()
     for device, answer in device_software(devices, timeout_s).items():
-        where = f"device {device} at {devices[device]}"
+        location = f"device {device} at {devices[device]}"
         if isinstance(answer, str):
-            raise ValueError(f"{where}: cannot run CollaPipe: {answer}; install the same release there")
+            raise ValueError(f"{location}: cannot run CollaPipe: {answer}; install the same release there")
         if answer["code"] != own_digest:
             raise ValueError(
-                f"{where}: another release of CollaPipe (code {answer['code']}, here {own_digest}); install the same "
-                "release on the server, the control units and the devices"
+                f"{location}: another release of CollaPipe (code {answer['code']}, here {own_digest}); install the "
+                "same release on the server, the control units and the devices"
             )

@@ -51,7 +51,7 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]
     if ray.is_initialized():
         yield {}
         return
-    before, cluster = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
+    previous_environment, cluster = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
     environment = private_environment()
     os.environ.update(environment)
     os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
@@ -72,8 +72,8 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]
             # Ray's own processes have them by now; those that this one starts are none of Ray's.
             for name in (*_SECRETS, _LOOPBACK):
                 os.environ.pop(name, None)
-                if name in before:
-                    os.environ[name] = before[name]
+                if name in previous_environment:
+                    os.environ[name] = previous_environment[name]
         yield environment
     finally:
         ray.shutdown()

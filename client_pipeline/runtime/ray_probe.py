@@ -39,7 +39,7 @@ def probe(address: str, own_host: str = "", token: Path | None = None, timeout_s
     inherited = without_secrets(os.environ) if token else os.environ
     command = [sys.executable, "-m", __name__, address, *([own_host] if own_host else [])]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             env={**inherited, **secret, "RAY_USAGE_STATS_ENABLED": "0"},
             capture_output=True,
@@ -49,10 +49,10 @@ def probe(address: str, own_host: str = "", token: Path | None = None, timeout_s
         )
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {timeout_s:g} s"}
-    for line in reversed(done.stdout.splitlines()):
+    for line in reversed(process.stdout.splitlines()):
         if line.startswith("{"):
             return dict(json.loads(line))
-    return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+    return {"error": (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]}
 
 
 def versions(address: str) -> Mapping[str, str]:

@@ -47,7 +47,7 @@ class Recovery:
         """Records since :meth:`begin_round` of faults that are over."""
         self.plan = ClusterPlan(delta=(), order=(), m=1)
         """Plan that is applied."""
-        self._absent = tuple(absent)
+        self._absent_devices = tuple(absent)
         """Empty as soon as they are recorded."""
         self._fault_began = fault_began
         self._pipeline = pipeline
@@ -61,7 +61,7 @@ class Recovery:
         self._open: list[tuple[FaultRecord, float]] = []
 
     @property
-    def known(self) -> list[FaultRecord]:
+    def all_records(self) -> list[FaultRecord]:
         """The round's records so far, with those that are not over."""
         return [*self.records, *(record for record, _ in self._open)]
 
@@ -75,7 +75,7 @@ class Recovery:
         """
         self.records, self._open = [], []
         self.round, self.step, self._replayable = round_, 0, True
-        absent, self._absent, now = self._absent, (), time.monotonic()
+        absent, self._absent_devices, now = self._absent_devices, (), time.monotonic()
         reason = "its machine was not there when the control unit started"
         self._open = [(self._record("device", device, reason), now) for device in absent]
         self._replan, self._decoder_wait_s = replan, decoder_wait_s
@@ -175,10 +175,10 @@ class Recovery:
         if not self._replayable:
             raise LostRound(
                 f"{fault}; runtime.snapshots = round keeps no copy of step {self.step - 1}: the round is lost; "
-                "runtime.snapshots = step would play the step again"
+                "set runtime.snapshots = step to replay the step"
             )
         self.plan = self._awaited(self.plan, usable)
-        logger.warning("cluster %s goes on with %s", self._cluster, self.plan.segments())
+        logger.warning("cluster %s continues with %s", self._cluster, self.plan.segments())
 
     def _awaited(self, plan: ClusterPlan, usable: list[int]) -> ClusterPlan:
         """A plan that fits; if those who are left cannot hold the TEBs, wait for others: they are being started."""

@@ -28,7 +28,7 @@ class RoundFaults:
         self._link: DecoderLink | None = None
         """Link of the round in progress; None between rounds."""
         self._recovery, self._cluster, self._folder, self._lost_at = recovery, cluster, folder, lost_at
-        self._kept: list[FaultRecord] = []
+        self._lasting_records: list[FaultRecord] = []
         """Records of the round that outlive this process."""
         self._keeping = threading.Lock()
         self._cut_s: list[float] = []
@@ -36,7 +36,7 @@ class RoundFaults:
 
     def begin_round(self, round_: int) -> None:
         """Forget the round before."""
-        self._link, self._kept, self._cut_s = None, [], []
+        self._link, self._lasting_records, self._cut_s = None, [], []
         fault_files.keep(self._folder, round_, [])
 
     def begin_link(self, link: DecoderLink) -> None:
@@ -60,9 +60,9 @@ class RoundFaults:
         """Have the records so far outlive this process: whoever finds it gone adds them to the round's."""
         # Three threads of a step come here.
         with self._keeping:
-            records = [*self._recovery.known, *self._cuts()]
-            if records != self._kept:
-                self._kept = records
+            records = [*self._recovery.all_records, *self._cuts()]
+            if records != self._lasting_records:
+                self._lasting_records = records
                 fault_files.keep(self._folder, self._recovery.round, records)
 
     def end_round(self, recovered: bool) -> list[FaultRecord]:
@@ -94,7 +94,7 @@ class RoundFaults:
             step=self._recovery.step,
             recovered=True,
             seconds=seconds,
-            reason="the control unit that was lost trains again",
+            reason="the lost control unit is training again",
         )
 
     def _mended(self) -> Sequence[Cut]:
@@ -109,7 +109,7 @@ class RoundFaults:
                 recovered=True,
                 seconds=self._cut_s[i] if i < len(self._cut_s) else None,
                 bytes=cut.resent_bytes,
-                reason="the stream to the decoder was cut, and opened again",
+                reason="the stream to the decoder was cut and reopened",
             )
             for i, cut in enumerate(self._mended())
         ]

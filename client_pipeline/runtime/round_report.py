@@ -30,7 +30,7 @@ def round_report(
     clock : when the round began, was ready to train, had trained, and was over [s]
     paced : whether the devices take the time that their profiles say
     """
-    start, ready, trained, end = clock
+    start, ready_at, trained, end = clock
     blocks = {segment.device: len(segment.blocks) for segment in pipeline.segments}
     snapshots = pipeline.placement.snapshots
     return {
@@ -56,11 +56,11 @@ def round_report(
         },
         "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
         "timeline": timeline(outcomes[-1], pipeline.num_micro_batches),
-        "prepare_s": ready - start,
-        "train_s": trained - ready,
+        "prepare_s": ready_at - start,
+        "train_s": trained - ready_at,
         "collect_s": end - trained,
         # Of paced devices: steps and upload, as the model has a round.
-        "paced_s": end - ready if paced else None,
+        "paced_s": end - ready_at if paced else None,
     }
 
 

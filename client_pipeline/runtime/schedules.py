@@ -72,31 +72,31 @@ def unit_timetable(schedule: str, num_stages: int, num_micro_batches: int) -> li
     One row per stage, one column per time unit; None where the stage waits.
     """
     todo = [actions(schedule, s, num_stages, num_micro_batches) for s in range(num_stages)]
-    done: list[set[Action]] = [set() for _ in range(num_stages)]
+    done_actions: list[set[Action]] = [set() for _ in range(num_stages)]
     rows: list[list[Action | None]] = [[] for _ in range(num_stages)]
     while any(todo):
-        ready: list[Action | None] = []
+        ready_actions: list[Action | None] = []
         for stage in range(num_stages):
             action = todo[stage][0] if todo[stage] else None
-            if action is not None and not _inputs_ready(action, stage, done):
+            if action is not None and not _inputs_ready(action, stage, done_actions):
                 action = None
-            ready.append(action)
-        if not any(ready):
+            ready_actions.append(action)
+        if not any(ready_actions):
             raise AssertionError(f"schedule {schedule} dead-locks with S = {num_stages}, m = {num_micro_batches}")
-        for stage, action in enumerate(ready):
+        for stage, action in enumerate(ready_actions):
             rows[stage].append(action)
             if action is not None:
                 todo[stage].pop(0)
-                done[stage].add(action)
+                done_actions[stage].add(action)
     return rows
 
 
-def _inputs_ready(action: Action, stage: int, done: list[set[Action]]) -> bool:
+def _inputs_ready(action: Action, stage: int, done_actions: list[set[Action]]) -> bool:
     if action.kind == "F":
-        return stage == 0 or action in done[stage - 1]
-    if stage == len(done) - 1:
-        return Action("F", action.micro_batch) in done[stage]
-    return action in done[stage + 1]
+        return stage == 0 or action in done_actions[stage - 1]
+    if stage == len(done_actions) - 1:
+        return Action("F", action.micro_batch) in done_actions[stage]
+    return action in done_actions[stage + 1]
 
 
 def timetable(schedule: str, num_stages: int, num_micro_batches: int) -> str:

@@ -221,43 +221,43 @@ def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> lis
     computes; there is no barrier between actions. Posting late would cost more than the wait: it sends a message to
     the neighbour just when that one writes its next tensor, and gloo's thread there then spins until the write ends.
     """
-    rank, last = transport.rank, transport.size - 1
-    todo = actions(order.schedule, rank - 1, last, len(order.sizes))
+    rank, last_rank = transport.rank, transport.size - 1
+    todo = actions(order.schedule, rank - 1, last_rank, len(order.sizes))
     masks = order.mask_BT.split(order.sizes)
     previous, following = rank - 1, (rank + 1) % transport.size
 
     def post(action: Action) -> PostedReceive:
         peer, direction = (previous, FORWARD) if action.kind == "F" else (following, BACKWARD)
-        shape = order.shapes(last=direction == BACKWARD and rank == last)[action.micro_batch]
+        shape = order.shapes(last=direction == BACKWARD and rank == last_rank)[action.micro_batch]
         return transport.receive(shape, peer, direction, action.micro_batch)
 
     # With 1F1B the first stage alone could be flooded: the control unit's schedule is to send at once.
-    ahead = transport.size + 1 if order.schedule == "1f1b" and rank == 1 else len(order.sizes)
-    posted = {action: post(action) for action in todo if action.kind == "B" or action.micro_batch < ahead}
+    num_posted = transport.size + 1 if order.schedule == "1f1b" and rank == 1 else len(order.sizes)
+    posted = {action: post(action) for action in todo if action.kind == "B" or action.micro_batch < num_posted}
     clock = PacedClock(order.pace.stages[rank - 1]) if order.pace else None
-    done: list[DoneAction] = []
+    done_actions: list[DoneAction] = []
     for action in todo:
         kind, micro_batch = action
-        received = posted.pop(action).wait()
+        received_tensor = posted.pop(action).wait()
         # Not a monotonic clock: the stages may be on several machines.
         start = time.time()
         if clock:
             clock.begin()
         if kind == "F":
-            result = stage.forward(order.step, micro_batch, received, masks[micro_batch])
+            result = stage.forward(order.step, micro_batch, received_tensor, masks[micro_batch])
         else:
-            result = stage.backward(order.step, micro_batch, received, masks[micro_batch])
+            result = stage.backward(order.step, micro_batch, received_tensor, masks[micro_batch])
         if clock:
             clock.compute(kind, micro_batch)
-        done.append(DoneAction(kind, micro_batch, start, time.time()))
+        done_actions.append(DoneAction(kind, micro_batch, start, time.time()))
         if clock:
             clock.send(kind, micro_batch)
         if kind == "F":
             transport.send(result, following, FORWARD, micro_batch)
         else:
             transport.send(result, previous, BACKWARD, micro_batch)
-        later = Action("F", micro_batch + ahead)
+        later = Action("F", micro_batch + num_posted)
         if kind == "F" and later.micro_batch < len(order.sizes):
             posted[later] = post(later)
     transport.flush()
-    return done
+    return done_actions

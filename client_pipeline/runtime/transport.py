@@ -53,7 +53,7 @@ class PostedReceive:
 
     tensor: Tensor
     work: Any
-    what: str
+    activity: str
     codec: ActivationCodec
     timeout: timedelta
 
@@ -68,7 +68,7 @@ class PostedReceive:
         try:
             self.work.wait(self.timeout)
         except RuntimeError as error:
-            raise TransportError(f"{self.what}: {error}") from error
+            raise TransportError(f"{self.activity}: {error}") from error
         return self.codec.decode(self.tensor)
 
 
@@ -93,7 +93,7 @@ class GlooTransport:
             for direction in (FORWARD, BACKWARD)
         ]
         # The sender's tensors must live until the peer has read them.
-        self._sent: list[tuple[Tensor, Any]] = []
+        self._pending_sends: list[tuple[Tensor, Any]] = []
         self._lock = threading.Lock()
 
     def send(self, tensor: Tensor, peer: int, direction: int, micro_batch: int) -> None:
@@ -104,20 +104,20 @@ class GlooTransport:
                 work = self._group(direction).send([tensor], peer, micro_batch)
             except RuntimeError as error:
                 raise TransportError(f"sending micro-batch {micro_batch} to rank {peer}: {error}") from error
-            self._sent.append((tensor, work))
+            self._pending_sends.append((tensor, work))
 
     def receive(self, shape: tuple[int, ...], peer: int, direction: int, micro_batch: int) -> PostedReceive:
         """Post a receive of float32 of ``shape``; ``wait`` on what it returns."""
         wire_shape, dtype = self.codec.wire(shape)
         tensor = torch.empty(wire_shape, dtype=dtype)
         name = "activations" if direction == FORWARD else "the gradient"
-        what = f"waiting for {name} of micro-batch {micro_batch} from rank {peer}"
+        activity = f"waiting for {name} of micro-batch {micro_batch} from rank {peer}"
         with self._lock:
             try:
                 work = self._group(direction).recv([tensor], peer, micro_batch)
             except RuntimeError as error:
-                raise TransportError(f"{what}: {error}") from error
-        return PostedReceive(tensor, work, what, self.codec, self._timeout)
+                raise TransportError(f"{activity}: {error}") from error
+        return PostedReceive(tensor, work, activity, self.codec, self._timeout)
 
     def _group(self, direction: int) -> Any:
         if not self._groups:
@@ -127,7 +127,7 @@ class GlooTransport:
     def flush(self) -> None:
         """Wait until the peers have read all that was sent."""
         with self._lock:
-            sent, self._sent = self._sent, []
+            sent, self._pending_sends = self._pending_sends, []
         for _, work in sent:
             try:
                 work.wait(self._timeout)
@@ -137,7 +137,7 @@ class GlooTransport:
     def close(self) -> None:
         """Leave the group; whoever waits here, in another thread or at a neighbour, gets an error at once."""
         with self._lock:
-            self._sent.clear()
+            self._pending_sends.clear()
             groups, self._groups = self._groups, []
         # Letting go of a group closes nothing while a thread still waits in it, and gloo has no call that does.
         # A receive that times out does: gloo then closes every connection of this member.

@@ -51,12 +51,12 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
 
     from client_pipeline.partition.families import adapter, build_block, carried_examples
 
-    saved: dict[int, int] = {}
+    saved_storages: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if not isinstance(tensor, torch.nn.Parameter):
             storage = tensor.untyped_storage()
-            saved[id(storage)] = storage.nbytes()
+            saved_storages[id(storage)] = storage.nbytes()
             kept.append(storage)
         return tensor
 
@@ -78,7 +78,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
         num_parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         trained_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
-        saved_bytes=sum(size for storage, size in saved.items() if storage not in weights),
+        saved_bytes=sum(size for storage, size in saved_storages.items() if storage not in weights),
         activation_bits=8 * y_BTD[0].numel() * y_BTD.element_size(),
     )
 

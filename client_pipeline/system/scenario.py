@@ -215,8 +215,8 @@ def scenario_content(name: str) -> bytes:
     return path.read_bytes()
 
 
-def parse_scenario(raw: dict[str, Any], where: str) -> Scenario:
-    """Check a scenario and convert it to SI; ``where`` names the file in messages.
+def parse_scenario(raw: dict[str, Any], location: str) -> Scenario:
+    """Check a scenario and convert it to SI; ``location`` names the file in messages.
 
     A cluster's draws depend on the seed and its index alone: it keeps its devices when others come or go.
 
@@ -227,17 +227,17 @@ def parse_scenario(raw: dict[str, Any], where: str) -> Scenario:
     """
     tables = ("device", "link", "uplink", "channel", "block", "planner")
     counts = ("format", "clusters", "devices", "channels", "seed", "noise-dbm-per-hz")
-    top = ScenarioTable(raw, "", (*counts, *tables), where)
+    top = ScenarioTable(raw, "", (*counts, *tables), location)
     if raw.get("format") != SCENARIO_FORMAT:
-        raise ValueError(f"{where}: format: expected {SCENARIO_FORMAT!r}, found {raw.get('format')!r}")
+        raise ValueError(f"{location}: format: expected {SCENARIO_FORMAT!r}, found {raw.get('format')!r}")
     for name in ("device", "block"):
         if name not in raw:
-            raise ValueError(f"{where}: missing table [{name}]")
+            raise ValueError(f"{location}: missing table [{name}]")
     num_clusters, num_devices = top.count("clusters"), top.count("devices")
     num_channels, seed = top.count("channels", 4), top.count("seed", 0, least=0)
 
     def table(name: str, *keys: str) -> ScenarioTable:
-        return ScenarioTable(raw.get(name, {}), name, keys, where)
+        return ScenarioTable(raw.get(name, {}), name, keys, location)
 
     device, link = table("device", *_DEVICE, "speed-factor"), table("link", *_LINK)
     uplink, channel = table("uplink", *_UPLINK), table("channel", *_CHANNEL)
@@ -245,16 +245,16 @@ def parse_scenario(raw: dict[str, Any], where: str) -> Scenario:
     clusters = tuple(_devices(device, link, num_devices, np.random.default_rng([seed, n])) for n in range(num_clusters))
     speed_factor = device.limits("speed-factor", _SPEED_FACTOR)
     if speed_factor[1] > 1:
-        raise ValueError(f"{where}: device.speed-factor: expected at most 1, found {speed_factor[1]:g}")
-    channels = _channels(channel, num_clusters, num_channels, seed, speed_factor, where)
+        raise ValueError(f"{location}: device.speed-factor: expected at most 1, found {speed_factor[1]:g}")
+    channels = _channels(channel, num_clusters, num_channels, seed, speed_factor, location)
     planner = _planner(table("planner", *_PLANNER, *_PLANNER_COUNTS, *_PLANNER_CHOICES))
     if planner.distortion == "paper" and channels.interference_w[0] == 0:
         raise ValueError(
-            f"{where}: channel.interference-w: expected above 0, found 0: Eq. (25) has no finite distortion without "
+            f"{location}: channel.interference-w: expected above 0, found 0: Eq. (25) has no finite distortion without "
             'interference and power; set planner.distortion = "sinr"'
         )
     return Scenario(
-        name=Path(where).stem,
+        name=Path(location).stem,
         clusters=clusters,
         uplinks=_uplinks(uplink, num_clusters, np.random.default_rng([seed, 0, 1])),
         num_channels=num_channels,
@@ -289,13 +289,13 @@ def _devices(
 
 def _uplinks(table: ScenarioTable, num_clusters: int, generator: np.random.Generator) -> tuple[UplinkProfile, ...]:
     keys = ("bandwidth-mhz", "max-power-w", "energy-budget-j")
-    drawn = {key: table.draw(key, _UPLINK[key], num_clusters, generator) for key in keys}
+    drawn_values = {key: table.draw(key, _UPLINK[key], num_clusters, generator) for key in keys}
     mean = table.optional("mean-energy-j", _UPLINK["mean-energy-j"])
     return tuple(
         UplinkProfile(
-            bandwidth_hz=float(drawn["bandwidth-mhz"][n]),
-            max_power_w=float(drawn["max-power-w"][n]),
-            energy_budget_j=float(drawn["energy-budget-j"][n]),
+            bandwidth_hz=float(drawn_values["bandwidth-mhz"][n]),
+            max_power_w=float(drawn_values["max-power-w"][n]),
+            energy_budget_j=float(drawn_values["energy-budget-j"][n]),
             mean_energy_j=mean,
         )
         for n in range(num_clusters)
@@ -303,21 +303,21 @@ def _uplinks(table: ScenarioTable, num_clusters: int, generator: np.random.Gener
 
 
 def _channels(
-    table: ScenarioTable, num_clusters: int, num_channels: int, seed: int, speed: tuple[float, float], where: str
+    table: ScenarioTable, num_clusters: int, num_channels: int, seed: int, speed: tuple[float, float], location: str
 ) -> ChannelModel:
     distance = table.draw("distance-m", _CHANNEL["distance-m"], num_clusters, np.random.default_rng([seed, 0, 2]))
     exponent = table.number("path-loss-exponent", _CHANNEL["path-loss-exponent"])
     deviation = table.number("shadowing-db", _CHANNEL["shadowing-db"])
     floor = table.number("fading-floor", _CHANNEL["fading-floor"])
     if floor > 1:
-        raise ValueError(f"{where}: channel.fading-floor: expected at most 1, found {floor:g}")
+        raise ValueError(f"{location}: channel.fading-floor: expected at most 1, found {floor:g}")
     gains = []
     for n in range(num_clusters):
         generator = np.random.default_rng([seed, n, 3])
         gain_db = table.draw("gain-db", _CHANNEL["gain-db"], num_channels, generator)
         # Shadowing is of the place: the same on all channels.
         gain_db = gain_db - 10 * exponent * np.log10(distance[n]) + deviation * generator.standard_normal()
-        gains.append(tuple(_linear_gain(float(v), where) for v in gain_db))
+        gains.append(tuple(_linear_gain(float(v), location) for v in gain_db))
     return ChannelModel(
         large_scale_gain=tuple(gains),
         fading_floor=floor,
@@ -326,15 +326,15 @@ def _channels(
     )
 
 
-def _linear_gain(gain_db: float, where: str) -> float:
+def _linear_gain(gain_db: float, location: str) -> float:
     try:
         gain = from_db(gain_db)
     except OverflowError:
         gain = math.inf
     if not 0 < gain < math.inf:
         raise ValueError(
-            f"{where}: channel.gain-db: expected a gain that can be held as a plain factor, found {gain_db:g} dB with "
-            "path loss and shadowing; check distance-m, path-loss-exponent and shadowing-db, too"
+            f"{location}: channel.gain-db: expected a gain that can be held as a plain factor, found {gain_db:g} dB "
+            "with path loss and shadowing; check distance-m, path-loss-exponent and shadowing-db, too"
         )
     return gain
 

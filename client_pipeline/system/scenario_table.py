@@ -33,16 +33,16 @@ class Range(NamedTuple):
 class ScenarioTable:
     """Read access to a table, with messages that name file and key."""
 
-    def __init__(self, raw: Any, name: str, known: Sequence[str], where: str) -> None:
+    def __init__(self, raw: Any, name: str, known_keys: Sequence[str], location: str) -> None:
         self._prefix = f"{name}." if name else ""
         if not isinstance(raw, dict):
-            raise ValueError(f"{where}: expected a table [{name}], found {raw!r}")
+            raise ValueError(f"{location}: expected a table [{name}], found {raw!r}")
         for key in raw:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-                raise ValueError(f"{where}: unknown key {self._prefix + key!r}; {hint}")
-        self._raw, self._where = raw, where
+            if key not in known_keys:
+                near = difflib.get_close_matches(key, known_keys, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known_keys)}"
+                raise ValueError(f"{location}: unknown key {self._prefix + key!r}; {hint}")
+        self._raw, self._location = raw, location
 
     def draw(self, key: str, quantity: Quantity, count: int, generator: np.random.Generator) -> Array:
         """One value for each of ``count``: a number for all, {min, max} drawn, or a list; (count,) in SI."""
@@ -78,11 +78,11 @@ class ScenarioTable:
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
         """An integer."""
-        value, wanted = self._raw.get(key, default), f"expected an integer of at least {least}"
+        value, expectation = self._raw.get(key, default), f"expected an integer of at least {least}"
         if value is None:
-            raise ValueError(f"{self._name(key)}: missing; {wanted}")
+            raise ValueError(f"{self._name(key)}: missing; {expectation}")
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{self._name(key)}: {wanted}, found {value!r}")
+            raise ValueError(f"{self._name(key)}: {expectation}, found {value!r}")
         return value
 
     def choice(self, key: str, names: Sequence[str], default: str) -> Any:
@@ -97,18 +97,18 @@ class ScenarioTable:
             return Range(*quantity.default) if isinstance(quantity.default, tuple) else float(quantity.default)
         name = self._name(key)
         sign = "" if quantity.sign == "any" else f" {quantity.sign}"
-        wanted = f"expected a number{sign} in the unit that the key names{other_forms}"
+        expectation = f"expected a number{sign} in the unit that the key names{other_forms}"
         if key not in self._raw:
-            raise ValueError(f"{name}: missing; {wanted}")
+            raise ValueError(f"{name}: missing; {expectation}")
         value = self._raw[key]
         if isinstance(value, dict) and value.keys() == {"min", "max"}:
-            low, high = (_checked(value[end], f"{name}.{end}", quantity.sign, wanted) for end in ("min", "max"))
+            low, high = (_checked(value[end], f"{name}.{end}", quantity.sign, expectation) for end in ("min", "max"))
             if low > high:
                 raise ValueError(f"{name}: min {low:g} is above max {high:g}; expected min to be at most max")
             return Range(low, high)
         if isinstance(value, list):
-            return [_checked(v, f"{name}[{i}]", quantity.sign, wanted) for i, v in enumerate(value)]
-        return _checked(value, name, quantity.sign, wanted)
+            return [_checked(v, f"{name}[{i}]", quantity.sign, expectation) for i, v in enumerate(value)]
+        return _checked(value, name, quantity.sign, expectation)
 
     def _si(self, key: str, quantity: Quantity, value: float) -> float:
         """The value in SI; one that overflows or vanishes on the way was meant in another unit."""
@@ -121,11 +121,11 @@ class ScenarioTable:
         return si
 
     def _name(self, key: str) -> str:
-        return f"{self._where}: {self._prefix}{key}"
+        return f"{self._location}: {self._prefix}{key}"
 
 
-def _checked(value: Any, name: str, sign: str, wanted: str) -> float:
+def _checked(value: Any, name: str, sign: str, expectation: str) -> float:
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not good or (sign == "above 0" and value <= 0) or (sign == "of at least 0" and value < 0):
-        raise ValueError(f"{name}: {wanted}, found {value!r}")
+        raise ValueError(f"{name}: {expectation}, found {value!r}")
     return float(value)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flower_app.deployment.findings import Diagnosis
 
 Certs = Annotated[Path, typer.Option(help="This machine's folder, as collapipe certs made it.")]
-State = Annotated[Path, typer.Option(help="Folder for what must outlive a restart.")]
+State = Annotated[Path, typer.Option(help="Folder for state that must survive a restart.")]
 Host = Annotated[str, typer.Option(help="Address of this machine that the others reach.")]
 Server = Annotated[str, typer.Option(help="HOST or HOST:PORT of the edge server's SuperLink.")]
 ClusterOption = Annotated[int, typer.Option(help="Which cluster this is, from 0.")]
@@ -44,10 +44,10 @@ _SUPERLINK_PORT, _RAY_PORT, _RUNTIME_PORT, _OBJECT_STORE_MB, _WAIT_S = 9092, 637
 _STATE = Path("collapipe-state")
 
 up = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Start what belongs on this machine, and stay until told to end."
+    no_args_is_help=True, rich_markup_mode=None, help="Start this machine's programs and run them until stopped."
 )
 doctor = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Look for what is wrong on this machine; takes the options of up."
+    no_args_is_help=True, rich_markup_mode=None, help="Find what is wrong on this machine; takes the options of up."
 )
 
 
@@ -64,7 +64,7 @@ def certs(
     clusters: Annotated[int, typer.Option(help="How many control units get a folder.")],
     out: Annotated[Path, typer.Option(help="Gets a folder for each machine.")] = Path("certs"),
     days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 365,
-    renew: Annotated[bool, typer.Option("--renew", help="New certificates in place of those there.")] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="Replace the existing certificates.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make certificates and keys for all machines; what is there already stays."""
@@ -77,7 +77,7 @@ def certs(
 
 
 def revoke_command(
-    cluster: Annotated[int, typer.Option(help="Whose control unit is no longer trusted.")],
+    cluster: Annotated[int, typer.Option(help="Cluster whose control unit is no longer trusted.")],
     out: Annotated[Path, typer.Option(help="The folder that collapipe certs made.")] = Path("certs"),
     as_json: Json = False,
 ) -> None:

@@ -90,5 +90,5 @@ def _predict(run: str, texts: list[str], sets: list[str] | None, only: str = "")
 
     run_dir, config, model = _saved(run, sets)
     if only and config.task.name != only:
-        raise ValueError(f"{run_dir.name} has learned {config.task.name}, not {only}; use collapipe predict")
+        raise ValueError(f"{run_dir.name} was trained on {config.task.name}, not {only}; use collapipe predict")
     return task(config.task).predict(model.parts, model.tokenizer_json, texts)

@@ -122,7 +122,7 @@ def compare(
         counts = (rounds, 1 if seeds is None else seeds)
         _compare_training(config, sets, scenario, policies, strategies, counts, plan_file, out, as_json)
     elif config or sets or strategies:
-        raise ValueError("compare: --config, --set and --strategies belong to --train")
+        raise ValueError("compare: --config, --set and --strategies need --train")
     else:
         counts = (80 if rounds is None else rounds, 4 if seeds is None else seeds)
         _compare_planning(scenario, policies, counts, plan_file, as_json)

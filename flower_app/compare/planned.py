@@ -102,36 +102,36 @@ def compare_policies(
 
 def _figures(name: str, networks: list[list[PlannedRound]], gamma_max: float) -> PolicyFigures:
     rounds = [r for network in networks for r in network]
-    planned = [r for r in rounds if any(r.selected)]
+    rounds_with_clusters = [r for r in rounds if any(r.selected)]
 
     def mean(values: list[float]) -> float:
         return float(np.mean(values)) if values else float("nan")
 
-    latency = [r.latency_s for r in planned]
+    latency = [r.latency_s for r in rounds_with_clusters]
     return PolicyFigures(
         name=name,
         latency_s=mean(latency),
         latency_p90_s=float(np.percentile(latency, 90)) if latency else float("nan"),
-        latency_event_s=mean([r.latency_event_s for r in planned]),
-        pipeline_s=mean([float(np.nanmean(r.pipeline_s)) for r in planned]),
-        pipeline_event_s=mean([float(np.nanmean(r.pipeline_event_s)) for r in planned]),
+        latency_event_s=mean([r.latency_event_s for r in rounds_with_clusters]),
+        pipeline_s=mean([float(np.nanmean(r.pipeline_s)) for r in rounds_with_clusters]),
+        pipeline_event_s=mean([float(np.nanmean(r.pipeline_event_s)) for r in rounds_with_clusters]),
         gamma=mean([float(np.mean(r.gamma)) for r in rounds]),
         largest_gamma=mean([float(np.mean([r.gamma for r in network], axis=0).max()) for network in networks]),
         gamma_max=gamma_max,
-        energy_j=mean([r.energy_j for r in planned]),
+        energy_j=mean([r.energy_j for r in rounds_with_clusters]),
         selected_share=[float(v) for v in np.mean([r.selected for r in rounds], axis=0)],
-        gap=mean([_gap(r) for r in planned]),
-        violated_share=mean([float(bool(r.violations)) for r in planned]),
-        infeasible_share=1 - len(planned) / len(rounds),
+        gap=mean([_gap(r) for r in rounds_with_clusters]),
+        violated_share=mean([float(bool(r.violations)) for r in rounds_with_clusters]),
+        infeasible_share=1 - len(rounds_with_clusters) / len(rounds),
     )
 
 
-def _gap(done: PlannedRound) -> float:
+def _gap(planned_round: PlannedRound) -> float:
     """Of a decision to the certified optimum of its own round, queues included; NaN where there is none."""
-    cost = done.answer.objective
+    cost = planned_round.answer.objective
     if cost is None:
         return float("nan")
-    best = done.answer if done.answer.status == "optimal" else plan_round(done.instance)
+    best = planned_round.answer if planned_round.answer.status == "optimal" else plan_round(planned_round.instance)
     if best.lower_bound is None:
         return float("nan")
     return (cost - best.lower_bound) / max(abs(best.lower_bound), 1e-12)

@@ -170,14 +170,14 @@ def _final_metric(folder: Path) -> float | None:
 
 
 def _curve(name: str, seed: int, folder: Path) -> list[list[Any]]:
-    rows, seconds, sent, joules = [], 0.0, 0.0, 0.0
+    rows, seconds, sent_bytes, joules = [], 0.0, 0.0, 0.0
     metric = _metric_name(folder)
     for record in read_rounds(folder)[0]:
         seconds += record["virtual"]["latency_s"] or 0.0
         joules += record["virtual"]["energy_j"] or 0.0
-        sent += record["bytes_up"] + record["bytes_down"] + record.get("setup_bytes", 0)
+        sent_bytes += record["bytes_up"] + record["bytes_down"] + record.get("setup_bytes", 0)
         value = record["metrics"].get(metric)
-        rows.append([name, seed, record["round"], seconds, sent, joules, record["train_loss"], value])
+        rows.append([name, seed, record["round"], seconds, sent_bytes, joules, record["train_loss"], value])
     return rows
 
 
@@ -189,7 +189,7 @@ def training_table(comparison: Mapping[str, Any]) -> Table:
     """One row a contender; differences are those of the first one from it, in per cent."""
     table = Table(box=None)
     table.add_column("name")
-    first = comparison["runs"][0]
+    first_runs = comparison["runs"][0]
     columns = (
         str(comparison["metric"]),
         "latency s",
@@ -209,9 +209,9 @@ def training_table(comparison: Mapping[str, Any]) -> Table:
             run["name"],
             _number(run["metric"], ".1f"),
             _number(run["latency_s"], ".1f"),
-            _change(first["latency_s"], run["latency_s"]),
+            _change(first_runs["latency_s"], run["latency_s"]),
             _number(run["pipeline_s"], ".1f"),
-            _change(first["pipeline_s"], run["pipeline_s"]),
+            _change(first_runs["pipeline_s"], run["pipeline_s"]),
             _number(run["pipeline_eq15_s"], ".1f"),
             _number(run["energy_j"], ".0f"),
             _number(run["gamma"], ".2f") + ("" if (run["gamma"] or 0) <= run["gamma_max"] else " !"),

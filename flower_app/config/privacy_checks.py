@@ -35,11 +35,11 @@ def check_privacy(
         raise ValueError(f"privacy.update-clip: strategy = {strategy} uploads no update; leave it out")
     if privacy.update_mechanism != "local" and not traits.takes_aggregator:
         raise ValueError(
-            f"privacy.update-mechanism: {privacy.update_mechanism} goes with strategy = collapipe, found "
+            f"privacy.update-mechanism: {privacy.update_mechanism} needs strategy = collapipe, found "
             f'{strategy!r}; set privacy.update-mechanism = "local"'
         )
     if privacy.secure_aggregation:
-        for key, value, wanted, fits in (
+        for key, value, expected, fits in (
             ("strategy", strategy, "collapipe", traits.takes_aggregator),
             ("aggregator.name", aggregator, "mean", aggregator == "mean"),
             ("compression.update", update, "none", update == "none"),
@@ -47,8 +47,8 @@ def check_privacy(
         ):
             if not fits:
                 raise ValueError(
-                    f"privacy.secure-aggregation: it shows the server the mean of whole updates alone, and goes with "
-                    f"{key} = {wanted}, found {value!r}; change one of them"
+                    f"privacy.secure-aggregation: the server sees only the mean of whole updates, which needs "
+                    f"{key} = {expected}, found {value!r}; change one of them"
                 )
     if privacy.update_mechanism.startswith("client") and update != "none":
         raise ValueError(

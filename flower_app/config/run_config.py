@@ -96,8 +96,7 @@ class ModelConfig:
             raise ValueError(f"model.trainable: expected full or lora, found {self.trainable!r}")
         if self.pretrained and self.from_:
             raise ValueError(
-                f"model.from: {self.from_} and model.pretrained = {self.pretrained} cannot both be what the model "
-                "starts from; leave one empty"
+                f"model.from: {self.from_} and model.pretrained = {self.pretrained} cannot both be set; leave one empty"
             )
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
@@ -224,7 +223,7 @@ class RunConfig:
         if self.time_scale <= 0:
             raise ValueError(f"time-scale: expected a number above 0, found {self.time_scale}")
         if self.resume and not self.run_dir:
-            raise ValueError("resume: which run? Set run-dir to its directory, or use collapipe run --resume RUN")
+            raise ValueError("resume: no run is named; set run-dir to its directory, or use collapipe run --resume RUN")
         self.strategy_arguments()
         if self.compression.update != "none" and not self.traits.uploads:
             raise ValueError(

@@ -52,20 +52,20 @@ def load_config(config_file: str | None = None, sets: Sequence[str] = ()) -> Run
     FileNotFoundError
         If there is no such configuration file.
     """
-    flat: dict[str, Any] = {}
+    flat_config: dict[str, Any] = {}
     folder = Path.cwd()
     if config_file is not None:
         path = find_config(config_file)
         folder = path.parent
         # Results belong to who runs, not to who wrote the configuration.
         in_file = read_config(path)
-        flat |= _absolute(in_file, path.parent) | _absolute(_only(in_file, "runs-dir", "run-dir"), Path.cwd())
+        flat_config |= _absolute(in_file, path.parent) | _absolute(_only(in_file, "runs-dir", "run-dir"), Path.cwd())
     in_sets = read_sets(sets)
-    flat |= _absolute(in_sets, Path.cwd())
-    flat |= _data_folder(flat, {key: Path.cwd() if key in in_sets else folder for key in _TEXT_FILES})
-    flat.setdefault("runs-dir", str(Path.cwd() / RunConfig().runs_dir))
-    flat |= _start(flat)
-    return RunConfig.from_flat(flat)
+    flat_config |= _absolute(in_sets, Path.cwd())
+    flat_config |= _data_folder(flat_config, {key: Path.cwd() if key in in_sets else folder for key in _TEXT_FILES})
+    flat_config.setdefault("runs-dir", str(Path.cwd() / RunConfig().runs_dir))
+    flat_config |= _start(flat_config)
+    return RunConfig.from_flat(flat_config)
 
 
 def config_of(table: Mapping[str, Any], folder: Path, sets: Sequence[str] = ()) -> RunConfig:

@@ -41,7 +41,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     chooses_policy = issubclass(cls, PlannedStrategy) and own_policy is None
     paper = chooses_policy and config.policy == "dssda-paper" and not config.plan
     if not paper and (config.planner.drift != "true" or config.planner.c11):
-        raise ValueError('planner.drift and planner.c11: they are of the paper as printed; set policy = "dssda-paper"')
+        raise ValueError('planner.drift and planner.c11 apply only to the paper as printed; set policy = "dssda-paper"')
     if not chooses_policy and config.policy != RunConfig().policy:
         raise ValueError(
             f"policy: {config.strategy} brings its own plan, found policy = {config.policy!r}; leave policy out, or "
@@ -72,12 +72,12 @@ def _check_joining(config: RunConfig, scenario: Scenario, *, takes_aggregator: b
         return
     if config.server_optimizer.name != "none":
         raise ValueError(
-            f"server-optimizer.name: {config.server_optimizer.name} goes with strategy = collapipe, found "
+            f"server-optimizer.name: {config.server_optimizer.name} needs strategy = collapipe, found "
             f'{config.strategy!r}; leave it out, or set strategy = "FedAdam" and the like for whole models'
         )
     if config.aggregator.name != "mean":
         raise ValueError(
-            f"aggregator.name: {config.aggregator.name} goes with strategy = collapipe, found {config.strategy!r}; "
+            f"aggregator.name: {config.aggregator.name} needs strategy = collapipe, found {config.strategy!r}; "
             'leave it out, or set strategy = "Krum" and the like for whole models'
         )
 
@@ -86,13 +86,13 @@ def _check_options(config: RunConfig, cls: type[PlannedStrategy]) -> None:
     """Refuse options that the constructor of a strategy that plans does not take."""
     reserved = {"decoder", *inspect.signature(PlannedStrategy).parameters}
     parameters = inspect.signature(cls).parameters.values()
-    taken = {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD} - reserved
-    if unknown := sorted(config.strategy_arguments().keys() - taken):
+    argument_names = {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD} - reserved
+    if unknown := sorted(config.strategy_arguments().keys() - argument_names):
         hint = ", its settings have keys of their own" if config.strategy == COLLAPIPE else ""
-        if taken:
+        if argument_names:
             raise ValueError(
                 f"strategy-options: {config.strategy} takes no argument {unknown[0]!r}; expected some of "
-                f"{', '.join(sorted(taken))}"
+                f"{', '.join(sorted(argument_names))}"
             )
         raise ValueError(f"strategy-options: {config.strategy} takes none; leave it empty{hint}")
 

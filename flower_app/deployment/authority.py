@@ -89,7 +89,7 @@ class Authority:
         # No certificate outlives who signed it.
         left = self.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
         builder = _builder(_name(name), self.certificate.subject, key.public_key(), min(days, left.days))
-        made = (
+        certificate = (
             builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -100,7 +100,7 @@ class Authority:
             )
             .sign(self.key, hashes.SHA256())
         )
-        return made.public_bytes(serialization.Encoding.PEM), _key_pem(key)
+        return certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key)
 
 
 def supernode_keys() -> tuple[bytes, bytes]:

@@ -90,12 +90,12 @@ def _key(check: str, certificate: Path, key: Path, certificate_read: x509.Certif
     try:
         public_key = serialization.load_pem_private_key(key.read_bytes(), None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        yield failure(check, f"{key} is no private key without a password", _COPY)
+        yield failure(check, f"{key} is not a private key without a password", _COPY)
         return
     if public_key.public_bytes(*spki) == certificate_read.public_key().public_bytes(*spki):
         yield ok(check, f"{key} belongs to {certificate}")
     else:
-        yield failure(check, f"{key} does not belong to {certificate}: it is another's key", _COPY)
+        yield failure(check, f"{key} does not belong to {certificate}: it is the key of another certificate", _COPY)
 
 
 def check_supernode_key(files: CuFiles) -> Iterator[Finding]:
@@ -109,7 +109,7 @@ def check_supernode_key(files: CuFiles) -> Iterator[Finding]:
     if isinstance(key, ec.EllipticCurvePrivateKey):
         yield ok("supernode key", f"{files.supernode_key} is an elliptic-curve key")
     else:
-        yield failure("supernode key", f"{files.supernode_key} is no elliptic-curve key in OpenSSH's form", _COPY)
+        yield failure("supernode key", f"{files.supernode_key} is not an elliptic-curve key in OpenSSH format", _COPY)
 
 
 def check_known_supernodes(files: ServerFiles) -> Iterator[Finding]:

@@ -58,26 +58,26 @@ def make_certificates(request: CertsRequest, say: Callable[[str], None] = lambda
 
     Returns
     -------
-    ``folder`` of each machine, ``made`` (files that are new) and ``expires`` of each certificate.
+    ``folder`` of each machine, ``new_files`` (files that are new) and ``expires`` of each certificate.
 
     Raises
     ------
     ValueError
         If the server's certificate is there already and is for other hosts.
     """
-    made: list[Path] = []
+    new_files: list[Path] = []
     signer = AuthorityFiles(request.out / AUTHORITY)
-    authority = _authority(signer, made)
+    authority = _authority(signer, new_files)
     server = ServerFiles(request.out / SERVER)
-    _server(authority, server, request, made)
+    _server(authority, server, request, new_files)
     for cluster in range(request.clusters):
         cu = CuFiles(request.out / cu_name(cluster))
-        _control_unit(authority, signer, cu, cu_name(cluster), request, made)
+        _control_unit(authority, signer, cu, cu_name(cluster), request, new_files)
         write_public(server.supernodes / f"{cu_name(cluster)}.pub", cu.supernode_public_key.read_bytes())
         devices = DeviceFiles(request.out / devices_name(cluster))
         if not devices.ray_token.is_file():
             write_secret(devices.ray_token, cu.ray_token.read_bytes())
-            made.append(devices.ray_token)
+            new_files.append(devices.ray_token)
     revocation.publish(authority, signer, server)
     certificates = {SERVER: server.certificate} | {
         cu_name(n): CuFiles(request.out / cu_name(n)).certificate for n in range(request.clusters)
@@ -85,19 +85,19 @@ def make_certificates(request: CertsRequest, say: Callable[[str], None] = lambda
     expires = {name: f"{read_certificate(path).not_valid_after_utc:%Y-%m-%d}" for name, path in certificates.items()}
     for name, path in certificates.items():
         say(f"{name}: {path.parent}, valid until {expires[name]}")
-    return {"folder": str(request.out), "made": [str(path) for path in made], "expires": expires}
+    return {"folder": str(request.out), "made": [str(path) for path in new_files], "expires": expires}
 
 
-def _authority(files: AuthorityFiles, made: list[Path]) -> Authority:
+def _authority(files: AuthorityFiles, new_files: list[Path]) -> Authority:
     if files.certificate.is_file() or files.key.is_file():
         return Authority.load(files)
     authority = Authority.create()
     authority.save(files)
-    made += files.files()
+    new_files += files.files()
     return authority
 
 
-def _server(authority: Authority, files: ServerFiles, request: CertsRequest, made: list[Path]) -> None:
+def _server(authority: Authority, files: ServerFiles, request: CertsRequest, new_files: list[Path]) -> None:
     if files.certificate.is_file() and not request.renew:
         covered = certificate_hosts(read_certificate(files.certificate))
         if missing := [host for host in request.servers if normal_host(host) not in covered]:
@@ -109,12 +109,17 @@ def _server(authority: Authority, files: ServerFiles, request: CertsRequest, mad
         certificate, key = authority.issue_server(request.servers, request.days)
         write_public(files.certificate, certificate)
         write_secret(files.key, key)
-        made += (files.certificate, files.key)
+        new_files += (files.certificate, files.key)
     write_public(files.ca, authority.pem)
 
 
 def _control_unit(
-    authority: Authority, signer: AuthorityFiles, files: CuFiles, name: str, request: CertsRequest, made: list[Path]
+    authority: Authority,
+    signer: AuthorityFiles,
+    files: CuFiles,
+    name: str,
+    request: CertsRequest,
+    new_files: list[Path],
 ) -> None:
     if files.certificate.is_file():
         # Those that are replaced stay valid until they expire: who is revoked loses all.
@@ -124,15 +129,15 @@ def _control_unit(
         write_public(files.certificate, certificate)
         write_secret(files.key, key)
         revocation.note_issued(signer, name, read_certificate(files.certificate))
-        made += (files.certificate, files.key)
+        new_files += (files.certificate, files.key)
     if not files.supernode_key.is_file():
         private, public = supernode_keys()
         write_secret(files.supernode_key, private)
         write_public(files.supernode_public_key, public + f" {name}\n".encode())
-        made += (files.supernode_key, files.supernode_public_key)
+        new_files += (files.supernode_key, files.supernode_public_key)
     if not files.ray_token.is_file():
         write_secret(files.ray_token, secrets.token_hex(32).encode())
-        made.append(files.ray_token)
+        new_files.append(files.ray_token)
     write_public(files.ca, authority.pem)
 
 

@@ -115,10 +115,10 @@ class ControlUnitBox:
         self.check_paths()
         with_ray = ray_environment(flower_environment(self.state.resolve() / "flower"), self.certs.ray_token)
         environment = past_proxies(with_ray, self.host, server_address(self.server).host)
-        temp = ray_folder()
+        temp_folder = ray_folder()
         ray = Program(
             name=f"Ray of cluster {self.cluster} at {self.host}:{self.ray_port}",
-            command=self.ray_node(temp).command(),
+            command=self.ray_node(temp_folder).command(),
             answers=lambda: listens(self.host, self.ray_port),
             again_s=SLOW_S,
         )
@@ -128,7 +128,7 @@ class ControlUnitBox:
             # It gives up if the server does not know its key yet.
             again_s=UNKNOWN_S,
         )
-        return run_node([ray, supernode], environment, self.state.resolve() / "work", temp, say)
+        return run_node([ray, supernode], environment, self.state.resolve() / "work", temp_folder, say)
 
 
 def server_address(server: str) -> HostPort:

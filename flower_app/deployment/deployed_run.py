@@ -66,12 +66,12 @@ class Deployment:
         if not is_healthy(address, files.ca):
             raise ValueError(
                 f"--superlink: no SuperLink with a certificate of {files.ca} answers at {address}; start it with "
-                "collapipe up edge-server, and look for a remedy with collapipe doctor edge-server"
+                "collapipe up edge-server, or run collapipe doctor edge-server to find the cause"
             )
         control = control_address(place.port, control_port)
         if not is_healthy(control, files.ca):
             raise ValueError(
-                f"--superlink: nothing answers at {control}, where the SuperLink of {address} takes runs; give the "
+                f"--superlink: nothing answers at {control}, where the SuperLink of {address} takes runs; run the "
                 "command on the edge server itself, with the --control-port of collapipe up edge-server"
             )
         return cls(address=address, control=control, certs=files)
@@ -79,7 +79,7 @@ class Deployment:
     def settings(self, config: str | None, sets: Sequence[str]) -> list[str]:
         """``KEY=VALUE`` of the decoder's service, for keys that neither file nor ``--set`` gives."""
         host = split_address("--superlink", self.address).host
-        ours = {
+        settings = {
             "decoder.bind": f"{host}:{DECODER_PORT}",
             "decoder.tls-certificate": str(self.certs.certificate.resolve()),
             "decoder.tls-key": str(self.certs.key.resolve()),
@@ -87,9 +87,9 @@ class Deployment:
             "decoder.join-timeout": str(JOIN_TIMEOUT_S),
         }
         if self.certs.revoked_certificates.is_file():
-            ours["decoder.tls-crl"] = str(self.certs.revoked_certificates.resolve())
+            settings["decoder.tls-crl"] = str(self.certs.revoked_certificates.resolve())
         given = set(read_sets(sets)) | set(read_config(find_config(config)) if config else ())
-        return [f"{key}={value}" for key, value in ours.items() if key not in given]
+        return [f"{key}={value}" for key, value in settings.items() if key not in given]
 
     def launch(self, order: LaunchOrder) -> Outcome:
         """Run a Flower app to its end; see :meth:`flower_app.launch.launcher.Launcher.launch`.
@@ -172,7 +172,7 @@ class _Flwr:
 
     def _json(self, *arguments: str) -> dict[str, Any]:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [str(program_path("flwr")), *arguments, "--format", "json"],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -184,13 +184,13 @@ class _Flwr:
         except subprocess.TimeoutExpired:
             return {"error-message": f"flwr {arguments[0]}: no answer within {_COMMAND_S:g} s"}
         # Notes for people may stand before the object.
-        json_text = re.search(r"^\{.*", done.stdout, re.DOTALL | re.MULTILINE)
+        json_text = re.search(r"^\{.*", process.stdout, re.DOTALL | re.MULTILINE)
         try:
             if json_text is None:
-                return {"error-message": (done.stdout + done.stderr).strip()}
+                return {"error-message": (process.stdout + process.stderr).strip()}
             return dict(json.loads(json_text[0]))
         except ValueError:
-            return {"error-message": done.stdout.strip()}
+            return {"error-message": process.stdout.strip()}
 
 
 def _follow(flwr: _Flwr, run_id: str, order: LaunchOrder) -> Outcome:
@@ -204,7 +204,7 @@ def _follow(flwr: _Flwr, run_id: str, order: LaunchOrder) -> Outcome:
             if log.poll() is not None:
                 # The SuperLink was restarted, or the network was away for a moment.
                 try:
-                    ended = flwr.ended(run_id)
+                    end_status = flwr.ended(run_id)
                 except ConnectionError as error:
                     if silent_since is None:
                         silent_since = time.monotonic()
@@ -213,8 +213,8 @@ def _follow(flwr: _Flwr, run_id: str, order: LaunchOrder) -> Outcome:
                         return _no_contact(order.run_dir, error)
                     time.sleep(_RECONNECT_S)
                 else:
-                    if ended:
-                        return _last_words(flwr, order, ended)
+                    if end_status:
+                        return _last_words(flwr, order, end_status)
                     if silent_since is not None:
                         say("the SuperLink answers again")
                     time.sleep(_RECONNECT_S)
@@ -227,7 +227,7 @@ def _follow(flwr: _Flwr, run_id: str, order: LaunchOrder) -> Outcome:
 def _stop(flwr: _Flwr, run_id: str, run_dir: Path) -> None:
     """End a run, and wait for the server app to hear of it: what it writes last must not fall into a resumed run."""
     if refused := flwr.stop(run_id):
-        say(f"warning: the SuperLink did not hear that the run is to stop, so it may go on: {refused}")
+        say(f"warning: the SuperLink did not receive the request to stop the run, which may go on: {refused}")
         return
     deadline = time.monotonic() + _STOPPED_S
     while read_summary(run_dir) is None and time.monotonic() < deadline:
@@ -246,12 +246,12 @@ def _no_contact(run_dir: Path, error: ConnectionError) -> Outcome:
     return Outcome(
         FAILED,
         f"the SuperLink has not answered for {_WITHOUT_CONTACT_S / 60:g} minutes: {error}; the run may go on without "
-        f"this command; start the SuperLink again (collapipe up edge-server), and if {run_dir} gets no more rounds: "
-        f"collapipe run --resume {run_dir.name} --superlink ...",
+        f"this command; start the SuperLink again (collapipe up edge-server), and if no more rounds appear in "
+        f"{run_dir}, resume it: collapipe run --resume {run_dir.name} --superlink ...",
     )
 
 
-def _last_words(flwr: _Flwr, order: LaunchOrder, ended: str) -> Outcome:
+def _last_words(flwr: _Flwr, order: LaunchOrder, end_status: str) -> Outcome:
     deadline = time.monotonic() + _LAST_WORDS_S
     while time.monotonic() < deadline:
         if outcome := order.outcome():
@@ -260,6 +260,6 @@ def _last_words(flwr: _Flwr, order: LaunchOrder, ended: str) -> Outcome:
     reason = last_error(flwr.log) or f"see {flwr.log}"
     return Outcome(
         FAILED,
-        f"the run ended ({ended}) without a result in {order.run_dir}: {reason}; give the command on the edge server "
-        "itself: what a run leaves is written there",
+        f"the run ended ({end_status}) without a result in {order.run_dir}: {reason}; run the command on the edge "
+        "server itself: the run's results are written there",
     )

@@ -45,7 +45,7 @@ class DeviceBox:
         if is_loopback(self.host) != is_loopback(cu_address(self.cu).host):
             raise ValueError(
                 f"--host: expected the address of this machine that {self.cu} reaches, found {self.host}; a loopback "
-                "address and another one do not meet"
+                "address and another one cannot reach each other"
             )
 
     def ray_node(self, temp: Path) -> RayNode:
@@ -63,14 +63,14 @@ class DeviceBox:
         """Run until told to end; returns the exit code."""
         self.certs.check()
         head = cu_address(self.cu)
-        temp = ray_folder()
-        node = self.ray_node(temp)
+        temp_folder = ray_folder()
+        node = self.ray_node(temp_folder)
         wait_until_listens(head.host, head.port, self.wait, "start the control unit first: collapipe up cu")
-        with_ray = ray_environment(flower_environment(temp / "flower"), self.certs.ray_token)
+        with_ray = ray_environment(flower_environment(temp_folder / "flower"), self.certs.ray_token)
         name = f"device {', '.join(map(str, self.devices))} of {head}"
         listening = node.services["node-manager-port"]
         ray = Program(name=name, command=node.command(), answers=lambda: listens(self.host, listening), again_s=SLOW_S)
-        return run_node([ray], past_proxies(with_ray, self.host, head.host), temp / "work", temp, say)
+        return run_node([ray], past_proxies(with_ray, self.host, head.host), temp_folder / "work", temp_folder, say)
 
 
 def cu_address(cu: str) -> HostPort:

@@ -94,7 +94,7 @@ def control_address(port: int, control_port: int = 0) -> str:
     """
     chosen = control_port or port + 1
     if not 1 <= chosen <= 65535 or chosen == port:
-        raise ValueError(f"--control-port: expected 1 to 65535, and another than --port {port}, found {chosen}")
+        raise ValueError(f"--control-port: expected 1 to 65535 and not --port {port}, found {chosen}")
     return f"{CONTROL_HOST}:{chosen}"
 
 
@@ -136,7 +136,7 @@ def register_supernodes(
     if not list(certs.supernodes.glob("*.pub")):
         say(f"warning: no public key of a SuperNode in {certs.supernodes}: none may connect")
     program = [sys.executable, "-P", "-m", "flower_app.deployment.supernodes"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*program, control, str(certs.ca.resolve()), str(certs.folder.resolve())],
         env=dict(environment),
         stdin=subprocess.DEVNULL,
@@ -144,7 +144,7 @@ def register_supernodes(
         text=True,
         timeout=_REGISTER_S,
     )
-    if done.returncode:
-        raise ValueError(f"{certs.supernodes}: {done.stderr.strip() or f'exit code {done.returncode}'}")
-    for line in done.stdout.splitlines():
+    if process.returncode:
+        raise ValueError(f"{certs.supernodes}: {process.stderr.strip() or f'exit code {process.returncode}'}")
+    for line in process.stdout.splitlines():
         say(line)

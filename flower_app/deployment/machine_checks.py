@@ -34,23 +34,23 @@ def check_versions() -> Iterator[Finding]:
             f"Python is {platform.python_version()}, expected {project['requires-python']}",
             "make the environment anew with another Python; all machines of a cluster need the same one",
         )
-    wanted = [Requirement(text) for text in project["dependencies"]]
+    requirements = [Requirement(text) for text in project["dependencies"]]
     # Flower says which Ray its simulation takes; the machines of a cluster need the same one.
     with_ray = (Requirement(text) for text in metadata.requires("flwr") or ())
-    wanted += [r for r in with_ray if r.name == "ray" and r.marker and r.marker.evaluate({"extra": "simulation"})]
-    wrong = False
-    for requirement in wanted:
+    requirements += [r for r in with_ray if r.name == "ray" and r.marker and r.marker.evaluate({"extra": "simulation"})]
+    any_wrong = False
+    for requirement in requirements:
         installed_version = _installed(requirement.name)
         if not (installed_version and requirement.specifier.contains(installed_version, prereleases=True)):
-            wrong = True
+            any_wrong = True
             expected = f"{requirement.name}{requirement.specifier}"
-            what = (
+            state = (
                 f"{requirement.name} is {installed_version}"
                 if installed_version
                 else f"{requirement.name} is not installed"
             )
-            yield failure("versions", f"{what}, expected {expected}", f'{sys.executable} -m pip install "{expected}"')
-    if not wrong:
+            yield failure("versions", f"{state}, expected {expected}", f'{sys.executable} -m pip install "{expected}"')
+    if not any_wrong:
         shown = ", ".join(f"{name} {_installed(name)}" for name in ("flwr", "ray", "torch"))
         yield ok("versions", f"Python {platform.python_version()}, {shown}")
 

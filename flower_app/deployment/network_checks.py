@@ -52,8 +52,8 @@ def _refused(address: str, ca: Path, error: Exception) -> Finding:
     if not isinstance(reason, ssl.SSLCertVerificationError):
         return failure(
             "superlink",
-            f"{address} does not speak as a SuperLink under TLS does: {reason}",
-            "look who listens there; a SuperLink of collapipe up edge-server always has TLS",
+            f"{address} does not answer like a SuperLink with TLS: {reason}",
+            "check which program listens there; a SuperLink of collapipe up edge-server always has TLS",
         )
     verify_message = reason.verify_message
     if "expired" in verify_message:
@@ -62,7 +62,9 @@ def _refused(address: str, ca: Path, error: Exception) -> Finding:
         host = split_address("superlink", address).host
         remedy = f"run collapipe certs --renew --server {host}, or give --server a name that its certificate has"
     else:
-        remedy = f"give the server and this machine folders of one collapipe certs: {ca} is of another authority"
+        remedy = (
+            f"copy folders of the same collapipe certs to the server and this machine: {ca} is of another authority"
+        )
     return failure("superlink", f"{address}: its certificate is refused: {verify_message}", remedy)
 
 
@@ -80,7 +82,7 @@ def _control(address: str, ca: Path) -> Finding:
         return ok("control", f"{address} answers SuperNodes alone")
     return failure(
         "control",
-        f"who reaches {address} can start runs and register keys: it answers orders with HTTP status {status}",
+        f"anyone who reaches {address} can start runs and register keys: it answers orders with HTTP status {status}",
         "start it by collapipe up edge-server, which keeps its control on the server's own machine",
     )
 
@@ -111,9 +113,9 @@ def check_supernode(port: int) -> Iterator[Finding]:
         time.sleep(0.2)
     yield failure(
         "supernode",
-        f"the SuperNode does not run: nobody stays at {RUNTIME_HOST}:{port}",
-        "is its key on the server (server/supernodes, read when collapipe up edge-server starts)? collapipe up cu has "
-        "its own words; one that was started just now needs a moment",
+        f"the SuperNode is not running: nothing stays up at {RUNTIME_HOST}:{port}",
+        "is its key on the server (server/supernodes, read when collapipe up edge-server starts)? see the "
+        "output of collapipe up cu; a SuperNode that has just started needs a moment",
     )
 
 
@@ -164,7 +166,9 @@ def _no_ray(address: str, error: str) -> Finding:
             f"the Ray at {address} refuses this machine's secret: {error}",
             "copy ray-token of the cluster's folder (devices-N, cu-N) to this machine again",
         )
-    return failure("ray", f"what listens at {address} is no Ray of this release: {error}", "look who listens there")
+    return failure(
+        "ray", f"the program that listens at {address} is not a Ray of this release: {error}", "look who listens there"
+    )
 
 
 def _versions(address: str, answer_of_ray: Mapping[str, Any]) -> Iterator[Finding]:
@@ -172,34 +176,34 @@ def _versions(address: str, answer_of_ray: Mapping[str, Any]) -> Iterator[Findin
     from importlib import metadata
 
     versions_here = {"ray": metadata.version("ray"), "python": platform.python_version()}
-    wrong = [
+    differences = [
         f"{name} {answer_of_ray[name]}, here {versions_here[name]}"
         for name in versions_here
         if answer_of_ray.get(name) != versions_here[name]
     ]
-    if wrong:
+    if differences:
         yield failure(
             "ray",
-            f"the Ray at {address} has {'; '.join(wrong)}",
+            f"the Ray at {address} has {'; '.join(differences)}",
             "install the same Python and packages on all machines of the cluster, and start them again",
         )
     else:
         yield ok("ray", f"{address} answers: ray {versions_here['ray']}, Python {versions_here['python']}")
 
 
-def _devices(answer_of_ray: Mapping[str, Any], expected: int | None) -> Iterator[Finding]:
+def _devices(answer_of_ray: Mapping[str, Any], num_expected: int | None) -> Iterator[Finding]:
     from client_pipeline.runtime.placement import code_digest
 
-    joined: dict[int, str] = {int(k): str(v) for k, v in answer_of_ray["devices"].items()}
-    missing = sorted(set(range(expected or 0)) - joined.keys())
-    if missing or not joined:
+    host_by_device: dict[int, str] = {int(k): str(v) for k, v in answer_of_ray["devices"].items()}
+    missing = sorted(set(range(num_expected or 0)) - host_by_device.keys())
+    if missing or not host_by_device:
         who = f"device {', '.join(map(str, missing))} has not joined" if missing else "no device has joined"
         yield failure("devices", who, "start it on its machine: collapipe up device")
     for device, answer in sorted((int(k), v) for k, v in answer_of_ray["software"].items()):
-        where = f"device {device} at {joined[device]}"
+        location = f"device {device} at {host_by_device[device]}"
         if isinstance(answer, str):
-            yield failure("devices", f"{where} cannot run CollaPipe: {answer}", "install the same release there")
+            yield failure("devices", f"{location} cannot run CollaPipe: {answer}", "install the same release there")
         elif answer["code"] != code_digest():
-            yield failure("devices", f"{where} has another release: {json.dumps(answer)}", "install the same there")
+            yield failure("devices", f"{location} has another release: {json.dumps(answer)}", "install the same there")
         else:
-            yield ok("devices", f"{where}: torch {answer['torch']}, the same release")
+            yield ok("devices", f"{location}: torch {answer['torch']}, the same release")

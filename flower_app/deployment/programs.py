@@ -103,7 +103,7 @@ def run_programs(
                 say(f"{program.name} is up")
             while not (ended := _ended(running)):
                 time.sleep(_POLL_S)
-            say(f"error: {ended}; the other programs of this machine are ended with it")
+            say(f"error: {ended}; ending the other programs of this machine")
             return 1
     except KeyboardInterrupt:
         say("ending")

@@ -63,13 +63,13 @@ class RayNode:
 
     def command(self) -> list[str]:
         """The command line."""
-        where = ["--address", self.head] if self.head else ["--head", "--include-dashboard", "false"]
+        head_options = ["--address", self.head] if self.head else ["--head", "--include-dashboard", "false"]
         ports = [text for name, port in self.services.items() for text in (f"--{name}", str(port))]
         resources = json.dumps({device_resource(k): 1 for k in self.devices})
         return [
             str(program_path("ray")),
             "start",
-            *where,
+            *head_options,
             *ports,
             *("--min-worker-port", str(self.first_port + _WORKERS)),
             *("--max-worker-port", str(self.first_port + PORTS - 1)),

@@ -54,7 +54,7 @@ def revoke(out: Path, cluster: int, say: Callable[[str], None] = lambda _: None)
         note_issued(signer, name, read_certificate(files.certificate))
     serials = {int(serial, 16) for serial in _issued(signer).get(name, [])}
     if not serials:
-        raise ValueError(f"--cluster: {signer.folder} has given no certificate to {name}; look into {out} for others")
+        raise ValueError(f"--cluster: {signer.folder} has issued no certificate to {name}; see {out} for others")
     key_lines = signer.revoked_key_lines()
     if files.supernode_public_key.is_file() and (line := files.supernode_public_key.read_text("utf-8").strip()):
         key_lines = list(dict.fromkeys([*key_lines, line]))

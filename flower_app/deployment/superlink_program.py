@@ -128,7 +128,7 @@ def serve(application: Application, config: Any, fleet: tuple[str, int]) -> None
     )
     server.run(sockets=[control_socket, fleet_socket])
     if not server.started:
-        sys.exit("superlink_program: the SuperLink did not start; its own words are above")
+        sys.exit("superlink_program: the SuperLink did not start; its output is above")
 
 
 def main() -> None:
@@ -142,7 +142,7 @@ def main() -> None:
         serve(create_app(lifespan_config, flower.SuperLinkLifespan), lifespan_config, (place.host, place.port))
 
     if not hasattr(flower, "_run_superlink_http_api"):
-        sys.exit("superlink_program: this release of flwr starts its SuperLink in another way; install flwr 1.41")
+        sys.exit("superlink_program: this release of flwr starts its SuperLink differently; install flwr 1.41")
     flower._run_superlink_http_api = run
     flower.flower_superlink()
 

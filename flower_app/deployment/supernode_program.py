@@ -68,9 +68,9 @@ class Veto:
 
     def _reason(self, run: Run, app: Fab) -> str:
         if run.primary_task_type == TaskType.AGENT_APP:
-            return "this control unit runs client apps alone, and this run is an agent's"
+            return "this control unit runs only client apps, and this run is an agent app"
         if hashlib.sha256(app.content).hexdigest() != run.fab_hash:
-            return "this control unit was sent another app than the run's"
+            return "this control unit was sent an app other than the run's"
         try:
             digest = app_digest(app.content)
         except ValueError as error:
@@ -91,13 +91,13 @@ def vetoed(connection: AbstractContextManager[Connection], veto: Veto) -> Iterat
         node_id, receive, send, get_run, get_fab, pull_object, push_object, confirm = connection_values
 
         def receive_allowed() -> Any:
-            received = receive()
-            if received is None:
+            received_message = receive()
+            if received_message is None:
                 return None
-            message = received[0]
+            message = received_message[0]
             reason = veto.refusal(message.metadata.run_id, get_run, get_fab)
             if not reason:
-                return received
+                return received_message
             log(_ERROR, "run %s is refused: %s", message.metadata.run_id, reason)
             confirm(message.metadata.run_id, message.metadata.message_id)
             _answer(message, reason, send, push_object)
@@ -125,17 +125,17 @@ def _answer(
 
 def main() -> None:
     """Run ``flower-supernode``; the first argument are digests of apps that are allowed."""
-    allowed = frozenset(filter(None, sys.argv.pop(1).split(",")))
+    allowed_digests = frozenset(filter(None, sys.argv.pop(1).split(",")))
     from strategies.flower_internals import flower_supernode, supernode_module
 
     flower: Any = supernode_module
 
     connect = getattr(flower, "http_request_response", None)
     if connect is None:
-        sys.exit("supernode_program: this release of flwr connects its SuperNode in another way; install flwr 1.41")
+        sys.exit("supernode_program: this release of flwr connects its SuperNode differently; install flwr 1.41")
     release = release_digest()
-    veto = Veto(release, allowed)
-    print(f"apps that may run here: {', '.join([release, *sorted(allowed)])}", flush=True)
+    veto = Veto(release, allowed_digests)
+    print(f"apps that may run here: {', '.join([release, *sorted(allowed_digests)])}", flush=True)
     flower.http_request_response = lambda *arguments, **named: vetoed(connect(*arguments, **named), veto)
     flower_supernode()
 

@@ -36,7 +36,7 @@ def _public_key(line: str, path: Path) -> bytes:
     try:
         key = serialization.load_ssh_public_key(line.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"{path}: expected public keys in OpenSSH's form, found something else") from error
+        raise ValueError(f"{path}: expected public keys in OpenSSH format, found something else") from error
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 

@@ -34,8 +34,8 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
     """One row for each round of each network: means over the clusters that train."""
     del folder
     for curve in curves:
-        for seed, done in planned(curve, say):
-            works = [c.work for c in done.costs.clusters if c is not None]
+        for seed, planned_round in planned(curve, say):
+            works = [c.work for c in planned_round.costs.clusters if c is not None]
             if not works:
                 continue
             steps = curve.config.local_steps
@@ -44,12 +44,12 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
                 "label": curve.label,
                 "what": curve.config.policy if curve.config.strategy == "collapipe" else curve.config.strategy,
                 "seed": seed,
-                "round": done.number,
+                "round": planned_round.number,
                 "eq15_s": steps * float(np.mean([w.pipeline_eq15_s for w in works])),
                 "event_s": steps * float(np.mean([w.pipeline_fused_s for w in works])),
                 "gpipe_s": steps * float(np.mean([w.pipeline_s for w in works])),
-                "latency_s": done.latency_event_s,
-                "energy_j": done.energy_j,
+                "latency_s": planned_round.latency_event_s,
+                "energy_j": planned_round.energy_j,
             }
 
 
@@ -57,7 +57,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     """Accumulated computation time over the rounds, and one step's by both ways to count."""
     from flower_app.experiments import style
 
-    drawn, (total, step) = style.figure(11, 4.6, columns=2)
+    figure, (total, step) = style.figure(11, 4.6, columns=2)
     names = distinct(rows, "curve")
     for i, name in enumerate(names):
         curve_rows = select(rows, curve=name)
@@ -80,7 +80,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     step.set_xticks(at + 0.2, labels, rotation=20, ha="right", fontsize=8)
     style.label(step, "", "computation time of a round [s]")
     step.legend(fontsize=8)
-    return drawn
+    return figure
 
 
 def _by_seed(rows: Sequence[Row], name: str, column: str) -> list[float]:
@@ -96,13 +96,13 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     first_name = names[0]
     paper_findings = []
     for name in names[1:]:
-        first = select(rows, curve=name)[0]
+        first_row = select(rows, curve=name)[0]
         paper_findings.append(
             PaperFinding(
-                what=f"computation time of {select(rows, curve=first_name)[0]['label']} against {first['label']}",
-                paper=_PAPER.get(first["what"], "-"),
+                what=f"computation time of {select(rows, curve=first_name)[0]['label']} against {first_row['label']}",
+                paper=_PAPER.get(first_row["what"], "-"),
                 ours=_changes(rows, first_name, name),
-                why=_WHY.get(first["what"], "not in the paper"),
+                why=_WHY.get(first_row["what"], "not in the paper"),
             )
         )
     by_what = {select(rows, curve=name)[0]["what"]: name for name in names}

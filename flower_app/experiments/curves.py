@@ -74,21 +74,21 @@ def _document(file: Path, is_base: bool = False) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{file}: expected TOML, {error}") from error
     changes = document.get("smoke", {})
-    for table, where in ((document, ""), (changes, "smoke.")):
+    for table, prefix in ((document, ""), (changes, "smoke.")):
         for key, value in table.items():
             kind = _KEYS.get(key)
-            if kind is None or (where and key == "smoke"):
-                raise ValueError(f"{file}: {where}{key}: unknown key; expected one of {', '.join(_KEYS)}")
+            if kind is None or (prefix and key == "smoke"):
+                raise ValueError(f"{file}: {prefix}{key}: unknown key; expected one of {', '.join(_KEYS)}")
             if not isinstance(value, kind) or isinstance(value, bool):
-                raise ValueError(f"{file}: {where}{key}: expected {kind.__name__}, found {value!r}")
+                raise ValueError(f"{file}: {prefix}{key}: expected {kind.__name__}, found {value!r}")
     if not (base := document.get("base", "")):
         return document
-    below = file.parent / base
-    if not below.is_file() or below.resolve() == file.resolve():
+    base_file = file.parent / base
+    if not base_file.is_file() or base_file.resolve() == file.resolve():
         raise ValueError(f"{file}: base: expected another file such as ../base/translation.toml, found {base!r}")
     if is_base:
         raise ValueError(f"{file}: base: expected none in a file that is a base itself, found {base!r}")
-    return _changed(_document(below, is_base=True), document)
+    return _changed(_document(base_file, is_base=True), document)
 
 
 def _changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -19,17 +19,17 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
     """One row for each round of each network."""
     del folder
     for curve in curves:
-        for seed, done in planned(curve, say):
-            powers = [c.power_w for c in done.answer.clusters if c.power_w is not None]
+        for seed, planned_round in planned(curve, say):
+            powers = [c.power_w for c in planned_round.answer.clusters if c.power_w is not None]
             yield {
                 "curve": curve.name,
                 "label": curve.label,
                 "seed": seed,
-                "round": done.number,
-                "queue": float(np.mean(done.queues.virtual)),
-                "gamma": float(np.mean(done.gamma)),
+                "round": planned_round.number,
+                "queue": float(np.mean(planned_round.queues.virtual)),
+                "gamma": float(np.mean(planned_round.gamma)),
                 "power_w": float(np.mean(powers)),
-                "latency_s": done.latency_s,
+                "latency_s": planned_round.latency_s,
             }
 
 
@@ -44,7 +44,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     """Queue, power and latency over the rounds."""
     from flower_app.experiments import style
 
-    drawn, axes = style.figure(13, 3.8, columns=3)
+    figure, axes = style.figure(13, 3.8, columns=3)
     for axis, (column, text) in zip(axes, _COLUMNS, strict=True):
         for i, name in enumerate(distinct(rows, "curve")):
             curve_rows = select(rows, curve=name)
@@ -57,7 +57,7 @@ def draw(rows: Sequence[Row]) -> Figure:
             )
         style.label(axis, "round", text)
     axes[0].legend(fontsize=8)
-    return drawn
+    return figure
 
 
 def findings(rows: Sequence[Row]) -> list[PaperFinding]:

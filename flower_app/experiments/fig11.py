@@ -33,23 +33,23 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
     del folder
     for curve in curves:
         gamma_max = training_scenario(curve.config).planner.gamma_max
-        for seed, done in planned(curve, say):
+        for seed, planned_round in planned(curve, say):
             yield {
                 "curve": curve.name,
                 "label": curve.label,
                 "policy": curve.config.policy,
-                "v": done.instance.V,
+                "v": planned_round.instance.V,
                 "seed": seed,
-                "round": done.number,
-                "latency_eq15_s": done.latency_s,
-                "latency_event_s": done.latency_event_s,
-                "gamma": float(np.mean(done.gamma)),
+                "round": planned_round.number,
+                "latency_eq15_s": planned_round.latency_s,
+                "latency_event_s": planned_round.latency_event_s,
+                "gamma": float(np.mean(planned_round.gamma)),
                 "gamma_max": gamma_max,
-                "queue": float(np.mean(done.queues.virtual)),
-                "longest_queue": float(np.max(done.queues.virtual)),
-                "energy_j": done.energy_j,
-                **{f"gamma_{n + 1}": float(value) for n, value in enumerate(done.gamma)},
-                **{f"selected_{n + 1}": int(chosen) for n, chosen in enumerate(done.selected)},
+                "queue": float(np.mean(planned_round.queues.virtual)),
+                "longest_queue": float(np.max(planned_round.queues.virtual)),
+                "energy_j": planned_round.energy_j,
+                **{f"gamma_{n + 1}": float(value) for n, value in enumerate(planned_round.gamma)},
+                **{f"selected_{n + 1}": int(chosen) for n, chosen in enumerate(planned_round.selected)},
             }
 
 
@@ -92,7 +92,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     """Latency, bound, energy and fairness of each policy; the accumulated delay over the rounds."""
     from flower_app.experiments import style
 
-    drawn, axes = style.figure(13, 7.5, 2, 3)
+    figure, axes = style.figure(13, 7.5, 2, 3)
     names = distinct(rows, "curve")
     labels = [select(rows, curve=name)[0]["label"] for name in names]
     total, latency, bound, queue, energy, fair = axes
@@ -123,25 +123,25 @@ def draw(rows: Sequence[Row]) -> Figure:
     means, spreads = zip(*(_fairness(rows, name) for name in names), strict=True)
     style.bars(fair, labels, means, spreads)
     style.label(fair, "", "Jain's fairness of the selection")
-    return drawn
+    return figure
 
 
 def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """DSSDA's delay with each V against each selection baseline's, network by network; then each curve's own."""
     names = distinct(rows, "curve")
-    first = {name: select(rows, curve=name)[0] for name in names}
-    dssda = [name for name in names if first[name]["policy"] == "dssda"]
+    first_rows = {name: select(rows, curve=name)[0] for name in names}
+    dssda = [name for name in names if first_rows[name]["policy"] == "dssda"]
     paper_findings = []
     for name in names:
         if name in dssda or not dssda:
             continue
-        rank, _, segments = first[name]["policy"].partition("+")
+        rank, _, segments = first_rows[name]["policy"].partition("+")
         paper_findings.append(
             PaperFinding(
-                what=f"delay of DSSDA against {first[name]['label']}",
-                paper=_PAPER.get(first[name]["policy"], "-"),
+                what=f"delay of DSSDA against {first_rows[name]['label']}",
+                paper=_PAPER.get(first_rows[name]["policy"], "-"),
                 ours="; ".join(
-                    f"V = {first[dssda_name]['v']:g}: {_change(rows, dssda_name, name)}" for dssda_name in dssda
+                    f"V = {first_rows[dssda_name]['v']:g}: {_change(rows, dssda_name, name)}" for dssda_name in dssda
                 ),
                 why=f"{_RANKS.get(rank, 'not in the paper')}; {_SEGMENTS.get(segments, segments)}, channels by upload "
                 "time, full power",
@@ -149,16 +149,16 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
         )
     for name in names:
         (delay, spread), gammas = _of(rows, name, "latency_event_s"), _largest_gamma(rows, name)
-        (gamma, width), threshold = mean_spread(gammas), first[name]["gamma_max"]
+        (gamma, width), threshold = mean_spread(gammas), first_rows[name]["gamma_max"]
         queue, fair = _of(rows, name, "longest_queue")[0], _fairness(rows, name)[0]
-        kept = sum(value <= threshold for value in gammas)
+        num_within = sum(value <= threshold for value in gammas)
         paper_findings.append(
             PaperFinding(
-                what=f"{first[name]['label']}: delay and bound",
+                what=f"{first_rows[name]['label']}: delay and bound",
                 paper="-",
                 ours=f"{delay:.1f} ± {spread:.1f} s; Γ of the cluster that has most {gamma:.2f} ± {width:.2f}, of all "
                 f"{_of(rows, name, 'gamma')[0]:.2f}; longest queue {queue:.1f}; fairness {fair:.2f}",
-                why=f"every cluster keeps the threshold {threshold:.1f} in {kept} of {len(gammas)} networks",
+                why=f"every cluster keeps the threshold {threshold:.1f} in {num_within} of {len(gammas)} networks",
             )
         )
     paper_findings.append(

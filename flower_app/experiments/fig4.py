@@ -74,7 +74,7 @@ def draw(rows: Sequence[Row]) -> Figure:
 
     from flower_app.experiments import style
 
-    drawn, axes = style.figure(13, 4, columns=3)
+    figure, axes = style.figure(13, 4, columns=3)
     for axis, (column, title) in zip(axes, _TIMES, strict=True):
         sizes, counts, table = _table(rows, column)
         image = axis.imshow(table, aspect="auto", origin="lower", cmap=style.HEAT, norm=LogNorm())
@@ -88,24 +88,24 @@ def draw(rows: Sequence[Row]) -> Figure:
         axis.set_yticks(range(len(sizes)), [str(s) for s in sizes])
         style.label(axis, "micro-batches m", "segments S", title)
         axis.grid(visible=False)
-        drawn.colorbar(image, ax=axis, label="one step [s]")
-    return drawn
+        figure.colorbar(image, ax=axis, label="one step [s]")
+    return figure
 
 
 def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """The best S and m, and how little the numbers of segments beside the best one lose."""
-    ours, flat = [], []
+    best_sizes, size_changes = [], []
     for column, title in _TIMES:
         sizes, counts, table = _table(rows, column)
         i, j = np.unravel_index(int(np.argmin(table)), table.shape)
-        ours.append(f"{title}: S = {sizes[i]}, m = {counts[j]}, {table[i, j]:.0f} s")
+        best_sizes.append(f"{title}: S = {sizes[i]}, m = {counts[j]}, {table[i, j]:.0f} s")
         mean, spread = mean_spread(_more_segments(rows, column))
-        flat.append(f"{title}: {mean:+.1f} ± {spread:.1f} %")
+        size_changes.append(f"{title}: {mean:+.1f} ± {spread:.1f} %")
     return [
         PaperFinding(
             what="best S and m of an even split",
             paper="there is one",
-            ours="; ".join(ours),
+            ours="; ".join(best_sizes),
             why="S and m both have an optimum inside the grid: an even split gives a further device, slower than all "
             "before it, as much as these, and a further micro-batch pays its fixed cost; where it lies depends on the "
             "network, which the paper does not print in full",
@@ -113,7 +113,7 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
         PaperFinding(
             what=f"S = {_SIZES[1]} against S = {_SIZES[0]}, each network with its best m",
             paper="-",
-            ours="; ".join(flat),
+            ours="; ".join(size_changes),
             why="on average the optimum is flat; a single network may gain or lose much by more segments",
         ),
     ]

@@ -26,30 +26,30 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
     """One row for each selected cluster of each round."""
     del folder
     for curve in curves:
-        for seed, done in planned(curve, say):
-            for n, spent in enumerate(done.costs.clusters):
-                if spent is None:
+        for seed, planned_round in planned(curve, say):
+            for n, costs in enumerate(planned_round.costs.clusters):
+                if costs is None:
                     continue
-                plan = done.decision.plans[n]
+                plan = planned_round.decision.plans[n]
                 yield {
                     "curve": curve.name,
                     "label": curve.label,
                     "seed": seed,
-                    "round": done.number,
+                    "round": planned_round.number,
                     "cluster": n,
                     "segments": len(plan.order),
                     "m": plan.m,
                     "delta": " ".join(str(plan.delta[k]) for k in plan.order),
-                    "stage_s": _stage_seconds(done, n, plan),
-                    "eq15_s": spent.work.pipeline_eq15_s,
-                    "event_s": spent.work.pipeline_fused_s,
-                    "gpipe_s": spent.work.pipeline_s,
+                    "stage_s": _stage_seconds(planned_round, n, plan),
+                    "eq15_s": costs.work.pipeline_eq15_s,
+                    "event_s": costs.work.pipeline_fused_s,
+                    "gpipe_s": costs.work.pipeline_s,
                 }
 
 
-def _stage_seconds(done: PlannedRound, cluster: int, plan: ClusterPlan) -> str:
+def _stage_seconds(planned_round: PlannedRound, cluster: int, plan: ClusterPlan) -> str:
     """Seconds that each stage takes for a micro-batch, forward, backward and its links, in pipeline order."""
-    forward, backward, hidden_s, gradient_s = plan_times(done.instance, cluster, plan)
+    forward, backward, hidden_s, gradient_s = plan_times(planned_round.instance, cluster, plan)
     stages = forward[:, 0] + backward[:, 0]
     stages[: len(hidden_s)] += hidden_s[:, 0] + gradient_s[:, 0]  # the last stage has no link
     return " ".join(f"{value:.4g}" for value in stages)
@@ -61,7 +61,7 @@ def draw(rows: Sequence[Row]) -> Figure:
 
     curves = distinct(rows, "curve")
     clusters = sorted(distinct(select(rows, seed=0, round=1), "cluster"))
-    drawn, axes = style.figure(13, 6.5, 2, max(len(clusters), 3))
+    figure, axes = style.figure(13, 6.5, 2, max(len(clusters), 3))
     for axis, n in zip(axes, clusters, strict=False):
         for i, name in enumerate(curves):
             [row] = select(rows, curve=name, seed=0, round=1, cluster=n)
@@ -98,7 +98,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     style.label(time, "", "one step, event-simulated [s]")
     for axis in (share, micro):
         axis.legend(fontsize=8)
-    return drawn
+    return figure
 
 
 def findings(rows: Sequence[Row]) -> list[PaperFinding]:
@@ -122,12 +122,12 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     for name in names[1:]:
         pairs = _paired(planned_rows, select(rows, curve=name))
         slower = np.mean([other_s > ours_s for ours_s, other_s in pairs])
-        ours, theirs = (float(np.mean(column)) for column in zip(*pairs, strict=True))
+        our_mean, their_mean = (float(np.mean(column)) for column in zip(*pairs, strict=True))
         paper_findings.append(
             PaperFinding(
                 what=f"step of {select(rows, curve=name)[0]['label']} against DSSDA, event-simulated",
                 paper="one cluster is slower",
-                ours=f"{per_cent(theirs, ours)}; slower in {100 * slower:.0f} % of the plans",
+                ours=f"{per_cent(their_mean, our_mean)}; slower in {100 * slower:.0f} % of the plans",
                 why="the even split takes the fastest devices and m = 8; DSSDA weighs time against the queue's S² term",
             )
         )

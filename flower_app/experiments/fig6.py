@@ -59,7 +59,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     from flower_app.experiments import style
 
     panels = _panels(rows)
-    drawn, axes = style.figure(4.4 * len(panels), 6.5, 2, len(panels))
+    figure, axes = style.figure(4.4 * len(panels), 6.5, 2, len(panels))
     for column, panel in enumerate(panels):
         loss, score = axes[column], axes[len(panels) + column]
         panel_rows = select(rows, panel=panel)
@@ -73,7 +73,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         style.label(loss, "round", "training loss [nat per target]", panel)
         style.label(score, "round", f"{SCORES.get(panel_rows[0]['metric'], panel_rows[0]['metric'])}, validation set")
     axes[0].legend(fontsize=8)
-    return drawn
+    return figure
 
 
 def findings(rows: Sequence[Row]) -> list[PaperFinding]:
@@ -94,22 +94,22 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
             )
         )
         for name in names[1:]:
-            theirs = select(tested, curve=name)
-            what = theirs[0]["what"]
+            their_rows = select(tested, curve=name)
+            method = their_rows[0]["what"]
             paper_findings.append(
                 PaperFinding(
-                    what=f"{panel}: {first_rows[0]['label']} against {theirs[0]['label']}",
-                    paper=_PAPER.get((panel, what), "-"),
-                    ours=_difference(first_rows, theirs),
-                    why=_WHAT.get(what, "not in the paper") + _OTHER_METRIC.get(panel, ""),
+                    what=f"{panel}: {first_rows[0]['label']} against {their_rows[0]['label']}",
+                    paper=_PAPER.get((panel, method), "-"),
+                    ours=_difference(first_rows, their_rows),
+                    why=_WHAT.get(method, "not in the paper") + _OTHER_METRIC.get(panel, ""),
                 )
             )
     return paper_findings
 
 
-def _difference(our_rows: Sequence[Row], theirs: Sequence[Row]) -> str:
+def _difference(our_rows: Sequence[Row], their_rows: Sequence[Row]) -> str:
     """Difference in points, paired by seed, and relative to the other's mean."""
-    their_scores = {row["seed"]: row["test_score"] for row in theirs}
+    their_scores = {row["seed"]: row["test_score"] for row in their_rows}
     pairs = [(row["test_score"], their_scores[row["seed"]]) for row in our_rows if row["seed"] in their_scores]
     if not pairs:
         return "no seed in common"

@@ -34,14 +34,14 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
     ``[figure]`` has ``segments``, one number, ``micro-batches``, a list, and ``score``, a metric of the task. The first
     curve's first run is what the others are held to.
     """
-    wanted = [
+    grid_points = [
         (curve.figure["segments"], m, _training(curve, seed, m, folder))
         for curve in curves
         for seed in range(curve.config.seed, curve.config.seed + curve.seeds)
         for m in curve.figure["micro-batches"]
     ]
-    train_all([training for _, _, training in wanted], folder, say)
-    for segments, m, training in wanted:
+    train_all([training for _, _, training in grid_points], folder, say)
+    for segments, m, training in grid_points:
         for row in history(training, every_round=True):
             yield {"segments": segments, "m": m, "dropout": training.config.model.dropout} | row
 
@@ -94,7 +94,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     """Score over m for each S with the spread over seeds, and how far training losses come apart."""
     from flower_app.experiments import style
 
-    drawn, (score, apart) = style.figure(11, 4.4, columns=2)
+    figure, (score, loss_axes) = style.figure(11, 4.4, columns=2)
     held_to = _middle(rows)
     tested = [row for row in rows if row["test_score"] is not None]
     same_seed = select(tested, seed=held_to[0]["seed"])
@@ -113,12 +113,14 @@ def draw(rows: Sequence[Row]) -> Figure:
         gaps = [_losses_apart(run_, held_to) for run_ in _runs(rows) if _kind(run_, held_to) == kind]
         if gaps:
             largest = np.maximum(np.max(gaps, axis=0), _FLOOR)
-            style.curve(apart, i, range(1, len(largest) + 1), largest.tolist(), kind)
-    apart.set_yscale("log")
+            style.curve(loss_axes, i, range(1, len(largest) + 1), largest.tolist(), kind)
+    loss_axes.set_yscale("log")
     held = f"S = {held_to[0]['segments']}, m = {held_to[0]['m']}, seed {held_to[0]['seed']}"
-    style.label(apart, "round", "largest difference of training losses [nat]", f"against {held}; 0 drawn at {_FLOOR:g}")
-    apart.legend(fontsize=8)
-    return drawn
+    style.label(
+        loss_axes, "round", "largest difference of training losses [nat]", f"against {held}; 0 drawn at {_FLOOR:g}"
+    )
+    loss_axes.legend(fontsize=8)
+    return figure
 
 
 def _seeds(tested: Sequence[Row], held_to: Sequence[Row]) -> list[Row]:

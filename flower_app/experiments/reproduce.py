@@ -68,23 +68,23 @@ def reproduce(name: str, options: ReproduceOptions, say: Callable[[str], None]) 
     ValueError, FileNotFoundError
         For an unknown name or a curve that is wrong, before anything runs; or for rows that are not there.
     """
-    chosen = _named(name)
+    experiments = _named(name)
     curves = {}
     if not options.plot_only:
         curves = {
             e.name: load_curves(
                 e.name, smoke=options.smoke, folder=options.curves, sets=options.sets, only=options.only
             )
-            for e in chosen
+            for e in experiments
         }
     findings_by_name = {}
-    for experiment in chosen:
+    for experiment in experiments:
         folder = options.out / experiment.name
         if options.plot_only:
             rows = read_rows(folder)
         else:
             say(f"{experiment.name}: {experiment.shows}")
-            kept = _others(folder, curves[experiment.name]) if options.only else []
+            kept = _rows_of_other_curves(folder, curves[experiment.name]) if options.only else []
             rows = write_rows(chain(kept, experiment.run(curves[experiment.name], folder, say)), folder)
         from flower_app.experiments.style import DPI
 
@@ -97,7 +97,7 @@ def reproduce(name: str, options: ReproduceOptions, say: Callable[[str], None]) 
     return findings_by_name
 
 
-def _others(folder: Path, curves: Sequence[Curve]) -> list[Row]:
+def _rows_of_other_curves(folder: Path, curves: Sequence[Curve]) -> list[Row]:
     """Rows of an earlier call that are of other curves."""
     if not (folder / ROWS).is_file():
         return []

@@ -28,19 +28,19 @@ def write_rows(rows: Iterable[Row], folder: Path) -> list[Row]:
     The rows, in the order of the curves.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    written: list[Row] = []
+    row_lines: list[Row] = []
 
     def write(aside: Path) -> None:
         with aside.open("w", encoding="utf-8") as file:
             for row in rows:
                 file.write(json.dumps(row) + "\n")
-                written.append(row)
+                row_lines.append(row)
 
     # All rows or none: a figure of some of them would look like one of all.
     durable.write_file(folder / ROWS, write)
-    written = _in_order(written)
-    write_table(written, folder / TABLE)
-    return written
+    row_lines = _in_order(row_lines)
+    write_table(row_lines, folder / TABLE)
+    return row_lines
 
 
 def _in_order(rows: Iterable[Row]) -> list[Row]:

@@ -35,7 +35,7 @@ def _row(training: Training) -> Row:
     block = model_costs(spec, sequence_length=length, batch_size=config.batch_size).block_memory
     rounds = read_rounds(training.run_dir)[0]
     devices = [device for record in rounds for cluster in record["clusters"] for device in cluster["devices"].values()]
-    above = [device["peak_bytes"] - device["idle_bytes"] for device in devices]
+    used_bytes = [device["peak_bytes"] - device["idle_bytes"] for device in devices]
     blocks = [device["blocks"] for device in devices]
     return {
         "curve": training.curve.name,
@@ -46,9 +46,9 @@ def _row(training: Training) -> Row:
         "width": config.model.width,
         "tebs": max(blocks),
         "whole_tebs": config.model.encoder_layers,
-        "measured_mb": max(above) / 1e6,
+        "measured_mb": max(used_bytes) / 1e6,
         "modelled_mb": max(blocks) * block / 1e6,
-        "mean_measured_mb": float(np.mean(above)) / 1e6,
+        "mean_measured_mb": float(np.mean(used_bytes)) / 1e6,
     }
 
 
@@ -56,7 +56,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     """Measured beside modelled for each framework."""
     from flower_app.experiments import style
 
-    drawn, [axis] = style.figure(7, 4.4)
+    figure, [axis] = style.figure(7, 4.4)
     names = distinct(rows, "curve")
     at = np.arange(len(names))
     for i, (column, text) in enumerate((("measured_mb", "measured"), ("modelled_mb", "modelled"))):
@@ -67,7 +67,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     axis.set_xticks(at + 0.2, labels, fontsize=8)
     style.label(axis, "", "memory of the largest device [MB]")
     axis.legend(fontsize=8)
-    return drawn
+    return figure
 
 
 def _of(rows: Sequence[Row], name: str, column: str) -> tuple[float, float]:
@@ -86,7 +86,7 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     first_name = names[0]
     paper_findings = []
     for name in names:
-        first = select(rows, curve=name)[0]
+        first_row = select(rows, curve=name)[0]
         (measured, spread), (modelled, _) = _of(rows, name, "measured_mb"), _of(rows, name, "modelled_mb")
         ours = f"{measured:.0f} ± {spread:.0f} MB measured, {modelled:.0f} MB modelled"
         if name != first_name:
@@ -94,11 +94,11 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
             ours += f"; CollaPipe needs {shares[0]:.0f} % (measured), {shares[1]:.0f} % (modelled) of it"
         paper_findings.append(
             PaperFinding(
-                what=f"{first['label']}: largest device, {_tebs(rows, name)} of {first['whole_tebs']} TEBs, "
-                f"batch {first['batch']}",
-                paper="cut by more than half" if first["what"] == "vanilla-fl" else "-",
+                what=f"{first_row['label']}: largest device, {_tebs(rows, name)} of {first_row['whole_tebs']} TEBs, "
+                f"batch {first_row['batch']}",
+                paper="cut by more than half" if first_row["what"] == "vanilla-fl" else "-",
                 ours=ours,
-                why=_WHY.get(first["what"], "not in the paper"),
+                why=_WHY.get(first_row["what"], "not in the paper"),
             )
         )
     return paper_findings

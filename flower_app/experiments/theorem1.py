@@ -151,7 +151,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     from flower_app.experiments import style
 
     names = distinct(rows, "curve")
-    drawn, axes = style.figure(4.4 * len(names), 7, 2, len(names))
+    figure, axes = style.figure(4.4 * len(names), 7, 2, len(names))
     for column, name in enumerate(names):
         curve_rows = select(rows, curve=name)
         above, below = axes[column], axes[len(names) + column]
@@ -170,7 +170,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         style.label(above, "round T", "mean of ‖∇F‖² over T rounds [nat²]", curve_rows[0]["label"])
         lowest = "F(w) - F* [nat]" if curve_rows[0]["mu"] else "F(w), over F* ≥ 0 [nat]"
         style.label(below, "round", lowest)
-    return drawn
+    return figure
 
 
 _SQUARES = (
@@ -193,32 +193,33 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     paper_findings = []
     for name in distinct(rows, "curve"):
         curve_rows = select(rows, curve=name)
-        first, last = curve_rows[0], max(row["round"] for row in curve_rows)
+        first_row, num_rounds = curve_rows[0], max(row["round"] for row in curve_rows)
         bound, printed = _over_seeds(curve_rows, "bound")[0], _over_seeds(curve_rows, "bound_printed")[0]
-        broken = first["broken_rounds"]
-        mean, spread = mean_spread([row["mean_gradient_sq"] for row in curve_rows if row["round"] == last])
+        broken = first_row["broken_rounds"]
+        mean, spread = mean_spread([row["mean_gradient_sq"] for row in curve_rows if row["round"] == num_rounds])
         constants = (
-            f"η = {first['eta']:.3g}, β = {first['beta']:.3g}, φ² = {first['phi_sq']:.3g}, ε = {first['epsilon']:.3g}"
+            f"η = {first_row['eta']:.3g}, β = {first_row['beta']:.3g}, φ² = {first_row['phi_sq']:.3g}, "
+            f"ε = {first_row['epsilon']:.3g}"
         )
         paper_findings.append(
             PaperFinding(
-                what=f"{first['label']}: mean of ‖∇F‖² over {last} rounds",
+                what=f"{first_row['label']}: mean of ‖∇F‖² over {num_rounds} rounds",
                 paper="bounded by Theorem 1; no constants are printed",
                 ours=f"{mean:.3g} ± {spread:.2g} measured, bound {bound[-1]:.3g}, as printed with S {printed[-1]:.3g}; "
                 + ("the bound holds in every round" if not broken else f"the bound is broken in {broken} rounds"),
-                why=f"{constants}; " + _constants(first),
+                why=f"{constants}; " + _constants(first_row),
             )
         )
-        if first["gap_bound"] is not None:
-            gap, spread = mean_spread([row["gap"] for row in curve_rows if row["round"] == last])
-            bounds, broken = _over_seeds(curve_rows, "gap_bound")[0], first["gap_broken_rounds"]
+        if first_row["gap_bound"] is not None:
+            gap, spread = mean_spread([row["gap"] for row in curve_rows if row["round"] == num_rounds])
+            bounds, broken = _over_seeds(curve_rows, "gap_bound")[0], first_row["gap_broken_rounds"]
             paper_findings.append(
                 PaperFinding(
-                    what=f"{first['label']}: gap of the loss after {last} rounds",
+                    what=f"{first_row['label']}: gap of the loss after {num_rounds} rounds",
                     paper="-",
                     ours=f"{gap:.3g} ± {spread:.2g} nat measured, bound {bounds[-1]:.3g}; "
                     + ("it holds in every round" if not broken else f"it is broken in {broken} rounds"),
-                    why=f"the theorem's step with 2 μ (F - F*) ≤ ‖∇F‖², μ = {first['mu']:g}",
+                    why=f"the theorem's step with 2 μ (F - F*) ≤ ‖∇F‖², μ = {first_row['mu']:g}",
                 )
             )
     return paper_findings

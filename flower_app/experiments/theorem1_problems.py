@@ -67,17 +67,17 @@ class SoftmaxRegression:
         self.strong_convexity = float(figure["ridge"])
         # An equal share for each cluster, so that the mean over clusters is that over examples.
         per_cluster = config.data.num_examples // self.num_clusters
-        drawn = classified(per_cluster * self.num_clusters, "train", seed)
-        words = sorted({word for text, _ in drawn for word in text.lower().split()})
+        examples = classified(per_cluster * self.num_clusters, "train", seed)
+        words = sorted({word for text, _ in examples for word in text.lower().split()})
         place = {word: i for i, word in enumerate(words)}
-        self.x_NED = torch.zeros(len(drawn), len(words) + 1, dtype=torch.float64)
-        for row, (text, _) in enumerate(drawn):
+        self.x_NED = torch.zeros(len(examples), len(words) + 1, dtype=torch.float64)
+        for row, (text, _) in enumerate(examples):
             for word in text.lower().split():
                 self.x_NED[row, place[word]] = 1.0
         self.x_NED[:, -1] = 1.0
         # Rows of length one: no sentence weighs more because it is long.
         self.x_NED = (self.x_NED / self.x_NED.norm(dim=1, keepdim=True)).view(self.num_clusters, per_cluster, -1)
-        labels = torch.tensor([KINDS.index(label) for _, label in drawn])
+        labels = torch.tensor([KINDS.index(label) for _, label in examples])
         self.y_NEC = torch.nn.functional.one_hot(labels, len(KINDS)).double().view(self.num_clusters, per_cluster, -1)
         x_ED = self.x_NED.flatten(0, 1)
         largest = float(torch.linalg.eigvalsh(x_ED.T @ x_ED / len(x_ED))[-1])

@@ -62,12 +62,12 @@ def placed(config: RunConfig, folder: Path, name: str) -> RunConfig:
     return replace(config, run_dir=str((folder / "runs" / name).resolve()), checkpoint_every=0)
 
 
-def train_all(wanted: Sequence[Training], folder: Path, say: Callable[[str], None]) -> None:
+def train_all(trainings: Sequence[Training], folder: Path, say: Callable[[str], None]) -> None:
     """Train what has not finished before.
 
     Parameters
     ----------
-    wanted : the experiment's runs
+    trainings : the experiment's runs
     folder : of the experiment
     say : told what runs
 
@@ -79,7 +79,7 @@ def train_all(wanted: Sequence[Training], folder: Path, say: Callable[[str], Non
     RuntimeError
         If a run fails.
     """
-    series = [SeriesRun(training.curve.name, training.config) for training in wanted]
+    series = [SeriesRun(training.curve.name, training.config) for training in trainings]
     train_series(series, (folder / "session").resolve(), say)
 
 

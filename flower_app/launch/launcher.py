@@ -67,7 +67,7 @@ class LaunchOrder:
     """Told what the user may have to look after while the run goes on."""
     poll_s: float = 0.5
     """Time between polls [s]."""
-    kept: Sequence[int] = ()
+    inherited_fds: Sequence[int] = ()
     """Descriptors that stay open as long as any process of the run on this machine."""
 
     @property

@@ -31,13 +31,13 @@ def has_finished(config: RunConfig) -> bool:
     run_dir = Path(config.run_dir)
     if not (run_dir / CONFIG).is_file():
         if run_dir.exists() and (not run_dir.is_dir() or {path.name for path in run_dir.iterdir()} - _MADE_FIRST):
-            raise ValueError(f"{run_dir}: holds something that is no run; move it away or choose another --out")
+            raise ValueError(f"{run_dir}: is not a run directory; move it away or choose another --out")
         return False
     past, wanted = read_run_config(run_dir).to_flat(), config.to_flat()
     for key in sorted(wanted):
         if past[key] != wanted[key] and not key.startswith((*FREE_TO_CHANGE, *_FILLED_IN)):
             raise ValueError(
-                f"{run_dir}: was trained with {key} = {past[key]!r}, wanted is {wanted[key]!r}; remove the folder "
+                f"{run_dir}: was trained with {key} = {past[key]!r}, expected {wanted[key]!r}; remove the folder "
                 "or choose another --out"
             )
     summary = read_summary(run_dir)

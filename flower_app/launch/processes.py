@@ -31,18 +31,18 @@ class RunProcesses:
 
     def __init__(self, mark: str, root: int | None = None) -> None:
         self.mark = mark
-        self._known = set() if root is None else {root}
+        self._pids = set() if root is None else {root}
 
     def add(self, root: int) -> None:
         """Another process whose descendants count."""
-        self._known.add(root)
+        self._pids.add(root)
 
     def alive(self) -> dict[int, str]:
         """Ids and command lines of those that run; zombies do not."""
         if psutil.LINUX:
             return dict(_marked(self.mark))
-        family = _family(self._known)
-        self._known |= family.keys()
+        family = _family(self._pids)
+        self._pids |= family.keys()
         return family
 
     def find(self, program: str) -> int | None:
@@ -120,10 +120,10 @@ def _marked(mark: str) -> Iterable[tuple[int, str]]:
                 yield process.pid, " ".join(process.cmdline())
 
 
-def _family(known: set[int]) -> dict[int, str]:
-    """Those of ``known`` that run, and their descendants."""
+def _family(pids: set[int]) -> dict[int, str]:
+    """Those of ``pids`` that run, and their descendants."""
     family: dict[int, str] = {}
-    for pid in known:
+    for pid in pids:
         with contextlib.suppress(psutil.Error):
             ancestor = psutil.Process(pid)
             for process in (ancestor, *ancestor.children(recursive=True)):
@@ -139,9 +139,9 @@ def _signal(processes: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _wait(done: Callable[[], bool], seconds: float) -> bool:
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while not done():
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)

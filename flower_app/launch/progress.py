@@ -70,15 +70,15 @@ class RunProgress:
 
     def update(self) -> None:
         """Read the rounds that were added, and show them."""
-        new, self._offset = read_rounds(self.run_dir, self._offset)
-        for record in new:
+        new_records, self._offset = read_rounds(self.run_dir, self._offset)
+        for record in new_records:
             self.rounds.append(record)
             telling = record.get("metrics") or record.get("failed") or record["round"] in (1, self.num_rounds)
             if self._bar is None and (telling or time.monotonic() - self._spoke >= _QUIET_S):
                 self._spoke = time.monotonic()
                 self.console.print(f"round {record['round']}/{self.num_rounds}  {self.status()}", soft_wrap=True)
-        if new and self._bar is not None:
-            self._bar.update(self._task, completed=int(new[-1]["round"]), description=self.status())
+        if new_records and self._bar is not None:
+            self._bar.update(self._task, completed=int(new_records[-1]["round"]), description=self.status())
         self._show_waits()
 
     def _show_waits(self) -> None:
@@ -93,13 +93,13 @@ class RunProgress:
 
     def status(self) -> str:
         """Loss of the last round, metrics of the last evaluation, failures, time left."""
-        last = self.rounds[-1]
-        words = [f"loss {_number(last.get('train_loss'))}"]
+        last_record = self.rounds[-1]
+        words = [f"loss {_number(last_record.get('train_loss'))}"]
         evaluated = next((record for record in reversed(self.rounds) if record.get("metrics")), None)
         if evaluated is not None:
             words += [f"{name} {_number(value)}" for name, value in _scores(evaluated["metrics"]).items()]
-        if last.get("failed"):
-            words.append(f"{len(last['failed'])} clusters failed")
+        if last_record.get("failed"):
+            words.append(f"{len(last_record['failed'])} clusters failed")
         left = self.seconds_left()
         return "  ".join([*words, f"{_clock(left)} left"] if left else words)
 

@@ -68,21 +68,21 @@ def train_series(
             check_new_run(config)
         except (ValueError, FileNotFoundError) as error:
             raise type(error)(f"{label}: {error}") from error
-    claimed = [go_on(run.config, say) for run in unfinished]
-    for run_dir, config in claimed:
+    claimed_runs = [go_on(run.config, say) for run in unfinished]
+    for run_dir, config in claimed_runs:
         if config.resume:
             # Whatever the last process wrote about its end is no longer true.
             (run_dir / "summary.json").unlink(missing_ok=True)
         else:
             write_config(run_dir, config)
     # A node for each cluster: runs with as many clusters share a simulation.
-    for count in dict.fromkeys(config.num_clusters for _, config in claimed):
-        session = [entry for entry in claimed if entry[1].num_clusters == count]
+    for count in dict.fromkeys(config.num_clusters for _, config in claimed_runs):
+        session = [entry for entry in claimed_runs if entry[1].num_clusters == count]
         _train_session(session, folder, say, launcher or SimulationLauncher())
 
 
 def _train_session(
-    claimed: Sequence[tuple[Path, RunConfig]], folder: Path, say: Callable[[str], None], launcher: Launcher
+    claimed_runs: Sequence[tuple[Path, RunConfig]], folder: Path, say: Callable[[str], None], launcher: Launcher
 ) -> None:
     """Train runs with equally many clusters in one simulation."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,32 +90,30 @@ def _train_session(
         # What an interrupted session has left.
         shutil.rmtree(folder / "flower", ignore_errors=True)
         (folder / "summary.json").unlink(missing_ok=True)
-        entries = [{"run-dir": str(run_dir), "resume": config.resume} for run_dir, config in claimed]
+        entries = [{"run-dir": str(run_dir), "resume": config.resume} for run_dir, config in claimed_runs]
         (folder / RUNS).write_text(json.dumps(entries), encoding="utf-8")
         app = assemble_app(folder / "flower" / "app", server=SERVER, client=CLIENT)
         config_file = folder / "flower" / "session.toml"
-        first = claimed[0][1].to_flat() | {"run-dir": str(folder), "name": "session"}
+        first = claimed_runs[0][1].to_flat() | {"run-dir": str(folder), "name": "session"}
         config_file.write_text(tomli_w.dumps(nested(first)), encoding="utf-8")
-        waiting = [run_dir for run_dir, _ in claimed]
+        waiting_runs = [run_dir for run_dir, _ in claimed_runs]
 
         def watch() -> None:
-            while waiting and (summary := read_summary(waiting[0])) is not None:
-                run_dir = waiting.pop(0)
+            while waiting_runs and (summary := read_summary(waiting_runs[0])) is not None:
+                run_dir = waiting_runs.pop(0)
                 wall_s = summary.get("wall_s", 0)
-                say(f"{run_dir.name}: {summary.get('status')} in {wall_s:.0f} s, {len(waiting)} left")
+                say(f"{run_dir.name}: {summary.get('status')} in {wall_s:.0f} s, {len(waiting_runs)} left")
 
         order = LaunchOrder(
             run_dir=folder,
             app=app,
             run_config=config_file,
-            num_clusters=claimed[0][1].num_clusters,
+            num_clusters=claimed_runs[0][1].num_clusters,
             watch=watch,
-            kept=[lock],
+            inherited_fds=[lock],
         )
         outcome = launcher.launch(order)
         watch()
     if outcome.status != FINISHED:
-        raise RuntimeError(
-            f"{outcome.error}; logs: {folder / 'logs'}. The same command goes on with the runs that have not finished"
-        )
+        raise RuntimeError(f"{outcome.error}; logs: {folder / 'logs'}. The same command continues the unfinished runs")
     shutil.rmtree(folder, ignore_errors=True)

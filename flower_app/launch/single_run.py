@@ -77,9 +77,7 @@ def continued_run(run: str) -> tuple[Path, RunConfig]:
     run_dir = find_run(run)
     summary = read_summary(run_dir)
     if summary is not None and summary.get("status") == FINISHED:
-        raise ValueError(
-            f"--resume: {run_dir} has finished its {summary.get('rounds')} rounds; there is nothing to go on"
-        )
+        raise ValueError(f"--resume: {run_dir} has finished its {summary.get('rounds')} rounds; nothing is left to do")
     config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=True)
     check_can_resume(config)
     # What looks left over belongs to a run that still goes on.
@@ -120,7 +118,7 @@ def launch_run(
                 num_clusters=config.num_clusters,
                 watch=progress.update,
                 say=say,
-                kept=[lock],
+                inherited_fds=[lock],
             )
             outcome = (launcher or SimulationLauncher()).launch(order)
             progress.update()

@@ -76,7 +76,7 @@ class PrivateSuperLink:
             return False
         return _TAKEN.search(self.superlink_log.read_bytes()[self._log_size :]) is not None
 
-    def start(self, app: Path, run_config: Path, num_supernodes: int, kept: Sequence[int] = ()) -> None:
+    def start(self, app: Path, run_config: Path, num_supernodes: int, inherited_fds: Sequence[int] = ()) -> None:
         """Start the SuperLink and hand it the app.
 
         Parameters
@@ -84,13 +84,13 @@ class PrivateSuperLink:
         app : folder of the Flower app
         run_config : TOML file
         num_supernodes : all of them run at once, whatever the machine's number of cores
-        kept : descriptors that the guard of the processes inherits
+        inherited_fds : descriptors that the guard of the processes inherits
         """
         program = program_path("flower-superlink")
         host, port = split_address("SuperLink", self.address)
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", str(port)]
-        held = self.ray_folder.lock
-        self.server = self._popen([str(program), *options], self.superlink_log, kept=[held])
+        lock_fd = self.ray_folder.lock
+        self.server = self._popen([str(program), *options], self.superlink_log, inherited_fds=[lock_fd])
         self.processes = RunProcesses(self.environment[MARK], self.server.pid)
         # A client asks for one CPU and Ray believes in as many as there are clients: so they run at once.
         federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1 init-args-num-cpus={num_supernodes}"
@@ -99,7 +99,7 @@ class PrivateSuperLink:
         submit = [sys.executable, "-m", "flower_app.launch.submit", self.address, str(_START_S), *ids]
         # In the app's folder, for the module must be found without an installation too.
         self.submission = self._popen(
-            [*submit, *arguments, "--stream"], self.simulation_log, import_root(), [*kept, held]
+            [*submit, *arguments, "--stream"], self.simulation_log, import_root(), [*inherited_fds, lock_fd]
         )
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class PrivateSuperLink:
             self.submission.wait(seconds)
 
     def _popen(
-        self, command: list[str], log: Path, cwd: Path | None = None, kept: Sequence[int] = ()
+        self, command: list[str], log: Path, cwd: Path | None = None, inherited_fds: Sequence[int] = ()
     ) -> subprocess.Popen[bytes]:
         with log.open("ab") as file:
             return subprocess.Popen(
@@ -133,7 +133,7 @@ class PrivateSuperLink:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C at the terminal is ours to handle.
                 start_new_session=True,
-                pass_fds=kept,
+                pass_fds=inherited_fds,
             )
 
 

@@ -85,7 +85,7 @@ class ObservedParts(ModelParts):
 
 
 @dataclass
-class _Seen:
+class _Observation:
     """Activations of a split by depth, of tokens that are no mere marks of beginning and end."""
 
     marks: frozenset[int]
@@ -97,14 +97,14 @@ class _Seen:
 
     def look(self, batch: Batch, depths: list[Tensor]) -> None:
         ids, mask = batch["input_ids"], batch["attention_mask"].bool()
-        wanted = mask & ~torch.isin(ids, torch.tensor(sorted(self.marks), dtype=ids.dtype))
+        token_mask = mask & ~torch.isin(ids, torch.tensor(sorted(self.marks), dtype=ids.dtype))
         places = torch.arange(ids.shape[1]).expand_as(ids)
-        self.ids.append(ids[wanted])
-        self.places.append(places[wanted])
+        self.ids.append(ids[token_mask])
+        self.places.append(places[token_mask])
         self.lengths.append(mask.sum(dim=1))
         self.depths = self.depths or [[] for _ in depths]
         for seen, hidden in zip(self.depths, depths, strict=True):
-            seen.append(hidden[wanted].float())
+            seen.append(hidden[token_mask].float())
         if sum(map(len, self.ids)) >= self.most:
             raise _Enough
 
@@ -153,38 +153,38 @@ def _levels(config: RunConfig, request: LeakageRequest) -> list[float]:
     return sorted({*request.noise, *run_noise})
 
 
-def _observe(model: SavedModel, evaluator: Evaluator, split: str, most: int) -> _Seen:
+def _observe(model: SavedModel, evaluator: Evaluator, split: str, most: int) -> _Observation:
     tokenizer = TextTokenizer.from_json(model.tokenizer_json)
-    seen = _Seen(frozenset({tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id}), most)
+    observation = _Observation(frozenset({tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id}), most)
     try:
-        evaluator.evaluate(ObservedParts.of(model.parts, look=seen.look), split)
+        evaluator.evaluate(ObservedParts.of(model.parts, look=observation.look), split)
     except _Enough:
         pass
-    return seen
+    return observation
 
 
 def _attack(
     model: SavedModel,
-    auxiliary: _Seen,
-    victims: _Seen,
+    auxiliary: _Observation,
+    victims: _Observation,
     depth: int,
     noise: float,
     config: RunConfig,
     request: LeakageRequest,
 ) -> dict[str, Any]:
     """Every attack on the activations after ``depth`` TEBs, as if the model were cut there."""
-    clean, read = auxiliary.tokens(depth), victims.tokens(depth)
-    clip = request.clip or config.privacy.activation_clip or float(clean.hidden_ND.norm(dim=1).median())
+    auxiliary_tokens, victim_tokens = auxiliary.tokens(depth), victims.tokens(depth)
+    clip = request.clip or config.privacy.activation_clip or float(auxiliary_tokens.hidden_ND.norm(dim=1).median())
     clipped = noise > 0 or request.clip > 0 or config.privacy.on_activations
     privacy = PrivacyConfig(activation_clip=clip, activation_noise=noise, seed=request.seed)
-    source, drawn = NoiseSource(request.seed), count()
+    source, draw_numbers = NoiseSource(request.seed), count()
 
-    def sent(tokens: Tokens, who: str) -> Tokens:
+    def sent(tokens: Tokens, owner: str) -> Tokens:
         if not clipped:
             return tokens
         rows = tokens.hidden_ND[None]
         mask = torch.ones(rows.shape[:2], dtype=torch.bool)
-        hidden = private_activations(rows, mask, privacy, source, who, depth, next(drawn))[0]
+        hidden = private_activations(rows, mask, privacy, source, owner, depth, next(draw_numbers))[0]
         return Tokens(hidden, tokens.ids_N, tokens.places_N)
 
     def embed(ids: Tensor) -> Tensor:
@@ -194,14 +194,16 @@ def _attack(
     vocabulary = TextTokenizer.from_json(model.tokenizer_json).vocab_size
     # In evaluation mode, without gradients: what is observed was.
     model.parts.embedding.eval()
-    seen, embedded = sent(read, "victims"), auxiliary.tokens(0).hidden_ND
+    victims_sent, embedded = sent(victim_tokens, "victims"), auxiliary.tokens(0).hidden_ND
     with torch.no_grad():
-        auxiliary_sent = sent(clean, "auxiliary")
+        auxiliary_sent = sent(auxiliary_tokens, "auxiliary")
         by_attack = {
-            "nearest": inversion.nearest(embed, vocabulary, auxiliary_sent, embedded, seen),
-            "linear": inversion.linear(embed, vocabulary, auxiliary_sent, embedded, seen),
+            "nearest": inversion.nearest(embed, vocabulary, auxiliary_sent, embedded, victims_sent),
+            "linear": inversion.linear(embed, vocabulary, auxiliary_sent, embedded, victims_sent),
         }
-    by_attack["learned"] = inversion.learned(vocabulary, partial(sent, clean, "auxiliary"), seen, request.seed)
+    by_attack["learned"] = inversion.learned(
+        vocabulary, partial(sent, auxiliary_tokens, "auxiliary"), victims_sent, request.seed
+    )
     return {"depth": depth, "clip": clip if clipped else None} | {k: asdict(v) for k, v in by_attack.items()}
 
 

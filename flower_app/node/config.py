@@ -43,7 +43,7 @@ class NodeConfig:
     """Address of the control unit that its devices reach, with ``ray-address``."""
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> NodeConfig:
+    def read(cls, raw: Mapping[str, Any]) -> NodeConfig:
         """Read a node's configuration; Flower has turned text into numbers and booleans where it could.
 
         Raises
@@ -51,16 +51,16 @@ class NodeConfig:
         ValueError
             If there is no ``partition-id``, a key is unknown, or an address has only one half.
         """
-        index = given.get("partition-id")
+        index = raw.get("partition-id")
         if not isinstance(index, int) or isinstance(index, bool) or index < 0:
             raise ValueError(
                 f"node config: partition-id: expected the cluster's index from 0, found {index!r}; start the SuperNode "
                 'with --node-config "partition-id=0"'
             )
-        simulated = "num-partitions" in given
-        if unknown := sorted(given.keys() - {"partition-id", "num-partitions", *KEYS}):
+        simulated = "num-partitions" in raw
+        if unknown := sorted(raw.keys() - {"partition-id", "num-partitions", *KEYS}):
             raise ValueError(f"node config: unknown key {unknown[0]!r}; expected partition-id, {', '.join(KEYS)}")
-        texts = {key.replace("-", "_"): str(given.get(key, "")) for key in KEYS}
+        texts = {key.replace("-", "_"): str(raw.get(key, "")) for key in KEYS}
         node_config = cls(cluster=index, simulated=simulated, **texts)
         if bool(node_config.ray_address) != bool(node_config.host):
             raise ValueError("node config: ray-address and host: expected both or none, found one")

@@ -65,7 +65,7 @@ class PlanRequest:
                 f"--rounds and --seed: expected at least 1 and at least 0, found {self.rounds} and {self.seed}"
             )
         if self.rounds > 1 and (self.instance or self.problem == "segments"):
-            raise ValueError("--rounds: an instance and --problem segments are of one round; expected 1 with them")
+            raise ValueError("--rounds: an instance and --problem segments have one round; expected 1 with them")
         if self.model and not self.scenario:
             raise ValueError("--model replaces a scenario's costs; an instance has its own: use --scenario")
         if self.length < 1:
@@ -73,7 +73,7 @@ class PlanRequest:
         if self.drift not in DRIFTS:
             raise ValueError(f"--drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
         if self.planner != "dssda-paper" and (self.drift == "printed" or self.c11):
-            raise ValueError("--drift printed and --c11 are of the paper as printed; add --planner dssda-paper")
+            raise ValueError("--drift printed and --c11 apply only to the paper as printed; add --planner dssda-paper")
         if self.instance and (self.drift == "printed" or self.c11):
             raise ValueError("--drift and --c11 need a scenario: an instance has its weights, and no Gamma_max")
         if self.problem == "segments" and (self.planner != "dssda" or self.write_plan):
@@ -162,20 +162,20 @@ def _policy(request: PlanRequest) -> RoundPolicy:
 
 
 def _many_rounds(request: PlanRequest, echo: Callable[[str], None] | None) -> Planned:
-    scenario, done = _scenario(request), []
+    scenario, planned_rounds = _scenario(request), []
     for round_ in plan_rounds(scenario, _policy(request), request.rounds, drift=request.drift):
-        done.append(round_)
+        planned_rounds.append(round_)
         if echo:
             echo(_line(round_))
-    last = done[-1]
-    summary = _summary(done, scenario.planner.gamma_max)
+    last = planned_rounds[-1]
+    summary = _summary(planned_rounds, scenario.planner.gamma_max)
     if echo:
         echo("\n" + _text(last.instance, last.answer))
         echo(_summary_text(summary))
-    feasible = all(r.answer.status != "infeasible" for r in done)
+    feasible = all(r.answer.status != "infeasible" for r in planned_rounds)
     if request.write_plan and last.answer.status != "infeasible":
         write_plans(request.write_plan, last.decision.plans)
-    return Planned(feasible, {"rounds": [_round_document(r) for r in done], "summary": summary})
+    return Planned(feasible, {"rounds": [_round_document(r) for r in planned_rounds], "summary": summary})
 
 
 def _round_document(r: PlannedRound) -> dict[str, Any]:
@@ -190,9 +190,9 @@ def _round_document(r: PlannedRound) -> dict[str, Any]:
     }
 
 
-def _summary(done: list[PlannedRound], gamma_max: float) -> dict[str, Any]:
+def _summary(planned_rounds: list[PlannedRound], gamma_max: float) -> dict[str, Any]:
     """Means over all rounds, and how often each S was planned with which mean m (the paper's Fig. 5)."""
-    choices = [c.choice for r in done for c in r.answer.clusters if c.selected and c.choice]
+    choices = [c.choice for r in planned_rounds for c in r.answer.clusters if c.selected and c.choice]
     counts = Counter(c.num_segments for c in choices)
     sizes = {
         str(s): {
@@ -201,13 +201,13 @@ def _summary(done: list[PlannedRound], gamma_max: float) -> dict[str, Any]:
         }
         for s in sorted(counts)
     }
-    planned = [r for r in done if any(r.selected)]
+    planned = [r for r in planned_rounds if any(r.selected)]
     return {
         "latency_s": float(np.mean([r.latency_s for r in planned])) if planned else None,
         "latency_event_s": float(np.mean([r.latency_event_s for r in planned])) if planned else None,
-        "gamma": float(np.mean([r.gamma for r in done])),
+        "gamma": float(np.mean([r.gamma for r in planned_rounds])),
         "gamma_max": gamma_max,
-        "largest_gap": max((r.answer.gap for r in done if r.answer.gap is not None), default=None),
+        "largest_gap": max((r.answer.gap for r in planned_rounds if r.answer.gap is not None), default=None),
         "segments": sizes,
     }
 

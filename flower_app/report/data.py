@@ -119,12 +119,12 @@ class RunData:
 
     def memory(self) -> dict[tuple[int, int], tuple[float, float]]:
         """The most that each device held, by cluster and device: modelled, and measured above idle [byte]."""
-        most: dict[tuple[int, int], tuple[float, float]] = {}
+        largest: dict[tuple[int, int], tuple[float, float]] = {}
 
         def see(n: int, k: int, modelled: float, measured: float) -> None:
             if max(np.nan_to_num([modelled, measured])) > 0:
-                old = most.get((n, k), (np.nan, np.nan))
-                most[n, k] = (float(np.fmax(old[0], modelled)), float(np.fmax(old[1], measured)))
+                old = largest.get((n, k), (np.nan, np.nan))
+                largest[n, k] = (float(np.fmax(old[0], modelled)), float(np.fmax(old[1], measured)))
 
         for record, virtual in zip(self.rounds, self.virtual, strict=True):
             for n, cluster in virtual.items():
@@ -134,7 +134,7 @@ class RunData:
                 for k, spent in (report.get("devices") or {}).items():
                     measured = as_number(spent.get("peak_bytes")) - as_number(spent.get("idle_bytes"))
                     see(int(report["cluster"]), int(k), np.nan, measured)
-        return most
+        return largest
 
     def whole_model_bytes(self) -> float:
         """Modelled memory of the whole model on one device; NaN where it is not known."""

@@ -101,26 +101,26 @@ def draw_queues(runs: Sequence[RunData]) -> Figure:
     """Virtual queues, and the convergence bound beside its limit."""
     _need([run.over_clusters("gamma", "mean") for run in runs], "no round has the convergence bound Γ")
     figure, axes = _grid(1, 2, _HEIGHT + 0.4)
-    left, right = axes[0]
+    queue_axes, bound_axes = axes[0]
     if len(runs) == 1:
         run = runs[0]
         for i, n in enumerate(run.cluster_numbers):
             label = f"cluster {n}" if len(run.cluster_numbers) <= 10 else None
-            for axis, key in ((left, "queue"), (right, "gamma")):
+            for axis, key in ((queue_axes, "queue"), (bound_axes, "gamma")):
                 values = run.cluster_series(key)[i]
                 _plot(axis, run, values, i, label)
-        _rounds(left, runs, "virtual queue Y of each cluster")
-        _rounds(right, runs, "bound Γ of each cluster")
+        _rounds(queue_axes, runs, "virtual queue Y of each cluster")
+        _rounds(bound_axes, runs, "bound Γ of each cluster")
     else:
         for i, run in enumerate(runs):
-            for axis, key, of in ((left, "queue", "max"), (right, "gamma", "mean")):
+            for axis, key, of in ((queue_axes, "queue", "max"), (bound_axes, "gamma", "mean")):
                 values = run.over_clusters(key, of)
                 _plot(axis, run, values, i, run.label)
-        _rounds(left, runs, "largest virtual queue Y")
-        _rounds(right, runs, "bound Γ, mean over clusters")
+        _rounds(queue_axes, runs, "largest virtual queue Y")
+        _rounds(bound_axes, runs, "bound Γ, mean over clusters")
     limits = {value for run in runs if np.isfinite(value := _last(run.series("virtual", "gamma_max")))}
     for value in sorted(limits):
-        right.axhline(value, color="black", linewidth=1.6, linestyle=(0, (8, 3)), label=f"Γmax = {value:.4g}")
+        bound_axes.axhline(value, color="black", linewidth=1.6, linestyle=(0, (8, 3)), label=f"Γmax = {value:.4g}")
     _legend(figure)
     return figure
 
@@ -129,7 +129,7 @@ def draw_selection(runs: Sequence[RunData]) -> Figure:
     """State of each cluster in each round."""
     runs_with_clusters = [run for run in runs if run.cluster_numbers]
     if not runs_with_clusters:
-        raise NoData("no round tells of its clusters")
+        raise NoData("no round has data on its clusters")
     heights = [max(0.9, min(0.28 * len(run.cluster_numbers), 6.0)) for run in runs_with_clusters]
     figure, axes = _grid(
         len(runs_with_clusters), 1, sum(heights) + 0.75 * len(runs_with_clusters) + 0.4, heights=heights

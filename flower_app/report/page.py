@@ -131,7 +131,7 @@ def _state(run: _Run, named: bool) -> str:
         return ""
     done = f"The report shows the {len(run.data.rounds)} rounds that were written."
     if run.summary is None:
-        text = f"No summary yet: the run goes on, or was ended from outside. {done}"
+        text = f"No summary yet: the run is still active, or was stopped from outside. {done}"
     else:
         text = f"The run ended as “{run.summary.get('status')}”: {run.summary.get('error', 'no message')}. {done}"
     prefix = f"<b>{escape(run.data.label)}</b>: " if named else ""
@@ -181,18 +181,20 @@ def _facts(run: _Run) -> dict[str, str]:
     }
 
 
-def _privacy(spent: Mapping[str, Any] | None) -> str:
+def _privacy(epsilons: Mapping[str, Any] | None) -> str:
     """What the noise guarantees, in a line."""
-    if not spent:
-        return "no noise: activations and updates as they are"
+    if not epsilons:
+        return "no noise: activations and updates are sent unchanged"
     parts = []
     for what in ("updates", "activations"):
-        if amount := spent.get(what):
+        if amount := epsilons.get(what):
             parts.append(f"{what}: epsilon {amount['epsilon']:.4g} for one {amount['unit']}")
-    if amount := spent.get("together"):
+    if amount := epsilons.get("together"):
         parts.append(f"together: epsilon {amount['epsilon']:.4g} for one {amount['unit']}")
-    seeded = "; the seed is known, so nothing is guaranteed" if spent.get("seeded") else ""
-    return f"{'; '.join(parts)}; at delta {spent.get('delta', 0):g}{seeded}; labels, lengths and losses are not covered"
+    seeded = "; the seed is known, so nothing is guaranteed" if epsilons.get("seeded") else ""
+    return (
+        f"{'; '.join(parts)}; at delta {epsilons.get('delta', 0):g}{seeded}; labels, lengths and losses are not covered"
+    )
 
 
 def _section(spec: FigureSpec, runs: Sequence[_Run]) -> str:
@@ -263,13 +265,13 @@ def _troubles(runs: Sequence[_Run]) -> str:
         cells = ([label] if len(runs) > 1 else []) + [cluster, kind, _ranges(numbers), reason]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     titles = (["run"] if len(runs) > 1 else []) + ["cluster", "what", "rounds", "reason"]
-    more = (
+    more_line = (
         f"<p>{len(rounds_by_fault) - _TROUBLES} more are in rounds.jsonl.</p>"
         if len(rounds_by_fault) > _TROUBLES
         else ""
     )
     head = "".join(f"<th>{title}</th>" for title in titles)
-    return f"{heading}<table><tr>{head}</tr>{''.join(rows)}</table>{more}"
+    return f"{heading}<table><tr>{head}</tr>{''.join(rows)}</table>{more_line}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -31,7 +31,7 @@ def data_digest(data: DataConfig, cluster: int) -> str:
     return config_digest(digests) if digests else ""
 
 
-def check_inputs(began: Mapping[str, str], now: Mapping[str, str]) -> None:
+def check_inputs(old_digests: Mapping[str, str], new_digests: Mapping[str, str]) -> None:
     """Refuse to go on with other files than a run began with.
 
     Raises
@@ -39,8 +39,8 @@ def check_inputs(began: Mapping[str, str], now: Mapping[str, str]) -> None:
     ValueError
         Naming the configuration key of the first that differs.
     """
-    for key in sorted(began.keys() | now.keys()):
-        expected, digest = began.get(key, ""), now.get(key, "")
+    for key in sorted(old_digests.keys() | new_digests.keys()):
+        expected, digest = old_digests.get(key, ""), new_digests.get(key, "")
         if expected != digest:
             raise ValueError(
                 f"resume: {key}: the file is not the one that the run began with (expected SHA-256 "

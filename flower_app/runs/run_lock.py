@@ -35,7 +35,7 @@ def locked(run_dir: Path) -> Iterator[int]:
         If the run goes on already: under another command, or in a server app that has outlived its command.
     """
     with (run_dir / COMMAND).open("w") as file:
-        if not _taken(file) or is_served(run_dir):
+        if not _try_lock(file) or is_served(run_dir):
             raise _still_going(run_dir)
         yield file.fileno()
 
@@ -50,7 +50,7 @@ def serving(run_dir: Path) -> Iterator[None]:
         If another server app writes it.
     """
     with (run_dir / SERVER).open("a") as file:
-        if not _taken(file, wait_s=_PROBES_S):
+        if not _try_lock(file, wait_s=_PROBES_S):
             raise _still_going(run_dir)
         yield
 
@@ -59,7 +59,7 @@ def is_served(run_dir: Path) -> bool:
     """Whether a server app writes the run directory now."""
     try:
         with (run_dir / SERVER).open() as file:
-            return not _taken(file, fcntl.LOCK_SH)
+            return not _try_lock(file, fcntl.LOCK_SH)
     except FileNotFoundError:
         return False
 
@@ -86,11 +86,11 @@ def nodes_held(nodes: Sequence[int], run_dir: Path) -> Iterator[None]:
         _remove_abandoned(folder)
         for node in sorted(nodes):
             path = folder / str(node)
-            file = held.enter_context(_whole(path, _PROBES_S))
+            file = held.enter_context(_removable_lock(path, _PROBES_S))
             if file is None:
                 raise ValueError(
                     f"num-clusters: node {node} serves another run, {path.read_text(encoding='utf-8').strip()}; a node "
-                    "serves one run at a time: wait for that run's end, or stop it first"
+                    "serves one run at a time: wait until that run ends, or stop it first"
                 )
             file.truncate(0)
             file.write(str(run_dir))
@@ -101,16 +101,16 @@ def nodes_held(nodes: Sequence[int], run_dir: Path) -> Iterator[None]:
 def _remove_abandoned(folder: Path) -> None:
     """Remove the files of runs that were killed; those that somebody holds stay."""
     for path in folder.iterdir():
-        with _whole(path):
+        with _removable_lock(path):
             pass
 
 
 @contextmanager
-def _whole(path: Path, wait_s: float = 0.0) -> Iterator[IO[str] | None]:
+def _removable_lock(path: Path, wait_s: float = 0.0) -> Iterator[IO[str] | None]:
     """Take a lock whose file goes when it is released; None if another process holds it."""
     while True:
         with path.open("a", encoding="utf-8") as file:
-            if not _taken(file, wait_s=wait_s):
+            if not _try_lock(file, wait_s=wait_s):
                 yield None
                 return
             try:
@@ -126,7 +126,7 @@ def _whole(path: Path, wait_s: float = 0.0) -> Iterator[IO[str] | None]:
             return
 
 
-def _taken(file: IO[str], kind: int = fcntl.LOCK_EX, wait_s: float = 0.0) -> bool:
+def _try_lock(file: IO[str], kind: int = fcntl.LOCK_EX, wait_s: float = 0.0) -> bool:
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -139,4 +139,4 @@ def _taken(file: IO[str], kind: int = fcntl.LOCK_EX, wait_s: float = 0.0) -> boo
 
 
 def _still_going(run_dir: Path) -> ValueError:
-    return ValueError(f"{run_dir}: this run is still going; wait for its end, or end it first")
+    return ValueError(f"{run_dir}: this run is still going; wait until it ends, or stop it first")

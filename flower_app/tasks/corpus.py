@@ -244,15 +244,15 @@ def read_labels(config: DataConfig, table: tables.Table) -> Sequence[str] | None
     """
     if LABELS not in table.columns:
         return None
-    allowed = listed(config)
+    allowed_labels = listed(config)
 
     def checked() -> Iterator[str]:
         for row, value in enumerate(table.columns[LABELS]):
             label = table.class_name(LABELS, value, table.place(row))
-            if allowed and label not in allowed:
+            if allowed_labels and label not in allowed_labels:
                 raise ValueError(
                     f"data.labels: {table.place(row)}: found the label {label!r} in column {config.label_column!r}, "
-                    f"expected one of {', '.join(allowed)}"
+                    f"expected one of {', '.join(allowed_labels)}"
                 )
             yield label
 
@@ -338,10 +338,10 @@ def _row(table: tables.Table, key: str, number: int) -> str:
 
 def _sentences(sentences: Iterable[str], place: Callable[[int], str]) -> Iterator[str]:
     """Yield stripped sentences; ``place`` says where the one with a number, from 1, stands."""
-    empty = 0
+    empty_line = 0
     for number, text in enumerate(sentences, 1):
-        empty = empty or (0 if text.strip() else number)
+        empty_line = empty_line or (0 if text.strip() else number)
         yield text.strip()
     # At the end: a file without any text has a message of its own.
-    if empty:
-        raise ValueError(f"{place(empty)}: the sentence is empty; remove the pair from both sides")
+    if empty_line:
+        raise ValueError(f"{place(empty_line)}: the sentence is empty; remove the pair from both sides")

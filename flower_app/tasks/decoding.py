@@ -137,7 +137,7 @@ def greedy(decoder: TransformerDecoder, memory_BTD: Tensor, mask_BT: Tensor, lim
     Ids of each translation, without begin and end.
     """
     steps = IncrementalDecoder(decoder, memory_BTD, mask_BT)
-    out: list[list[int]] = [[] for _ in limits]
+    outputs: list[list[int]] = [[] for _ in limits]
     active = list(range(len(limits)))
     ids = torch.full((len(active),), decoder.config.bos_id, device=memory_BTD.device)
     while active:
@@ -146,15 +146,15 @@ def greedy(decoder: TransformerDecoder, memory_BTD: Tensor, mask_BT: Tensor, lim
         for row, token in enumerate(ids.tolist()):
             sentence = active[row]
             if token != decoder.config.eos_id:
-                out[sentence].append(token)
-                if len(out[sentence]) < limits[sentence]:
+                outputs[sentence].append(token)
+                if len(outputs[sentence]) < limits[sentence]:
                     going.append(row)
         if len(going) < len(active):
             active = [active[row] for row in going]
             rows = torch.tensor(going, dtype=torch.long, device=ids.device)
             ids = ids[rows]
             steps.select(rows)
-    return out
+    return outputs
 
 
 def beam(
@@ -183,7 +183,7 @@ def beam(
     while active:
         total = (scores[..., None] + steps.step(ids).view(len(active), K, V)).flatten(1)
         # At most one end per beam, so 2K candidates hold K that go on.
-        values, flat = total.topk(min(2 * K, total.shape[1]), dim=1)
+        values, flat_index = total.topk(min(2 * K, total.shape[1]), dim=1)
         kept_rows: list[int] = []
         kept_ids: list[int] = []
         kept_scores: list[list[float]] = []
@@ -192,7 +192,7 @@ def beam(
         length = steps.position
         for row, sentence in enumerate(active):
             going: list[tuple[float, int, int]] = []
-            for value, index in zip(values[row].tolist(), flat[row].tolist(), strict=True):
+            for value, index in zip(values[row].tolist(), flat_index[row].tolist(), strict=True):
                 origin, token = divmod(index, V)
                 last = length == limits[sentence]
                 if token == eos or last:

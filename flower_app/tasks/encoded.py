@@ -43,13 +43,13 @@ class EncodedText:
         """Cut sequences so that they have at most ``max_length`` ids with their marks of beginning and end."""
         room, cut = max_length - len(begin) - len(end), 0
 
-        def kept() -> Iterator[list[int]]:
+        def truncated_sequences() -> Iterator[list[int]]:
             nonlocal cut
             for ids in sequences:
                 cut += len(ids) > room
                 yield [*begin, *ids[:room], *end]
 
-        ids, starts = stored_integers(kept())
+        ids, starts = stored_integers(truncated_sequences())
         return cls(ids, starts, truncated=cut)
 
     def __len__(self) -> int:

@@ -73,7 +73,7 @@ class _Clause:
     def english(self, time_first: bool = False, question: bool = False) -> str:
         """Subject, verb, objects, place, time; a question puts an auxiliary first."""
         subject, person = self.subject.english, self.subject.person
-        no = "not" if self.negated else ""
+        negation = "not" if self.negated else ""
         if self.verb is None:
             helper, main = _COPULA_EN[person], self.predicate
         elif self.mode in MODALS:
@@ -84,7 +84,7 @@ class _Clause:
         else:
             third = self.verb.third_en if person == "3sg" else self.verb.base_en
             helper, main = "", self.verb.past_en if self.mode == "past" else third
-        head = [helper, subject, no, main] if question else [subject, helper, no, main]
+        head = [helper, subject, negation, main] if question else [subject, helper, negation, main]
         objects = [p.english for p in (self.dative, self.accusative) if p]
         words = [*head, *objects, self.place[0]]
         return _join([self.time, *words] if time_first else [*words, self.time])
@@ -289,12 +289,12 @@ def sentences(split: str, seed: int) -> Iterator[tuple[str, str]]:
     if split not in SPLITS:
         raise ValueError(f"split: expected one of {', '.join(SPLITS)}, found {split!r}")
     grammar = _Grammar(random.Random(f"{split}/{seed}"))
-    seen: set[str] = set()
+    drawn_sentences: set[str] = set()
     while True:
         english, german = map(_written, grammar.sentence())
-        if len(english.split()) < _FEWEST_WORDS or split_of(english) != split or english in seen:
+        if len(english.split()) < _FEWEST_WORDS or split_of(english) != split or english in drawn_sentences:
             continue
-        seen.add(english)
+        drawn_sentences.add(english)
         yield english, german
 
 

@@ -111,26 +111,28 @@ class LabelledTask(ABC, Generic[X]):
         ValueError
             For all that cannot be loaded, a label that training lacks, or a cluster without an example.
         """
-        loaded = self._load_all(data, model, seed, num_clusters)
-        tokenizer = loaded.tokenizer
+        labelled_data = self._load_all(data, model, seed, num_clusters)
+        tokenizer = labelled_data.tokenizer
         if tokenizer is None:
-            texts = (" ".join(self.parts_of(x)) for share in loaded.shares for x in share.inputs)
+            texts = (" ".join(self.parts_of(x)) for share in labelled_data.shares for x in share.inputs)
             tokenizer = train_wordpiece(texts, data.vocab_size, data.pretokenized, data.lowercase)
         factors = None
         if self.config.class_weights == "balanced":
-            if not loaded.shares:
+            if not labelled_data.shares:
                 raise ValueError(
                     "task.class-weights: balanced needs the labels of all clusters, which data.partition = nodes "
                     'keeps from the server; set it to "none"'
                 )
-            counts = Counter(name for share in loaded.shares for label in share.labels for name in self.parts_of(label))
-            factors = balanced_weights(counts, loaded.labels)
-        spec, weights = load_start(self.head, model, tokenizer, seed, loaded.labels, factors)
+            counts = Counter(
+                name for share in labelled_data.shares for label in share.labels for name in self.parts_of(label)
+            )
+            factors = balanced_weights(counts, labelled_data.labels)
+        spec, weights = load_start(self.head, model, tokenizer, seed, labelled_data.labels, factors)
         return Prepared(
             spec=spec,
             tokenizer_json=tokenizer.to_json(),
-            evaluator=LabelledEvaluator(self, data, tokenizer, loaded.held_out),
-            cluster_sizes=loaded.cluster_sizes,
+            evaluator=LabelledEvaluator(self, data, tokenizer, labelled_data.held_out),
+            cluster_sizes=labelled_data.cluster_sizes,
             weights=weights,
         )
 

@@ -118,7 +118,7 @@ class LanguageModelTask(ABC):
         )
         if not len(pieces):
             raise ValueError(
-                f"data.tokenizer: it leaves nothing of {len(text)} texts, {text.texts[0][:60]!r} among them"
+                f"data.tokenizer: it gives no tokens for {len(text)} texts, {text.texts[0][:60]!r} among them"
             )
         return self.sequence_data(pieces, tokenizer)
 
@@ -175,4 +175,4 @@ class LanguageModelEvaluator:
 
 def _say_skipped(texts: Sequence[PlainText], split: str) -> None:
     if skipped := sum(text.skipped for text in texts):
-        logger.warning("%d empty texts of the %s data were left out, %d stay", skipped, split, sum(map(len, texts)))
+        logger.warning("%d empty texts of the %s data were left out, %d remain", skipped, split, sum(map(len, texts)))

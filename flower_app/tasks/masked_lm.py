@@ -51,13 +51,13 @@ class MaskedData:
             rng = np.random.default_rng([seed, index])
             # The marks of beginning and end are no text.
             inner = np.arange(1, length - 1)
-            chosen = inner[rng.random(len(inner)) < self.probability]
-            if not len(chosen):
-                chosen = rng.choice(inner, 1)
-            labels[row, chosen] = ids[row, chosen]
-            kind = rng.random(len(chosen))
-            ids[row, chosen[kind < _MASKED]] = self.mask_id
-            replaced = chosen[(kind >= _MASKED) & (kind < _MASKED + _REPLACED)]
+            chosen_places = inner[rng.random(len(inner)) < self.probability]
+            if not len(chosen_places):
+                chosen_places = rng.choice(inner, 1)
+            labels[row, chosen_places] = ids[row, chosen_places]
+            kind = rng.random(len(chosen_places))
+            ids[row, chosen_places[kind < _MASKED]] = self.mask_id
+            replaced = chosen_places[(kind >= _MASKED) & (kind < _MASKED + _REPLACED)]
             ids[row, replaced] = rng.integers(self.vocab_size, size=len(replaced))
         return {**batch, "input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 

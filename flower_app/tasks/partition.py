@@ -149,17 +149,17 @@ def _pathological(
     config: DataConfig, examples: Shareable, num_clusters: int, rng: np.random.Generator
 ) -> list[IndexArray]:
     """Deal the classes out, so many to each cluster; clusters with the same class share its examples evenly."""
-    classes, each = _members(examples), config.classes_per_cluster
+    classes, classes_each = _members(examples), config.classes_per_cluster
     least = -(-len(classes) // num_clusters)
-    if not least <= each <= len(classes):
+    if not least <= classes_each <= len(classes):
         raise ValueError(
             f"data.classes-per-cluster: expected between {least} and {len(classes)}, so that {num_clusters} clusters "
-            f"hold all of {len(classes)} classes, found {each}"
+            f"hold all of {len(classes)} classes, found {classes_each}"
         )
     dealt = rng.permutation(len(classes))
     owners: list[list[int]] = [[] for _ in classes]
-    for slot in range(num_clusters * each):
-        owners[dealt[slot % len(classes)]].append(slot // each)
+    for slot in range(num_clusters * classes_each):
+        owners[dealt[slot % len(classes)]].append(slot // classes_each)
     parts: list[list[IndexArray]] = [[] for _ in range(num_clusters)]
     for members, owner in zip(classes, owners, strict=True):
         for cluster, piece in zip(owner, np.array_split(rng.permutation(members), len(owner)), strict=True):

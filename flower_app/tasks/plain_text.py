@@ -68,7 +68,7 @@ def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = Non
     if data.label_column and split == "train":
         columns[LABELS] = data.label_column
     if data.source == "hub":
-        table, where = hub_table(data, split, columns), data.hub_id
+        table, location = hub_table(data, split, columns), data.hub_id
     else:
         path, target, key = file_of(data, split, cluster)
         if target is not None:
@@ -82,18 +82,20 @@ def load_text(data: DataConfig, split: str, seed: int, cluster: int | None = Non
             if path.suffix in CONLL and path.suffix != ".txt":
                 return PlainText([" ".join(words) for words in read_conll(path, data, key).inputs])
             return _read_lines(path, key)
-        table, where = tables.read_table(path, columns, key), str(path)
+        table, location = tables.read_table(path, columns, key), str(path)
     inputs = Texts(table.texts(INPUTS))
-    kept = [i for i, text in enumerate(inputs) if text]
-    if not kept:
-        raise ValueError(f"{INPUTS}: {where} has no text in column {columns[INPUTS]!r}")
-    return replace(PlainText(inputs, read_labels(data, table)).subset(kept), skipped=len(inputs) - len(kept))
+    nonempty_rows = [i for i, text in enumerate(inputs) if text]
+    if not nonempty_rows:
+        raise ValueError(f"{INPUTS}: {location} has no text in column {columns[INPUTS]!r}")
+    return replace(
+        PlainText(inputs, read_labels(data, table)).subset(nonempty_rows), skipped=len(inputs) - len(nonempty_rows)
+    )
 
 
 def _read_lines(path: Path, key: str) -> PlainText:
     skipped = 0
 
-    def kept() -> Iterator[str]:
+    def nonempty_lines() -> Iterator[str]:
         nonlocal skipped
         for line in lines(path, key):
             if text := line.strip():
@@ -102,5 +104,5 @@ def _read_lines(path: Path, key: str) -> PlainText:
                 skipped += 1
 
     # Never empty: a file without text is refused.
-    texts = Texts(kept())
+    texts = Texts(nonempty_lines())
     return PlainText(texts, skipped=skipped)

@@ -86,15 +86,19 @@ def ready_tokenizer(data: DataConfig, model: ModelOptions) -> TextTokenizer | No
     if model.from_:
         saved = run_to_start_from(model)
         rows, model_tokenizer = int(saved.spec.config["vocab_size"]), TextTokenizer.from_json(saved.tokenizer_json)
-        return _same(data.tokenizer, model_tokenizer, rows, model.from_) if data.tokenizer else model_tokenizer
+        return (
+            _matching_tokenizer(data.tokenizer, model_tokenizer, rows, model.from_)
+            if data.tokenizer
+            else model_tokenizer
+        )
     if model.pretrained:
         rows = int(_pretrained_config(model.pretrained).vocab_size)
         if data.tokenizer:
             try:
                 model_tokenizer = load_tokenizer(model.pretrained, "model.pretrained", complete=False)
             except ValueError:
-                return _alike(data.tokenizer, rows, model.pretrained)
-            return _same(data.tokenizer, model_tokenizer, rows, model.pretrained)
+                return _tokenizer_of_size(data.tokenizer, rows, model.pretrained)
+            return _matching_tokenizer(data.tokenizer, model_tokenizer, rows, model.pretrained)
         model_tokenizer = load_tokenizer(model.pretrained, "model.pretrained", complete=False)
         _check_rows(model_tokenizer, "model.pretrained", rows, model.pretrained)
         return model_tokenizer
@@ -172,20 +176,20 @@ def run_to_start_from(model: ModelOptions) -> SavedModel:
         If there is none, or it is of another family.
     """
     try:
-        saved = load_model(Path(model.from_))
+        saved_model = load_model(Path(model.from_))
     except (FileNotFoundError, ValueError) as error:
         raise ValueError(
             f"model.from: expected the directory of a run, or its name in runs-dir, found {model.from_!r}: {error}"
         ) from error
-    if saved.spec.family != model.family:
+    if saved_model.spec.family != model.family:
         raise ValueError(
-            f"model.from: the model of {model.from_} is of family {saved.spec.family}, but model.family = "
+            f"model.from: the model of {model.from_} is of family {saved_model.spec.family}, but model.family = "
             f"{model.family}; change one of them"
         )
-    return saved
+    return saved_model
 
 
-def _same(source: str, start_tokenizer: TextTokenizer, rows: int, start: str) -> TextTokenizer:
+def _matching_tokenizer(source: str, start_tokenizer: TextTokenizer, rows: int, start: str) -> TextTokenizer:
     """Load a tokenizer for a model that has one; both must give every token the same id."""
     # Where that was trained from fresh weights with this one, it holds the marks that were added then.
     for complete in (False, True):
@@ -194,17 +198,21 @@ def _same(source: str, start_tokenizer: TextTokenizer, rows: int, start: str) ->
             return tokenizer
     tokenizer = load_tokenizer(source, complete=False)
     _check_rows(tokenizer, "data.tokenizer", rows, start)
-    vocabulary, expected = tokenizer.vocabulary(), start_tokenizer.vocabulary()
+    vocabulary, start_vocabulary = tokenizer.vocabulary(), start_tokenizer.vocabulary()
     # Of the model's tokens the first; else one that the model does not know.
-    tokens = [*sorted(expected, key=expected.__getitem__), *sorted(vocabulary, key=vocabulary.__getitem__)]
-    token = next(token for token in tokens if vocabulary.get(token) != expected.get(token))
+    tokens = [
+        *sorted(start_vocabulary, key=start_vocabulary.__getitem__),
+        *sorted(vocabulary, key=vocabulary.__getitem__),
+    ]
+    token = next(token for token in tokens if vocabulary.get(token) != start_vocabulary.get(token))
     raise ValueError(
         f"data.tokenizer: {source} gives the token {token!r} the id {vocabulary.get(token, 'none')}, expected "
-        f"{expected.get(token, 'none')} as in the tokenizer of {start}; leave data.tokenizer empty to use that one"
+        f"{start_vocabulary.get(token, 'none')} as in the tokenizer of {start}; leave data.tokenizer empty to use that "
+        "one"
     )
 
 
-def _alike(source: str, rows: int, start: str) -> TextTokenizer:
+def _tokenizer_of_size(source: str, rows: int, start: str) -> TextTokenizer:
     """Load a tokenizer for a model that comes without one: its size is all that can be compared."""
     tokenizer = load_tokenizer(source, complete=False)
     _check_rows(tokenizer, "data.tokenizer", rows, start, least=rows - _PADDING + 1)
@@ -220,15 +228,15 @@ def _check_rows(tokenizer: TextTokenizer, key: str, rows: int, start: str, least
 
 
 def _continued(
-    saved: SavedModel, head: str, library_values: Mapping[str, Any]
+    saved_model: SavedModel, head: str, library_values: Mapping[str, Any]
 ) -> tuple[ModelSpec, Mapping[str, Tensor]]:
-    kept = {key: value for key, value in saved.spec.config.items() if key not in _LABELS}
+    kept = {key: value for key, value in saved_model.spec.config.items() if key not in _LABELS}
     # Which blocks the server has is the run's own, as all sizes are.
     library_values = {key: value for key, value in library_values.items() if key not in kept}
-    spec = ModelSpec(family=saved.spec.family, head=head, config={**kept, **library_values})
+    spec = ModelSpec(family=saved_model.spec.family, head=head, config={**kept, **library_values})
     # The head goes on where it says the same things.
-    same = head == saved.spec.head and saved.spec.config.get("id2label") == library_values.get("id2label")
-    return spec, merged(saved.parts).weights(head=same)
+    same = head == saved_model.spec.head and saved_model.spec.config.get("id2label") == library_values.get("id2label")
+    return spec, merged(saved_model.parts).weights(head=same)
 
 
 def _first_spec(head: str, model: ModelOptions) -> ModelSpec | None:

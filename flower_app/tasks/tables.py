@@ -95,20 +95,20 @@ def read_table(path: Path, columns: Mapping[str, str], key: str) -> Table:
         if not path.is_file():
             raise ValueError(f"{key}: no file {path}; check data.path and the name")
         return _parquet(path, columns, key)
-    where = f"{key}: {path}"
+    location = f"{key}: {path}"
     if path.suffix == ".csv":
-        rows = _rows(_csv(path, key), columns, where)
+        rows = _rows(_csv(path, key), columns, location)
     else:
         # A blank line is no row; tabs alone are a row of empty cells.
         blank = " \r" if path.suffix == ".tsv" else None
         found_lines = [(i, line) for i, line in enumerate(lines(path, key), 1) if line.strip(blank)]
         if path.suffix == ".jsonl":
-            rows = _jsonl(found_lines, where)
+            rows = _jsonl(found_lines, location)
         else:
             # No quoting.
-            rows = _rows([(number, line.rstrip("\r").split("\t")) for number, line in found_lines], columns, where)
+            rows = _rows([(number, line.rstrip("\r").split("\t")) for number, line in found_lines], columns, location)
     if not rows:
-        raise ValueError(f"{where} has a header and no row; expected examples")
+        raise ValueError(f"{location} has a header and no row; expected examples")
     texts_by_column = {
         column_key: [_value(row, name, f"{column_key}: {path}, line {number}") for number, row in rows]
         for column_key, name in columns.items()
@@ -124,18 +124,20 @@ def columns_of(table: Any, columns: Mapping[str, str], key: str, name: str) -> T
     ValueError
         If a column is missing or the table has no row; the message lists the columns that are there.
     """
-    result, class_names, where = {}, {}, f"{key}: {name}"
+    result, class_names, location = {}, {}, f"{key}: {name}"
     for column_key, column in columns.items():
         outer, _, inner = (column, "", "") if column in table.column_names else column.partition(".")
         if outer not in table.column_names:
-            raise ValueError(f"{column_key}: {where} has no column {column!r}, found {', '.join(table.column_names)}")
+            raise ValueError(
+                f"{column_key}: {location} has no column {column!r}, found {', '.join(table.column_names)}"
+            )
         values = table[outer]
         values = values.to_pylist() if hasattr(values, "to_pylist") else list(values)
         if not values:
-            raise ValueError(f"{where} has no row; expected examples")
+            raise ValueError(f"{location} has no row; expected examples")
         if inner:
             if not isinstance(values[0], dict) or inner not in values[0]:
-                raise ValueError(f"{column_key}: {where} has no key {inner!r} in column {outer!r}")
+                raise ValueError(f"{column_key}: {location} has no key {inner!r} in column {outer!r}")
             values = [value[inner] for value in values]
         elif names := _class_names(table, outer):
             class_names[column_key] = names
@@ -165,28 +167,28 @@ def read_hub(hub_id: str, hub_config: str) -> Mapping[str, Any]:
     folder = Path(hub_id)
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            loaded = datasets.load_from_disk(hub_id)
+            dataset = datasets.load_from_disk(hub_id)
         else:
-            loaded = datasets.load_dataset(hub_id, hub_config or None)
+            dataset = datasets.load_dataset(hub_id, hub_config or None)
     except Exception as error:  # datasets, the hub's client and the network each have their own
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"data.hub-id: expected a dataset id or a dataset folder, found {hub_id!r} ({first_line})"
         ) from error
-    return loaded if isinstance(loaded, dict) else {"train": loaded}
+    return dataset if isinstance(dataset, dict) else {"train": dataset}
 
 
-def _jsonl(lines: list[tuple[int, str]], where: str) -> list[tuple[int, dict[str, Any]]]:
+def _jsonl(lines: list[tuple[int, str]], location: str) -> list[tuple[int, dict[str, Any]]]:
     rows = []
     for number, line in lines:
         try:
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(
-                f"{where}, line {number}: expected a JSON object ({error}), found {line[:60]!r}"
+                f"{location}, line {number}: expected a JSON object ({error}), found {line[:60]!r}"
             ) from error
         if not isinstance(row, dict):
-            raise ValueError(f"{where}, line {number}: expected a JSON object, found {line[:60]!r}")
+            raise ValueError(f"{location}, line {number}: expected a JSON object, found {line[:60]!r}")
         rows.append((number, row))
     return rows
 
@@ -201,12 +203,12 @@ def _csv(path: Path, key: str) -> list[tuple[int, list[str]]]:
         try:
             return [(reader.line_num, row) for row in reader if row]
         except csv.Error as error:
-            where = f"{key}: {path}, line {reader.line_num}"
-            raise ValueError(f"{where}: expected comma-separated cells ({error})") from error
+            location = f"{key}: {path}, line {reader.line_num}"
+            raise ValueError(f"{location}: expected comma-separated cells ({error})") from error
 
 
 def _rows(
-    cells: list[tuple[int, list[str]]], columns: Mapping[str, str], where: str
+    cells: list[tuple[int, list[str]]], columns: Mapping[str, str], location: str
 ) -> list[tuple[int, dict[str, Any]]]:
     """Rows as dictionaries: by header, or by index where every wanted column is a number."""
     if all(name.isdigit() for name in columns.values()):
@@ -215,18 +217,18 @@ def _rows(
         header = cells.pop(0)[1]
     for number, row in cells:
         if len(row) != len(header):
-            raise ValueError(f"{where}, line {number}: expected {len(header)} columns, found {len(row)}")
+            raise ValueError(f"{location}, line {number}: expected {len(header)} columns, found {len(row)}")
     return [(number, dict(zip(header, row, strict=True))) for number, row in cells]
 
 
-def _value(row: Mapping[str, Any], name: str, where: str) -> Any:
+def _value(row: Mapping[str, Any], name: str, location: str) -> Any:
     outer, _, inner = (name, "", "") if name in row else name.partition(".")
     if outer not in row:
-        raise ValueError(f"{where}: no column {name!r}, found {', '.join(row)}")
+        raise ValueError(f"{location}: no column {name!r}, found {', '.join(row)}")
     if not inner:
         return row[outer]
     if not isinstance(row[outer], dict) or inner not in row[outer]:
-        raise ValueError(f"{where}: no key {inner!r} in column {outer!r}")
+        raise ValueError(f"{location}: no key {inner!r} in column {outer!r}")
     return row[outer][inner]
 
 

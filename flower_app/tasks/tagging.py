@@ -137,10 +137,10 @@ def main_type(tags: Sequence[str]) -> str:
     return min(counts, key=lambda kind: (-counts[kind], kind), default=OUTSIDE)
 
 
-def check_tag(tag: str, where: str) -> None:
+def check_tag(tag: str, location: str) -> None:
     """Refuse what is no BIO tag."""
     if tag != OUTSIDE and not (tag[:2] in ("B-", "I-") and tag[2:]):
-        raise ValueError(f"{where}: expected a tag O, B-TYPE or I-TYPE, found {tag!r}")
+        raise ValueError(f"{location}: expected a tag O, B-TYPE or I-TYPE, found {tag!r}")
 
 
 def read_conll(path: Path, data: DataConfig, key: str) -> Examples[list[str]]:
@@ -172,14 +172,14 @@ def read_conll(path: Path, data: DataConfig, key: str) -> Examples[list[str]]:
             else:
                 firsts[-1] = number + 1
             continue
-        where = f"{key}: {path}, line {number}"
+        location = f"{key}: {path}, line {number}"
         cells = line.split("\t") if "\t" in line else line.split()
         if len(cells) < 2 or max(columns) >= len(cells):
-            raise ValueError(f"{where}: expected a word and its tag in columns, found {line[:60]!r}")
+            raise ValueError(f"{location}: expected a word and its tag in columns, found {line[:60]!r}")
         word, tag = cells[columns[0]], cells[columns[1]].strip()
         if not word.strip():
-            raise ValueError(f"{where}: expected a word before the tag, found {line[:60]!r}")
-        check_tag(tag, where)
+            raise ValueError(f"{location}: expected a word before the tag, found {line[:60]!r}")
+        check_tag(tag, location)
         words[-1].append(word)
         tags[-1].append(tag)
     # The blank line that closes the last sentence has opened one more.
@@ -197,19 +197,19 @@ def _column(name: str, default: int, key: str) -> int:
     return int(name)
 
 
-def _list(value: Any, where: str) -> list[Any]:
+def _list(value: Any, location: str) -> list[Any]:
     """Return a list, or the words of a text between blanks; neither may be empty."""
     tags = value.split() if isinstance(value, str) else value
     if not isinstance(tags, (list, tuple)):
-        raise ValueError(f"{where}: expected a list, found {value!r}")
+        raise ValueError(f"{location}: expected a list, found {value!r}")
     if not tags:
-        raise ValueError(f"{where}: the sentence is empty; remove it")
+        raise ValueError(f"{location}: the sentence is empty; remove it")
     return list(tags)
 
 
-def _texts(value: Any, where: str) -> list[str]:
-    words = _list(value, where)
+def _texts(value: Any, location: str) -> list[str]:
+    words = _list(value, location)
     for word in words:
         if not isinstance(word, str) or not word.strip():
-            raise ValueError(f"{where}: expected words, found {word!r} among them")
+            raise ValueError(f"{location}: expected words, found {word!r} among them")
     return words

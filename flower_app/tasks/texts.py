@@ -39,10 +39,10 @@ class Texts(Sequence[str]):
     _file: IO[bytes]
     _ends: npt.NDArray[np.int64]
 
-    def __init__(self, texts: Iterable[str], chosen: Indices | None = None) -> None:
+    def __init__(self, texts: Iterable[str], indices: Indices | None = None) -> None:
         self._chosen: npt.NDArray[np.int64] | None = None
-        if isinstance(texts, Texts) and chosen is not None:
-            places = np.asarray(chosen, dtype=np.int64)
+        if isinstance(texts, Texts) and indices is not None:
+            places = np.asarray(indices, dtype=np.int64)
             self._file, self._ends = texts._file, texts._ends
             self._chosen = places if texts._chosen is None else texts._chosen[places]
             return
@@ -107,15 +107,15 @@ def lines(path: Path, key: str) -> Iterator[str]:
     """
     if not path.is_file():
         raise ValueError(f"{key}: no file {path}; check data.path and the name")
-    empty = True
+    is_empty = True
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
             for line in file:
-                empty = empty and not line.strip()
+                is_empty = is_empty and not line.strip()
                 yield line.removesuffix("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{key}: {path} is not UTF-8 ({error}); convert it") from error
-    if empty:
+    if is_empty:
         raise ValueError(f"{key}: {path} is empty; expected one sentence a line")
 
 

@@ -42,10 +42,10 @@ class TextTokenizer:
         backend.encode_special_tokens = True
         backend.no_padding()
         backend.no_truncation()
-        end = _found(backend, EOS)
+        end = _token_id(backend, EOS)
         self.eos_id = _added(backend, EOS) if end is None else end
         self.pad_id, self.bos_id, self._unk_id = (
-            self.eos_id if (token_id := _found(backend, role)) is None else token_id for role in (PAD, BOS, UNK)
+            self.eos_id if (token_id := _token_id(backend, role)) is None else token_id for role in (PAD, BOS, UNK)
         )
 
     @property
@@ -162,7 +162,7 @@ class TextTokenizer:
             raise ValueError(f"tokenizer: expected the JSON form of tokenizers, found {text[:60]!r}") from error
 
 
-def _found(backend: Any, role: str) -> int | None:
+def _token_id(backend: Any, role: str) -> int | None:
     """Find the token for a role under its usual names."""
     ids = (backend.token_to_id(name) for name in _NAMES[role])
     return next((int(i) for i in ids if i is not None), None)
@@ -249,18 +249,18 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, pretokenized: bool, l
 def _alphabet(words: Mapping[str, int], size: int) -> list[str]:
     """Characters as tokens, and as they go on within a word, the most frequent that fit."""
     counts: Counter[str] = Counter()
-    inside: set[str] = set()
+    inner_characters: set[str] = set()
     for word, number in words.items():
         for character in word:
             counts[character] += number
-        inside.update(word[1:])
-    kept: list[str] = []
+        inner_characters.update(word[1:])
+    alphabet: list[str] = []
     for character in sorted(counts, key=lambda c: (-counts[c], c)):
-        forms = [character, f"##{character}"] if character in inside else [character]
-        if len(kept) + len(forms) > size:
+        forms = [character, f"##{character}"] if character in inner_characters else [character]
+        if len(alphabet) + len(forms) > size:
             break
-        kept += forms
-    return sorted(kept)
+        alphabet += forms
+    return sorted(alphabet)
 
 
 def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = True) -> TextTokenizer:
@@ -307,6 +307,6 @@ def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = Tr
         )
     if complete:
         for role in (PAD, BOS, EOS):
-            if _found(backend, role) is None:
+            if _token_id(backend, role) is None:
                 _added(backend, role)
     return TextTokenizer(backend)

@@ -96,16 +96,18 @@ def set_up_clusters(
             states.append(state)
             if isinstance(innermost(grid), InMemoryGrid):
                 at_once = min(at_once, answer.get("at-once") or num_clusters)
-            where = f"cluster {state.cluster}"
+            cluster_name = f"cluster {state.cluster}"
             if state.cluster in trained and not answer["restored"]:
                 log(
                     WARNING,
                     "%s has no checkpoint of its own left: it goes on from the global model with a fresh optimizer, at "
                     "the start of its data; the continued run is not the one without a break",
-                    where,
+                    cluster_name,
                 )
             if cut := answer["truncated"]:
-                log(WARNING, "%s: %d training sequences were cut at data.max-length = %d", where, cut, max_length)
+                log(
+                    WARNING, "%s: %d training sequences were cut at data.max-length = %d", cluster_name, cut, max_length
+                )
     check_clusters(states, num_clusters)
     states.sort(key=lambda state: state.cluster)
     total = sum(state.num_examples for state in states)
@@ -135,8 +137,8 @@ def round_bounds(config: RunConfig, num_blocks: int, clusters: Sequence[ClusterS
     )
 
 
-def wait_for_nodes(grid: Grid, needed: int, timeout_s: float) -> list[int]:
-    """Wait, with a bound, until ``needed`` nodes are connected; returns all that are.
+def wait_for_nodes(grid: Grid, num_needed: int, timeout_s: float) -> list[int]:
+    """Wait, with a bound, until ``num_needed`` nodes are connected; returns all that are.
 
     Raises
     ------
@@ -144,22 +146,22 @@ def wait_for_nodes(grid: Grid, needed: int, timeout_s: float) -> list[int]:
         If they do not come in time, or can come no more; the message says how many came, and what brings the others.
     """
     simulated = isinstance(innermost(grid), InMemoryGrid)
-    started = changed = time.monotonic()
+    start = changed = time.monotonic()
     nodes: list[int] = []
     while True:
-        before, nodes = nodes, sorted(grid.get_node_ids())
+        previous_nodes, nodes = nodes, sorted(grid.get_node_ids())
         # Nodes of a simulation register one after the other: take those that are there when no more come.
-        if len(nodes) >= needed and len(nodes) == len(before):
+        if len(nodes) >= num_needed and len(nodes) == len(previous_nodes):
             return nodes
         now = time.monotonic()
-        changed = changed if len(nodes) == len(before) else now
-        if now > started + timeout_s or (simulated and nodes and now > changed + _SETTLED_S):
-            came = f"num-clusters: {needed} clusters need as many nodes, {len(nodes)} nodes came"
+        changed = changed if len(nodes) == len(previous_nodes) else now
+        if now > start + timeout_s or (simulated and nodes and now > changed + _SETTLED_S):
+            shortage = f"num-clusters: {num_needed} clusters need as many nodes, {len(nodes)} nodes came"
             if simulated:
                 raise ValueError(
-                    f"{came}; simulate as many: flwr run . --stream --federation-config "
-                    f'"num-supernodes={needed} client-resources-num-cpus=1 init-args-num-cpus={needed}", '
+                    f"{shortage}; simulate as many: flwr run . --stream --federation-config "
+                    f'"num-supernodes={num_needed} client-resources-num-cpus=1 init-args-num-cpus={num_needed}", '
                     f"or train {len(nodes)} clusters alone with --run-config num-clusters={len(nodes)}"
                 )
-            raise ValueError(f"{came} within {timeout_s:g} s; start more nodes or lower num-clusters")
+            raise ValueError(f"{shortage} within {timeout_s:g} s; start more nodes or lower num-clusters")
         time.sleep(0.5)

@@ -90,9 +90,9 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     inputs = input_digests(config)
     network = training_scenario(config)
     num_clusters = config.num_clusters or network.num_clusters
-    chosen = task(config.task)
-    config.selection.check_metric(chosen.scores)
-    prepared_task = chosen.prepare(config.data, config.model, config.seed, num_clusters)
+    run_task = task(config.task)
+    config.selection.check_metric(run_task.scores)
+    prepared_task = run_task.prepare(config.data, config.model, config.seed, num_clusters)
     prepared_task = replace(prepared_task, spec=config.adapted(prepared_task.spec))
     parts = prepared_task.build(config.seed)
     scenario = of_clusters(training_scenario(config, prepared_task.spec), num_clusters)
@@ -116,7 +116,7 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
         resumed=resumed,
         identity=identity,
         inputs=inputs,
-        task=chosen,
+        task=run_task,
         prepared_task=prepared_task,
         parts=parts,
         scenario=scenario,

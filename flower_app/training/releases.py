@@ -114,26 +114,28 @@ def state_after(
     """
     path = run_dir / _FILE
     try:
-        begun = unsealed(path.read_text(encoding="utf-8"))
-        if begun["run"] != run:
-            raise ValueError(f"run: expected {run}, found {begun['run']}")
+        ledger = unsealed(path.read_text(encoding="utf-8"))
+        if ledger["run"] != run:
+            raise ValueError(f"run: expected {run}, found {ledger['run']}")
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"{path}: expected what the run has released, {error}; without it epsilon would be told too small: restore "
             "the file, or start a new run"
         ) from error
-    if begun["round"] <= completed:
+    if ledger["round"] <= completed:
         return state
-    updates, sent = dict(begun["updates"]), dict(begun["sent"])
-    for cluster in map(str, begun["clusters"]):
+    updates, sent_by_cluster = dict(ledger["updates"]), dict(ledger["sent"])
+    for cluster in map(str, ledger["clusters"]):
         updates[cluster] = updates.get(cluster, 0) + 1
-        seen = Sent(**sent.get(cluster, {}))
-        tokens = seen.tokens + begun["examples"] * begun["length"]
-        sent[cluster] = vars(replace(seen, tokens=tokens, longest=max(seen.longest, begun["length"])))
+        sent_record = Sent(**sent_by_cluster.get(cluster, {}))
+        tokens = sent_record.tokens + ledger["examples"] * ledger["length"]
+        sent_by_cluster[cluster] = vars(
+            replace(sent_record, tokens=tokens, longest=max(sent_record.longest, ledger["length"]))
+        )
     # The lost rounds show their examples once more, each as often as there are epochs that they may touch.
-    lost = (begun["round"] - completed) * begun["examples"]
-    for cluster, seen in sent.items():
-        repeats = seen["repeats"] + -(-lost // num_examples[int(cluster)]) + 1
+    lost = (ledger["round"] - completed) * ledger["examples"]
+    for cluster, sent_record in sent_by_cluster.items():
+        repeats = sent_record["repeats"] + -(-lost // num_examples[int(cluster)]) + 1
         # They count as lost already: when their steps come again, these are no further repeats.
-        sent[cluster] = {**seen, "repeats": repeats, "step": (0, 0)}
-    return {"updates": updates, "sent": sent}
+        sent_by_cluster[cluster] = {**sent_record, "repeats": repeats, "step": (0, 0)}
+    return {"updates": updates, "sent": sent_by_cluster}

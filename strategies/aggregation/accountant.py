@@ -43,8 +43,8 @@ class Sent:
     def add(self, step: tuple[int, int], micro_batch: int, mask_BT: Tensor) -> bool:
         """Note a micro-batch, whatever the decoder makes of it; returns whether it begins a step again."""
         first = micro_batch == 0
-        again = first and step <= self.step
-        self.repeats += again
+        is_repeat = first and step <= self.step
+        self.repeats += is_repeat
         self.step = step
         # The mask is not checked yet: what has no lengths counts as one token each.
         lengths = (
@@ -54,7 +54,7 @@ class Sent:
         self.examples += lengths.numel()
         self.tokens += int(lengths.sum())
         self.longest = max(self.longest, int(lengths.max()) if lengths.numel() else 0)
-        return again
+        return is_repeat
 
     def count_repeat(self) -> None:
         """Note a step that broke off: its examples may come once more."""
@@ -89,51 +89,53 @@ class PrivacyAccountant:
         """Whether there is noise to account for."""
         return self.config.update_noise > 0 or self.config.activation_noise > 0
 
-    def count_round(self, trained: Iterable[int], failed: Iterable[int], sent: Mapping[int, Sent]) -> None:
+    def count_round(self, trained: Iterable[int], failed: Iterable[int], sent_by_cluster: Mapping[int, Sent]) -> None:
         """Note a round: who trained, who was asked to and failed, and what has been received of each so far.
 
         Who failed may have sent something all the same, and may begin its round again.
         """
         failed = list(failed)
         for cluster in failed:
-            if cluster in sent:
-                sent[cluster].count_repeat()
+            if cluster in sent_by_cluster:
+                sent_by_cluster[cluster].count_repeat()
         for cluster in (*trained, *failed):
             self.updates[cluster] = self.updates.get(cluster, 0) + 1
-        self.sent = dict(sent)
+        self.sent = dict(sent_by_cluster)
 
     def record(self) -> dict[str, Any]:
         """What the cluster that has spent most has spent, as JSON values; ``docs/threat-model.md`` says what of."""
         config = self.config
-        spent: dict[str, Any] = {"delta": config.delta, "seeded": config.seed >= 0}
+        record: dict[str, Any] = {"delta": config.delta, "seeded": config.seed >= 0}
         clusters = sorted(self.num_examples)
-        together = dict.fromkeys(clusters, 0.0)
+        inverse_squares = dict.fromkeys(clusters, 0.0)
         if config.update_noise:
             releases = max(self.updates.values(), default=0)
-            spent["updates"] = {
+            record["updates"] = {
                 "unit": "cluster",
                 "mechanism": config.update_mechanism,
                 "releases": releases,
                 "epsilon": self._updates(releases),
             }
             for cluster in clusters:
-                together[cluster] += 4 * self.updates.get(cluster, 0) / config.update_noise**2
+                inverse_squares[cluster] += 4 * self.updates.get(cluster, 0) / config.update_noise**2
         if config.activation_noise:
             uses = {cluster: self._uses(cluster) for cluster in clusters}
             longest = {cluster: self._of(cluster).longest for cluster in clusters}
             worst = max(clusters, key=lambda n: uses[n] * longest[n])
-            spent["activations"] = {
+            record["activations"] = {
                 "unit": "example",
                 "releases": uses[worst],
                 "longest": longest[worst],
                 "epsilon": self._spent(4 * uses[worst] * longest[worst] / config.activation_noise**2),
             }
             for cluster in clusters:
-                together[cluster] += 4 * self._of(cluster).tokens / config.activation_noise**2
+                inverse_squares[cluster] += 4 * self._of(cluster).tokens / config.activation_noise**2
         # A cluster's text is hidden from the server only if all that it is sent of it is noised before.
         hides_all = config.update_noise and config.activation_noise and config.update_mechanism == "local"
-        spent["together"] = {"unit": "cluster", "epsilon": self._spent(max(together.values()))} if hides_all else None
-        return spent
+        record["together"] = (
+            {"unit": "cluster", "epsilon": self._spent(max(inverse_squares.values()))} if hides_all else None
+        )
+        return record
 
     def state(self, received: Mapping[int, Sent] | None = None) -> dict[str, Any]:
         """What a continued run must know, as JSON values; with what was ``received`` since the last round, if given."""

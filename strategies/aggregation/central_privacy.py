@@ -53,18 +53,18 @@ class _OfThoseWhoAnswered(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate; Flower would throw the whole round away for one error."""
-        good = [reply for reply in replies if not reply.has_error()]
-        if not good:
+        good_replies = [reply for reply in replies if not reply.has_error()]
+        if not good_replies:
             return None, None
-        self.num_sampled_clients = len(good)
-        for reply in good:
+        self.num_sampled_clients = len(good_replies)
+        for reply in good_replies:
             for record in reply.content.metric_records.values():
                 record[_EQUAL_WEIGHT] = 1.0
         # The norm of an update of nothing is zero: a quotient of numpy's is infinite then, and clips nothing.
         self.clipping_norm = np.float64(self.clipping_norm)
         with np.errstate(divide="ignore"):
             # The next in line is Flower's own.
-            return super().aggregate_train(server_round, good)  # type: ignore[safe-super]
+            return super().aggregate_train(server_round, good_replies)  # type: ignore[safe-super]
 
     def _add_noise_to_aggregated_arrays(self, aggregated_arrays: ArrayRecord) -> ArrayRecord:
         """Add noise of standard deviation z C / n, in float64, and round the sum."""
@@ -130,8 +130,8 @@ def with_central_noise(config: PrivacyConfig, num_clusters: int) -> Strategy:
         # Flower's own message names none of our keys.
         raise ValueError(
             f"privacy.update-noise: {config.update_noise:g} with {config.update_mechanism} clipping needs more than "
-            f"{10 * config.update_noise:g} clusters in a round, found {num_clusters}: how many were clipped is noised, "
-            "too; use more clusters, less noise, or a fixed clip"
+            f"{10 * config.update_noise:g} clusters in a round, found {num_clusters}: the number of clipped updates "
+            "is noised, too; use more clusters, less noise, or a fixed clip"
         )
     return kind(average, config.update_noise, num_clusters, initial_clipping_norm=config.update_clip)
 

@@ -110,28 +110,30 @@ class _OnUpdates(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate; without enough replies nothing changes."""
-        good = [reply for reply in replies if not reply.has_error()]
-        malicious = self.config.borne(len(good), self.num_clusters - len(good)) if good else None
+        good_replies = [reply for reply in replies if not reply.has_error()]
+        malicious = (
+            self.config.borne(len(good_replies), self.num_clusters - len(good_replies)) if good_replies else None
+        )
         if malicious is None:
             log(
                 WARNING,
-                "aggregate_train: round %d: %s needs %d clusters, %d answered; the encoder stays as it was",
+                "aggregate_train: round %d: %s needs %d clusters, %d answered; the encoder is unchanged",
                 server_round,
                 self.config.name,
                 self.config.fewest,
-                len(good),
+                len(good_replies),
             )
             return None, None
-        self.size(len(good), malicious)
+        self.size(len(good_replies), malicious)
         start = {name: array.numpy() for name, array in self.current_arrays.items()}
-        for reply in good:
+        for reply in good_replies:
             (key,) = reply.content.array_records
             arrays = sole_arrays(reply)
             reply.content[key] = ArrayRecord(
                 # Of arrays without dimensions numpy makes scalars.
                 {n: Array(np.asarray(arrays[n].numpy() - start[n])) for n in start}
             )
-        change, metrics = super().aggregate_train(server_round, good)
+        change, metrics = super().aggregate_train(server_round, good_replies)
         if change is None:
             return None, metrics
         joined = {n: np.asarray(start[n] + change[n].numpy().astype(start[n].dtype)) for n in start}

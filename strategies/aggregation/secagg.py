@@ -95,14 +95,14 @@ class SecureGrid(ForwardingGrid):
             return self._grid.send_and_receive(sent, timeout=timeout)
         return self._train(sent, timeout)
 
-    def _train(self, sent: list[Message], timeout: float | None) -> list[Message]:
+    def _train(self, messages: list[Message], timeout: float | None) -> list[Message]:
         from strategies.flower_internals import SecAggPlusWorkflow, WorkflowState
 
         use_whole_seeds()
-        arrays = sent[0].content.array_records[ARRAYS]
+        arrays = messages[0].content.array_records[ARRAYS]
         for name, array in arrays.items():
             _check_range(name, array.numpy())
-        orders = {message.metadata.dst_node_id: message for message in sent}
+        orders = {message.metadata.dst_node_id: message for message in messages}
         # All hold shares of each other's keys; two of three, and so on, must be there in the end.
         workflow = SecAggPlusWorkflow(
             num_shares=1.0,
@@ -111,8 +111,8 @@ class SecureGrid(ForwardingGrid):
             clipping_range=CLIPPING_RANGE,
             timeout=timeout,
         )
-        joined: list[Parameters] = []
-        context: Any = _older_context(orders, joined)
+        sums: list[Parameters] = []
+        context: Any = _older_context(orders, sums)
         state: Any = WorkflowState()
         errors: dict[int, str] = {}
         replies: dict[int, Message] = {}
@@ -125,7 +125,7 @@ class SecureGrid(ForwardingGrid):
                 # Shares that do not fit each other show only here, and not whose they are.
                 log(WARNING, "secure aggregation: stage %d of 4 failed: %r", number + 1, error)
                 going_on = False
-            errors |= {node: str(m.error.reason) for node, m in listening.heard.items() if m.has_error()}
+            errors |= {node: str(m.error.reason) for node, m in listening.answers.items() if m.has_error()}
             if number == 0:
                 # The workflow would send what an older strategy has to say.
                 state.nid_to_fitins = {node: message.content for node, message in orders.items()}
@@ -136,12 +136,12 @@ class SecureGrid(ForwardingGrid):
                 neighbours = state.nid_to_neighbours.items()
                 state.nid_to_neighbours = {node: near & state.active_node_ids for node, near in neighbours}
             if number == 2:
-                replies = {node: reply for node, reply in listening.heard.items() if not reply.has_error()}
+                replies = {node: reply for node, reply in listening.answers.items() if not reply.has_error()}
             if not going_on:
                 log(WARNING, "secure aggregation: too few clusters are left after stage %d of 4", number + 1)
-                joined.clear()
+                sums.clear()
                 break
-        mean = _mean_of(joined, arrays)
+        mean = _mean_of(sums, arrays)
         return [self._answer(order, replies, errors, mean) for order in orders.values()]
 
     def _answer(
@@ -151,7 +151,7 @@ class SecureGrid(ForwardingGrid):
         node = order.metadata.dst_node_id
         reply = replies.get(node)
         if reply is None or isinstance(mean, str):
-            return failed(order, errors.get(node, mean if isinstance(mean, str) else "no masked update came"))
+            return failed(order, errors.get(node, mean if isinstance(mean, str) else "no masked update arrived"))
         content = RecordDict({ARRAYS: mean.copy(), METRICS: reply.content[METRICS], REPORT: reply.content[REPORT]})
         return Message(content, reply_to=order)
 
@@ -161,33 +161,33 @@ class _Listening:
 
     def __init__(self, grid: Grid, stage: str, nodes: Collection[int], arrays: ArrayRecord) -> None:
         self._grid, self._stage, self._nodes, self._arrays = grid, stage, nodes, arrays
-        self.heard: dict[int, Message] = {}
+        self.answers: dict[int, Message] = {}
         """Each asked node's answer, where it gave one."""
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         sent = list(messages)
         answers = match_replies(sent, self._grid.send_and_receive(sent, timeout=timeout))
-        self.heard = {
+        self.answers = {
             order.metadata.dst_node_id: self._checked(order, answer)
             for order, answer in zip(sent, answers, strict=True)
             if answer is not None
         }
-        return list(self.heard.values())
+        return list(self.answers.values())
 
     def _checked(self, order: Message, answer: Message) -> Message:
         wrong = None if answer.has_error() else unfit(answer, self._stage, self._nodes, self._arrays)
         return answer if wrong is None else failed(order, f"secure aggregation: {wrong}")
 
 
-def _mean_of(joined: list[Parameters], arrays: ArrayRecord) -> ArrayRecord | str:
+def _mean_of(sums: list[Parameters], arrays: ArrayRecord) -> ArrayRecord | str:
     """The mean by name, of the arrays' shapes; or why there is none."""
-    if not joined:
+    if not sums:
         return "too few clusters answered for a secure mean"
     mean = {}
-    for (name, array), values in zip(arrays.items(), parameters_to_ndarrays(joined[0]), strict=True):
+    for (name, array), values in zip(arrays.items(), parameters_to_ndarrays(sums[0]), strict=True):
         # What is no sum of quantised weights: a mask was left, as one client's lie leaves it.
         if not np.abs(values).max(initial=0.0) <= CLIPPING_RANGE:
-            return f"the secure mean of {name} is none: a cluster has not masked what it should"
+            return f"the secure mean of {name} is invalid: a cluster has not masked its update correctly"
         mean[name] = Array(values.reshape(array.shape).astype("float32"))
     return ArrayRecord(mean)
 
@@ -202,7 +202,7 @@ def _check_range(name: str, values: NDArray[Any]) -> None:
         )
 
 
-def _older_context(orders: dict[int, Message], joined: list[Parameters]) -> Any:
+def _older_context(orders: dict[int, Message], sums: list[Parameters]) -> Any:
     """What the workflow asks of its context: a round's number, who takes part, and where the mean goes."""
     number = next(iter(orders.values())).content.config_records[CONFIG][ROUND_KEY]
 
@@ -212,7 +212,7 @@ def _older_context(orders: dict[int, Message], joined: list[Parameters]) -> Any:
 
     def aggregate_fit(_: int, results: list[tuple[Any, FitRes]], failures: Any) -> tuple[None, dict[str, Any]]:
         del failures
-        joined.append(results[0][1].parameters)
+        sums.append(results[0][1].parameters)
         return None, {}
 
     records = RecordDict({"config": ConfigRecord({"current_round": number}), "parameters": ArrayRecord({})})

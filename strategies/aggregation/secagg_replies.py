@@ -55,14 +55,16 @@ def _unfit_keys(record: dict[str, Any]) -> str | None:
     return None
 
 
-def _unfit_pairs(record: dict[str, Any], stage: str, who: str, what: str, nodes: Collection[int]) -> str | None:
-    listed, values = record.get(who), record.get(what)
+def _unfit_pairs(
+    record: dict[str, Any], stage: str, nodes_key: str, values_key: str, nodes: Collection[int]
+) -> str | None:
+    listed, values = record.get(nodes_key), record.get(values_key)
     if not isinstance(listed, list) or not isinstance(values, list) or len(listed) != len(values):
-        return f"{stage}: expected as many {what} as {who}"
+        return f"{stage}: expected as many {values_key} as {nodes_key}"
     if len(set(listed)) != len(listed) or not set(listed) <= set(nodes):
         return f"{stage}: expected each of the round's nodes once at most"
     if not all(isinstance(value, bytes) for value in values):
-        return f"{stage}: expected {what} of bytes"
+        return f"{stage}: expected {values_key} of bytes"
     return None
 
 

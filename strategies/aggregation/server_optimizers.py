@@ -89,12 +89,12 @@ def memory_of(strategy: Strategy) -> dict[str, Tensor]:
 
 def remember(strategy: Strategy, memory: Mapping[str, Tensor]) -> None:
     """Give a strategy back what :func:`memory_of` took from it."""
-    held: dict[str, dict[str, Tensor]] = {}
+    values_by_kind: dict[str, dict[str, Tensor]] = {}
     for key, value in memory.items():
         kind, _, name = key.partition("/")
-        held.setdefault(kind, {})[name] = value
+        values_by_kind.setdefault(kind, {})[name] = value
     if isinstance(strategy, FedOpt):
-        for kind, values in held.items():
+        for kind, values in values_by_kind.items():
             setattr(strategy, kind, {name: value.numpy() for name, value in values.items()})
-    elif isinstance(strategy, FedAvgM) and held:
-        strategy.momentum_vector = [value.numpy() for _, value in sorted(held["momentum"].items())]
+    elif isinstance(strategy, FedAvgM) and values_by_kind:
+        strategy.momentum_vector = [value.numpy() for _, value in sorted(values_by_kind["momentum"].items())]

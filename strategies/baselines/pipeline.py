@@ -25,13 +25,13 @@ class EvenPipelines(RoundPolicy):
 
     def plan(self, round_: Round) -> Answer:
         """Even segments; a cluster whose devices do not hold them is infeasible."""
-        instance, parts, missing = round_.instance, [], []
+        instance, parts, faults = round_.instance, [], []
         for n in range(instance.num_clusters):
             choice = even_choice(instance, n)
             if choice is None:
                 reason = "even segments do not fit; use more devices or more memory"
-                missing.append(Infeasibility(n, "C7", instance.L, 0, reason))
+                faults.append(Infeasibility(n, "C7", instance.L, 0, reason))
             parts.append(
                 ClusterAnswer("feasible", choice is not None, choice=choice, uplink_s=0.0, uplink_energy_j=0.0)
             )
-        return Answer("infeasible" if missing else "feasible", tuple(parts), infeasible=tuple(missing))
+        return Answer("infeasible" if faults else "feasible", tuple(parts), infeasible=tuple(faults))

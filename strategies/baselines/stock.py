@@ -27,10 +27,11 @@ def make_stock(name: str, options: Mapping[str, Any], num_clusters: int) -> Stra
         For an unknown class, or arguments that its constructor does not take.
     """
     cls = strategy_class(name)
-    accepted = set(inspect.signature(cls).parameters)
-    if unknown := sorted(options.keys() - accepted):
+    argument_names = set(inspect.signature(cls).parameters)
+    if unknown := sorted(options.keys() - argument_names):
         raise ValueError(
-            f"strategy-options: {name} takes no argument {unknown[0]!r}; expected some of {', '.join(sorted(accepted))}"
+            f"strategy-options: {name} takes no argument {unknown[0]!r}; expected some of "
+            f"{', '.join(sorted(argument_names))}"
         )
     if options.get("proximal_mu"):
         raise ValueError(
@@ -44,7 +45,7 @@ def make_stock(name: str, options: Mapping[str, Any], num_clusters: int) -> Stra
         "weighted_by_key": WEIGHT_KEY,
         "train_loss_key": LOSS_KEY,
     }
-    arguments = {key: value for key, value in defaults.items() if key in accepted} | dict(options)
+    arguments = {key: value for key, value in defaults.items() if key in argument_names} | dict(options)
     try:
         return cls(**arguments)
     except (TypeError, ValueError) as error:

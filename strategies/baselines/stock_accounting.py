@@ -37,8 +37,8 @@ def stock_record(
     """
     network, queues = NetworkTrace(scenario).round(number), Queues.empty(scenario.num_clusters)
     instance = round_instance(scenario, network, queues)
-    nobody = Answer("feasible", tuple(ClusterAnswer("feasible", False) for _ in instance.clusters))
-    decided = [plans.get(n, unused) for n, unused in enumerate(cluster_plans(instance, nobody))]
+    no_clusters = Answer("feasible", tuple(ClusterAnswer("feasible", False) for _ in instance.clusters))
+    decided = [plans.get(n, unused) for n, unused in enumerate(cluster_plans(instance, no_clusters))]
     channels, costs = queued_uploads(instance, decided, sorted(plans))
     decided = [
         p if j is None else replace(p, channel=j[0], power_w=j[1]) for p, j in zip(decided, channels, strict=True)
@@ -47,7 +47,7 @@ def stock_record(
         number=number,
         network=network,
         instance=instance,
-        answer=nobody,
+        answer=no_clusters,
         plans=decided,
         queues=queues,
         left_out={},
@@ -82,11 +82,11 @@ def queued_uploads(
     links, steps = Uplinks.of(instance), instance.steps
     seconds = np.where(links.feasible, links.seconds(links.high), np.inf)
     work = {n: pipeline_work(instance, n, plans[n]) for n in trained}
-    ready = {n: steps * work[n].pipeline_s for n in trained}
+    ready_s = {n: steps * work[n].pipeline_s for n in trained}
     free = np.zeros(instance.num_channels)
     start: dict[int, float] = {}
-    used: list[tuple[int, float] | None] = [None] * instance.num_clusters
-    waiting = sorted((n for n in trained if np.isfinite(seconds[n]).any()), key=lambda n: (ready[n], n))
+    links_used: list[tuple[int, float] | None] = [None] * instance.num_clusters
+    waiting = sorted((n for n in trained if np.isfinite(seconds[n]).any()), key=lambda n: (ready_s[n], n))
     while waiting:
         batch, waiting = waiting[: instance.num_channels], waiting[instance.num_channels :]
         matching = match_channels(seconds[batch], np.zeros(len(batch)))
@@ -95,24 +95,24 @@ def queued_uploads(
         for n, channel in zip(batch, matching.channel_of, strict=True):
             if channel is None:
                 continue
-            start[n] = max(ready[n], float(free[channel]))
+            start[n] = max(ready_s[n], float(free[channel]))
             free[channel] = start[n] + seconds[n, channel]
-            used[n] = (channel, float(links.power(links.high)[n, channel]))
-    ends = {n: start[n] + float(seconds[n, link[0]]) for n in start if (link := used[n]) is not None}
+            links_used[n] = (channel, float(links.power(links.high)[n, channel]))
+    ends = {n: start[n] + float(seconds[n, link[0]]) for n in start if (link := links_used[n]) is not None}
     total = max(ends.values()) if len(ends) == len(trained) and ends else math.nan
     energy = links.energy(links.high)
     clusters: list[ClusterCosts | None] = [None] * instance.num_clusters
     for n in trained:
-        link = used[n]
+        link = links_used[n]
         clusters[n] = ClusterCosts(
             work=work[n],
-            train_s=ready[n],
+            train_s=ready_s[n],
             uplink_s=math.nan if link is None else float(seconds[n, link[0]]),
-            uplink_wait_s=math.nan if link is None else start[n] - ready[n],
+            uplink_wait_s=math.nan if link is None else start[n] - ready_s[n],
             uplink_energy_j=0.0 if link is None else float(energy[n, link[0]]),
             waiting_s=math.nan if link is None else total - ends[n],
         )
-    spent = sum(steps * float(c.work.device_energy_j.sum()) + c.uplink_energy_j for c in clusters if c)
+    energy_j = sum(steps * float(c.work.device_energy_j.sum()) + c.uplink_energy_j for c in clusters if c)
     # Which upload waits for which depends on the pipelines' times: the other forms follow the event-simulated order.
     shift = {
         name: max((ends[n] + steps * (getattr(work[n], name) - work[n].pipeline_s) for n in ends), default=math.nan)
@@ -123,6 +123,6 @@ def queued_uploads(
         latency_s=total,
         latency_fused_s=shift["pipeline_fused_s"],
         latency_eq15_s=shift["pipeline_eq15_s"],
-        energy_j=spent,
+        energy_j=energy_j,
     )
-    return used, costs
+    return links_used, costs

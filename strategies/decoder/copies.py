@@ -128,7 +128,7 @@ class DecoderCopies:
     def _average(self, clusters: Mapping[int, ClusterSummary], weights: Mapping[int, float] | None) -> None:
         """Average the clusters' copies into the decoder, in cluster order."""
         if weights is None:
-            weights = {cluster: s.weight for cluster, s in clusters.items() if s.steps and s.left is None}
+            weights = {cluster: s.weight for cluster, s in clusters.items() if s.steps and s.departure is None}
         idle = sorted(c for c in weights if c not in clusters or not clusters[c].steps)
         if idle:
             raise ValueError(f"average of the decoder: clusters {idle} have a weight but trained no step of it")

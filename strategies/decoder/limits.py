@@ -27,30 +27,30 @@ class Allowance:
     def __init__(self, rate: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate, self.burst = rate, burst
         self._clock = clock
-        self._left, self._seen = burst, clock()
+        self._tokens, self._refilled_at = burst, clock()
 
     def _refill(self) -> None:
         now = self._clock()
-        self._left = min(self.burst, self._left + (now - self._seen) * self.rate)
-        self._seen = now
+        self._tokens = min(self.burst, self._tokens + (now - self._refilled_at) * self.rate)
+        self._refilled_at = now
 
     @property
     def empty(self) -> bool:
         """Whether not even one is left."""
         self._refill()
-        return self._left < 1
+        return self._tokens < 1
 
     @property
     def full(self) -> bool:
         """Whether nothing of it is in use."""
         self._refill()
-        return self._left >= self.burst
+        return self._tokens >= self.burst
 
     def take(self) -> float:
         """Take one, on credit if need be; returns how long to wait for it [s]."""
         self._refill()
-        self._left -= 1
-        return max(-self._left / self.rate, 0.0)
+        self._tokens -= 1
+        return max(-self._tokens / self.rate, 0.0)
 
 
 class HelloGuard:
@@ -71,16 +71,16 @@ class HelloGuard:
         self._clock = clock
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._waiting: dict[int, tuple[str, Callable[[], object]]] = {}
+        self._waiting_streams: dict[int, tuple[str, Callable[[], object]]] = {}
         """By place, the oldest first: the peer, and how to end its stream."""
         self._wrong: OrderedDict[str, Allowance] = OrderedDict()
-        self._refused: Counter[str] = Counter()
+        self._num_refused: Counter[str] = Counter()
 
     @property
     def num_waiting(self) -> int:
         """Streams whose hello is awaited."""
         with self._lock:
-            return len(self._waiting)
+            return len(self._waiting_streams)
 
     def enter(self, peer: str, give_way: Callable[[], object]) -> int:
         """Let a stream wait for its hello; returns its place, to :meth:`leave`.
@@ -95,37 +95,39 @@ class HelloGuard:
         TooManyHellos
             If the peer has got too many wrong.
         """
-        ended: Callable[[], object] = int
+        end_oldest: Callable[[], object] = int
         with self._lock:
             allowance = self._wrong.get(peer)
             if allowance is not None and allowance.empty:
-                self._refused["too many wrong hellos"] += 1
-                raise TooManyHellos("too many wrong hellos from this peer; wait, and begin with the round's token")
-            if len(self._waiting) >= self.most_waiting:
-                peers = Counter(waiting_peer for waiting_peer, _ in self._waiting.values())
+                self._num_refused["too many wrong hellos"] += 1
+                raise TooManyHellos("too many wrong hellos from this peer; wait, then use the round's token")
+            if len(self._waiting_streams) >= self.most_waiting:
+                peers = Counter(waiting_peer for waiting_peer, _ in self._waiting_streams.values())
                 crowded = max(peers, key=lambda name: peers[name])
-                oldest = next(place for place, (waiting_peer, _) in self._waiting.items() if waiting_peer == crowded)
-                ended = self._waiting.pop(oldest)[1]
-                self._refused["gave way to a newer stream"] += 1
+                oldest = next(
+                    place for place, (waiting_peer, _) in self._waiting_streams.items() if waiting_peer == crowded
+                )
+                end_oldest = self._waiting_streams.pop(oldest)[1]
+                self._num_refused["gave way to a newer stream"] += 1
             place = next(self._numbers)
-            self._waiting[place] = (peer, give_way)
-        ended()
+            self._waiting_streams[place] = (peer, give_way)
+        end_oldest()
         return place
 
     def leave(self, place: int) -> bool:
         """Note that a stream waits for its hello no longer; returns whether it still had its place."""
         with self._lock:
-            return self._waiting.pop(place, None) is not None
+            return self._waiting_streams.pop(place, None) is not None
 
     def count(self, reason: str) -> None:
         """Note a hello that never came."""
         with self._lock:
-            self._refused[reason] += 1
+            self._num_refused[reason] += 1
 
     def wrong(self, peer: str, reason: str) -> None:
         """Note a hello that was refused."""
         with self._lock:
-            self._refused[reason] += 1
+            self._num_refused[reason] += 1
             if peer not in self._wrong:
                 # What is remembered of peers is bounded, too: the one that has been quiet for longest goes.
                 if len(self._wrong) >= _PEERS:
@@ -137,7 +139,7 @@ class HelloGuard:
     def take_refused(self) -> dict[str, int]:
         """Return how many hellos were refused since the last call, by reason."""
         with self._lock:
-            refused, self._refused = dict(sorted(self._refused.items())), Counter()
+            refused, self._num_refused = dict(sorted(self._num_refused.items())), Counter()
         return refused
 
 

@@ -58,7 +58,7 @@ class ClusterSummary:
     """Sum of their total weights W_n."""
     loss: float
     """Mean loss per target over these steps; NaN without any."""
-    left: str | None
+    departure: str | None
     """Why it left before its goodbye; None if it did not."""
 
 
@@ -114,7 +114,7 @@ class Member:
         self._shapes = {name: value.shape for name, value in self.tied.items()}
         self.joined = False
         self.finished = False
-        self.left: str | None = None
+        self.departure: str | None = None
         self.step = 1
         self.attempt = 0
         self.beginnings = 1
@@ -127,7 +127,7 @@ class Member:
     @property
     def gone(self) -> bool:
         """Whether nothing more is to come from it."""
-        return self.finished or self.left is not None
+        return self.finished or self.departure is not None
 
     def hear(self, now: float) -> None:
         """Note that something has come from it."""
@@ -155,7 +155,7 @@ class Member:
 
     def leave(self, reason: str, now: float, *, silent: bool = False) -> None:
         """Note that it is out of the round; ``silent``: as nothing came from it."""
-        self.left, self.gone_at, self.silent = reason, now, silent
+        self.departure, self.gone_at, self.silent = reason, now, silent
 
     # Steps.
 
@@ -185,14 +185,14 @@ class Member:
     def summary(self) -> ClusterSummary:
         """Sum up the steps that counted."""
         loss = self.loss_sum / self.weight if self.weight else math.nan
-        return ClusterSummary(steps=self.steps, weight=self.weight, loss=loss, left=self.left)
+        return ClusterSummary(steps=self.steps, weight=self.weight, loss=loss, departure=self.departure)
 
-    def check_order(self, batch: MicroBatch, waiting: bool) -> None:
-        """Refuse a micro-batch that is not the next one; ``waiting``: the step in progress is closed already."""
+    def check_order(self, batch: MicroBatch, is_closed: bool) -> None:
+        """Refuse a micro-batch that is not the next one; ``is_closed``: the step in progress is closed already."""
         step = batch.step.step
         if step > self.local_steps:
             raise Refusal(f"a round has local-steps = {self.local_steps}, found step {step}")
-        if step != self.step or waiting:
+        if step != self.step or is_closed:
             raise Refusal(f"expected step {self.step}, found step {step}")
         if batch.micro_batch != self._progress.next_micro_batch:
             raise Refusal(f"expected micro-batch {self._progress.next_micro_batch}, found {batch.micro_batch}")
@@ -203,13 +203,13 @@ class Member:
             raise Refusal(f"expected {batch.num_micro_batches} micro-batches, found one more")
         if first != (batch.total_weight is not None) or (batch.total_weight is not None and batch.total_weight <= 0):
             raise Refusal(
-                "the first micro-batch of a step, and no other, carries the total weight, above 0; "
+                "only the first micro-batch of a step carries the total weight, above 0; "
                 f"found {batch.total_weight} on micro-batch {batch.micro_batch}"
             )
 
-    def begin_again(self, step: int, attempt: int, waiting: bool) -> bool:
+    def begin_again(self, step: int, attempt: int, is_closed: bool) -> bool:
         """Whether the cluster has dropped the step in progress and begins it once more; then forget what has come."""
-        if step != self.step or attempt <= self.attempt or waiting:
+        if step != self.step or attempt <= self.attempt or is_closed:
             return False
         self.beginnings += 1
         if self.beginnings > MOST_BEGINNINGS:
@@ -218,9 +218,9 @@ class Member:
         self._progress = StepProgress(self._shapes)
         return True
 
-    def take_tied(self, step: int, name: str, start: int, rows: Tensor, waiting: bool) -> None:
+    def take_tied(self, step: int, name: str, start: int, rows: Tensor, is_closed: bool) -> None:
         """Take rows of a tied matrix, before the first micro-batch of a step; refuse them at any other time."""
-        if step != self.step or waiting:
+        if step != self.step or is_closed:
             raise Refusal(f"tied matrix {name}: expected one of step {self.step}, found one of step {step}")
         if step == 1 or self._progress.next_micro_batch:
             when = "a round's first step trains with the round's own" if step == 1 else "the step has begun"
@@ -239,9 +239,9 @@ class Member:
             self.tied = rows.values
         return self.tied
 
-    def check_complete(self, step: int, scale: float, waiting: bool) -> None:
+    def check_complete(self, step: int, scale: float, is_closed: bool) -> None:
         """Refuse to close a step that is not the one in progress, or not complete."""
-        if step != self.step or waiting:
+        if step != self.step or is_closed:
             raise Refusal(f"expected the end of step {self.step}, found that of step {step}")
         progress = self._progress
         if not progress.num_micro_batches or progress.next_micro_batch != progress.num_micro_batches:

@@ -156,23 +156,23 @@ class Reception:
             raise
         finally:
             silence.cancel()
-        wrong = "malformed"
+        refusal = "malformed"
         stream: OpenStream | None = None
         try:
             hello = decode(first, _HELLO_BYTES)
-            wrong = "not admitted"
+            refusal = "not admitted"
             if hello.kind == "leave":
                 self._leave_by_token(hello)
             else:
                 stream = self._admit(hello, context)
-            wrong = ""
+            refusal = ""
         except TooManyHellos:
-            wrong = ""
+            refusal = ""
             raise
         finally:
             self.hellos.leave(place)
-            if wrong:
-                self.hellos.wrong(peer, wrong)
+            if refusal:
+                self.hellos.wrong(peer, refusal)
         return stream
 
     def heard(self, stream: OpenStream) -> None:
@@ -190,7 +190,7 @@ class Reception:
         """
         seat = stream.sit()
         if not context.is_active():  # it ended while it waited, and was not there to be missed
-            self._gone(context, stream)
+            self._note_end(context, stream)
         return seat
 
     def release(self, stream: OpenStream | None) -> None:
@@ -228,8 +228,8 @@ class Reception:
         # A stream that only looks open, its cable cut, gives way to the new one.
         for context_before in old if number else ():
             context_before.cancel()
-        if not context.add_callback(lambda: self._gone(context, stream)):
-            self._gone(context, stream)
+        if not context.add_callback(lambda: self._note_end(context, stream)):
+            self._note_end(context, stream)
         return stream
 
     def _leave_by_token(self, leave: Frame) -> None:
@@ -241,7 +241,7 @@ class Reception:
             self._tokens.check(int(header["cluster"]), header["round"], header["token"])
         self.trainer.dismiss(int(header["round"]), int(header["cluster"]), printable(str(header["reason"])))
 
-    def _gone(self, context: StreamContext, stream: OpenStream) -> None:
+    def _note_end(self, context: StreamContext, stream: OpenStream) -> None:
         """Note that a stream has ended, even while its thread waits itself."""
         with self._lock:
             self._streams.pop(context, None)

@@ -78,7 +78,7 @@ class DecoderRound:
         self.closed: dict[int, Contribution] = {}
         """Shares of the clusters that have closed the step in progress."""
         self._applied, self._applying = 0, False
-        self._opened = time.monotonic()
+        self._opened_at = time.monotonic()
         self._first_hello: float | None = None
 
     def standings(self) -> dict[int, Standing]:
@@ -102,12 +102,12 @@ class DecoderRound:
                 self._take_out(member, reason)
 
     def _standing(self, member: Member) -> Standing:
-        if member.left is not None:
-            return Standing("lost" if member.silent else "left", member.gone_at, member.left)
+        if member.departure is not None:
+            return Standing("lost" if member.silent else "left", member.gone_at, member.departure)
         if member.finished:
             return Standing("finished", member.gone_at, "it has trained, and its update has not come")
         if not member.joined:
-            return Standing("awaited", self._first_hello or self._opened, "it has not joined the decoder's round")
+            return Standing("awaited", self._first_hello or self._opened_at, "it has not joined the decoder's round")
         if member.away_since is not None:
             return Standing("away", member.away_since, "its stream to the decoder broke off")
         return Standing("trains", member.heard_at, f"it is at step {member.step}")
@@ -117,7 +117,7 @@ class DecoderRound:
     def check_open(self) -> None:
         """Refuse whatever comes when the round has ended; held."""
         if not self.open:
-            raise Refusal(f"round {self.number} of the decoder is not open: it ended, or has not begun")
+            raise Refusal(f"round {self.number} of the decoder is not open: it has ended or not yet begun")
 
     def check(self, place: Place) -> Member:
         """Return the cluster of a place, which may act now; held.
@@ -141,7 +141,7 @@ class DecoderRound:
     def _selected(self, round_: int, cluster: int) -> Member:
         """Return a cluster that may come in; held."""
         if not self.open:
-            raise Refusal(f"round {round_} of the decoder is not open: it ended, or has not begun")
+            raise Refusal(f"round {round_} of the decoder is not open: it has ended or not yet begun")
         if round_ != self.number:
             raise Refusal(f"expected round {self.number}, found round {round_}")
         if (member := self.members.get(cluster)) is None:
@@ -149,8 +149,8 @@ class DecoderRound:
         return self._admitted(member, finished_too=True)
 
     def _admitted(self, member: Member, *, finished_too: bool = False) -> Member:
-        if member.left is not None or (member.finished and not finished_too):
-            reason = member.left or "it said goodbye"
+        if member.departure is not None or (member.finished and not finished_too):
+            reason = member.departure or "it said goodbye"
             raise Refusal(f"cluster {member.cluster} has left round {self.number}: {reason}")
         member.hear(time.monotonic())
         return member
@@ -177,14 +177,14 @@ class DecoderRound:
 
     def rejoin(self, round_: int, cluster: int, number: int) -> Place:
         """Come back with another stream; held, with the decoder's computation held, too."""
-        member = self._joined(self._selected(round_, cluster))
+        member = self._check_joined(self._selected(round_, cluster))
         if number <= member.seat:  # they wait for the decoder together, and in no order
             raise Superseded(f"cluster {cluster} has opened another stream in round {round_}")
         member.come_back(number, closed=self.waits(member))
         self.state.notify_all()
         return self._place(member)
 
-    def _joined(self, member: Member) -> Member:
+    def _check_joined(self, member: Member) -> Member:
         if not member.joined:
             raise Refusal(f"cluster {member.cluster} has not joined round {self.number}")
         return member
@@ -242,7 +242,7 @@ class DecoderRound:
         """Close a cluster's step."""
         with self.state:
             member = self.check(place)
-            member.check_complete(step, scale, waiting=self.waits(member))
+            member.check_complete(step, scale, is_closed=self.waits(member))
             share = Contribution(cluster=member.cluster, weight=member.step_weight, scale=scale)
             self.closed[member.cluster] = share
             self.state.notify_all()
@@ -254,13 +254,13 @@ class DecoderRound:
         with self.state:
             while self._applied < step:
                 self.check(place)
-                missing = self._missing()
-                if not missing and not self._applying:
+                missing_members = self._missing_members()
+                if not missing_members and not self._applying:
                     self._applying = True
                     return list(self.closed.values())
-                if missing and time.monotonic() >= end and not self._applying:
+                if missing_members and time.monotonic() >= end and not self._applying:
                     # Those who are missing leave, and the round goes on without them.
-                    for member in missing:
+                    for member in missing_members:
                         self._take_out(
                             member,
                             f"it did not close step {step} within {self.step_timeout_s:g} s of another cluster; raise "
@@ -288,7 +288,7 @@ class DecoderRound:
         self._applied, self._applying = step, False
         self.state.notify_all()
 
-    def _missing(self) -> list[Member]:
+    def _missing_members(self) -> list[Member]:
         """Clusters that the barrier waits for; those that are too late in some way are taken out of the round."""
         self._expire()
         return [member for _, member in sorted(self.members.items()) if not member.gone and not self.waits(member)]
@@ -317,12 +317,12 @@ class DecoderRound:
     def _decide(self, first_hello: float) -> None:
         members = self.members.values()
         # A CU that came and went does not count: clients that run one after the other look like that.
-        if all(member.joined and member.left is None for member in members):
+        if all(member.joined and member.departure is None for member in members):
             self.sync = "step"
             logger.info("decoder-sync auto: step, all %s CUs are there at the same time", len(members))
         elif time.monotonic() >= first_hello + self.join_timeout_s:
             self.sync = "round"
-            late = [m.cluster for m in members if not m.joined or m.left is not None]
+            late = [m.cluster for m in members if not m.joined or m.departure is not None]
             logger.info("decoder-sync auto: round, clusters %s were not there in %g s", late, self.join_timeout_s)
         if self.sync != "auto":
             self.state.notify_all()

@@ -54,7 +54,7 @@ class Seat:
         self._begin_again(step, attempt)
         with self._round.state:
             member = self._round.check(self._place)
-            member.take_tied(step, name, start, rows, waiting=self._round.waits(member))
+            member.take_tied(step, name, start, rows, is_closed=self._round.waits(member))
 
     def micro_batch(self, batch: MicroBatch) -> Gradient:
         """Run the decoder forward and backward on one micro-batch.
@@ -70,7 +70,7 @@ class Seat:
         with self._copies.lock:
             with self._round.state:
                 member = self._round.check(self._place)
-                member.check_order(batch, waiting=self._round.waits(member))
+                member.check_order(batch, is_closed=self._round.waits(member))
                 tied, total_weight = member.tied_of_step(), member.total_weight(batch)
             gradient = self._copies.gradient(self.cluster, self.sync, batch, total_weight, tied)
             with self._round.state:
@@ -133,7 +133,7 @@ class Seat:
         """Forget what was collected of the cluster's step if it begins the step once more."""
         with self._copies.lock, self._round.state:
             member = self._round.check(self._place)
-            if member.begin_again(step, attempt, waiting=self._round.waits(member)):
+            if member.begin_again(step, attempt, is_closed=self._round.waits(member)):
                 self._copies.of(self.cluster, self.sync).discard(self.cluster)
 
     def _take(self, shares: list[Contribution], step: int) -> None:

@@ -74,15 +74,15 @@ class DecoderService:
         """What has come of each cluster's activations in the run."""
         self._on_repeat: Callable[[], None] = lambda: None
 
-    def account(self, sent: dict[int, Sent], on_repeat: Callable[[], None]) -> None:
+    def account(self, sent_by_cluster: dict[int, Sent], on_repeat: Callable[[], None]) -> None:
         """Count what comes of the clusters' activations in an account of the run's, before the first round.
 
         Parameters
         ----------
-        sent : of each cluster, so far; it is counted on
+        sent_by_cluster : of each cluster, so far; it is counted on
         on_repeat : called when a step comes again, before it is answered
         """
-        self.sent, self._on_repeat = sent, on_repeat
+        self.sent, self._on_repeat = sent_by_cluster, on_repeat
 
     def start(self) -> str:
         """Listen; returns the bound ``host:port``.

@@ -25,7 +25,7 @@ class RoundTokens:
     def __init__(self) -> None:
         self.round = 0
         """The newest round that was opened."""
-        self._first: dict[int, str] = {}
+        self._first_tokens: dict[int, str] = {}
         self._resume: dict[int, list[str]] = {}
         """Of each cluster with a stream: the tokens of the next one. The newest is last."""
         self._newest: dict[int, int] = {}
@@ -37,12 +37,12 @@ class RoundTokens:
         """Return a token of each cluster for a new round; all older ones are worth nothing."""
         self.close()
         self.round = round_
-        self._first = {cluster: secrets.token_urlsafe(_BYTES) for cluster in clusters}
-        return dict(self._first)
+        self._first_tokens = {cluster: secrets.token_urlsafe(_BYTES) for cluster in clusters}
+        return dict(self._first_tokens)
 
     def close(self) -> None:
         """End the round: its tokens are worth nothing."""
-        self._first, self._resume, self._newest = {}, {}, {}
+        self._first_tokens, self._resume, self._newest = {}, {}, {}
 
     def admit(self, cluster: int, round_: object, token: object) -> Admission:
         """Open a stream with a token.
@@ -56,13 +56,13 @@ class RoundTokens:
             If the token is neither that nor the round's, or was used; the reason tells nothing about the right token.
         """
         resume = self._resume.get(cluster, [self._nobodys])
-        used = [good for good in resume if _same(good, token)] if round_ == self.round else []
-        if not used:
+        matching_tokens = [good for good in resume if _is_equal(good, token)] if round_ == self.round else []
+        if not matching_tokens:
             self.check(cluster, round_, token)
             if cluster in self._newest:
                 raise PermissionError(f"the token of cluster {cluster} has been used in round {self.round}")
         number = self._newest[cluster] = self._newest.get(cluster, -1) + 1
-        self._resume[cluster] = [*used, secrets.token_urlsafe(_BYTES)]
+        self._resume[cluster] = [*matching_tokens, secrets.token_urlsafe(_BYTES)]
         return Admission(number, self._resume[cluster][-1])
 
     def hear(self, round_: int, cluster: int, number: int) -> None:
@@ -72,13 +72,13 @@ class RoundTokens:
 
     def check(self, cluster: int, round_: object, token: object) -> None:
         """Raise PermissionError if this is not the cluster's token of the round."""
-        right = _same(self._first.get(cluster, self._nobodys), token)
-        if not right or cluster not in self._first or round_ != self.round:
+        right = _is_equal(self._first_tokens.get(cluster, self._nobodys), token)
+        if not right or cluster not in self._first_tokens or round_ != self.round:
             raise PermissionError(
                 f"the token is not one of cluster {cluster} in round {round_}, or the round has ended"
             )
 
 
-def _same(expected: str, token: object) -> bool:
+def _is_equal(expected: str, token: object) -> bool:
     """Compare tokens in constant time."""
     return hmac.compare_digest(expected.encode(), str(token).encode(errors="surrogatepass"))

@@ -60,7 +60,7 @@ class DecoderTrainer:
         self.copies = DecoderCopies(trainer)
         self._sync = _checked_mode(decoder_sync)
         self._round = self._new_round(0, (), 1, {})
-        self._ended: dict[int, ClusterSummary] | None = None
+        self._summaries: dict[int, ClusterSummary] | None = None
         """Of a round that has ended and whose weights are still to come."""
 
     @property
@@ -120,7 +120,7 @@ class DecoderTrainer:
                 )
             self.copies.hand_out()
             self._round = self._new_round(round_, clusters, local_steps, tied)
-            self._ended = None
+            self._summaries = None
 
     def _new_round(
         self, round_: int, clusters: Iterable[int], local_steps: int, tied: Mapping[str, Tensor]
@@ -191,8 +191,8 @@ class DecoderTrainer:
         self._round.end()
         # Only now is a step that was being taken counted.
         with self.copies.lock, self._round.state:
-            self._ended = {cluster: member.summary() for cluster, member in sorted(self._round.members.items())}
-        return self._ended
+            self._summaries = {cluster: member.summary() for cluster, member in sorted(self._round.members.items())}
+        return self._summaries
 
     def finish_round(self, weights: Mapping[int, float] | None = None) -> RoundSummary:
         """Return the decoder's new weights; closes the round if it is open.
@@ -207,8 +207,8 @@ class DecoderTrainer:
         ValueError
             If no round is open or has ended, or ``weights`` names a cluster that trained no step.
         """
-        clusters = self.end_round() if self._ended is None else self._ended
-        self._ended = None
+        clusters = self.end_round() if self._summaries is None else self._summaries
+        self._summaries = None
         head = self.copies.finish(clusters, self._sync, weights)
         return RoundSummary(round=self._round.number, decoder_sync=self._sync, head=head, clusters=clusters)
 

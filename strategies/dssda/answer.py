@@ -38,6 +38,15 @@ class SegmentChoice:
         return tuple(busy)
 
 
+_SENTENCES = {
+    "C2": "at least {needs:.6g} segments are required, at most {has:.6g} are possible (C2)",
+    "C5": "{needs:.6g} clusters must get a channel, {has:.6g} can (C5)",
+    "C8": "the upload needs {needs:.6g} J, its budget is {has:.6g} J (C8)",
+    "C11": "Gamma is at least {needs:.6g}, its limit is {has:.6g} (C11)",
+    "eps_max": "the distortion is at least {needs:.6g}, its limit is {has:.6g} (eps_max)",
+}
+
+
 @dataclass(frozen=True)
 class Infeasibility:
     """A constraint that cannot be met."""
@@ -53,8 +62,9 @@ class Infeasibility:
 
     @property
     def reason(self) -> str:
-        """What is missing, in words, without saying whom."""
-        return f"{self.constraint} needs {self.needs:.6g}, has {self.has:.6g}; {self.remedy}"
+        """The unmet constraint and the remedy, in words, without naming the cluster."""
+        sentence = _SENTENCES.get(self.constraint, "{constraint} needs {needs:.6g}, has {has:.6g}")
+        return f"{sentence.format(constraint=self.constraint, needs=self.needs, has=self.has)}; {self.remedy}"
 
     def __str__(self) -> str:
         who = "the round" if self.cluster is None else f"cluster {self.cluster}"

@@ -90,18 +90,18 @@ class _Cases:
         rows = np.flatnonzero(np.isfinite(high))
         if len(rows) == 0:
             return high
-        cases, some = self.at(rows), None if forced is None else forced[rows]
+        cases, device = self.at(rows), None if forced is None else forced[rows]
         spread = np.ptp(cases.link_s, axis=1) + 1e-6 * low[rows]
         below, above = np.minimum(low[rows], high[rows]), high[rows]
         # The bound is close: look just above it first.
         near = np.minimum(below + spread, above)
-        holds = cases.works(near, some)
+        holds = cases.works(near, device)
         below, above = np.where(holds, below, near), np.where(holds, near, above)
         for _ in range(100):
             middle = (below + above) / 2
             if np.all(above - below <= _PRECISION * above):
                 break
-            holds = cases.works(middle, some)
+            holds = cases.works(middle, device)
             below, above = np.where(holds, below, middle), np.where(holds, middle, above)
         high[rows] = above
         return high
@@ -109,14 +109,14 @@ class _Cases:
 
 def eq15_choices(instance: Instance, limits: Sequence[Limits]) -> list[dict[int, SegmentChoice]]:
     """Choices by S of several clusters; see :class:`strategies.dssda.segments.SegmentTable`."""
-    found: list[dict[int, SegmentChoice]] = [{} for _ in limits]
+    choices_by_cluster: list[dict[int, SegmentChoice]] = [{} for _ in limits]
     by_devices: dict[int, list[int]] = {}
     for i, limit in enumerate(limits):
         by_devices.setdefault(len(limit.memory_cap), []).append(i)
     for places in by_devices.values():
         for i, choices in zip(places, _Search(instance, [limits[i] for i in places]).run(), strict=True):
-            found[i] = choices
-    return found
+            choices_by_cluster[i] = choices
+    return choices_by_cluster
 
 
 class _Search:
@@ -129,7 +129,7 @@ class _Search:
         self._teb = np.array([x.teb_s for x in limits])
         self._link = np.array([x.link_s for x in limits])
         self._cap = np.array([x.cap for x in limits])
-        self._where = np.repeat(np.arange(len(limits)), len(sizes))
+        self._limits_index = np.repeat(np.arange(len(limits)), len(sizes))
         self._size = np.tile(np.array(sizes, dtype=np.intp), len(limits))
         self._num_sizes = len(sizes)
         # More segments that cost less stay in the table, even if they are slower.
@@ -138,7 +138,7 @@ class _Search:
 
     def run(self) -> list[dict[int, SegmentChoice]]:
         """Return the choices by S of each cluster."""
-        rows = np.arange(len(self._where))
+        rows = np.arange(len(self._limits_index))
         if len(rows) == 0:
             return [{} for _ in self._limits]
         bound = self._bounds()
@@ -160,7 +160,7 @@ class _Search:
         useful = np.isfinite(best) & (best <= self._to_beat(best))
         choices: list[dict[int, SegmentChoice]] = [{} for _ in self._limits]
         for row in np.flatnonzero(useful):
-            i = self._where[row]
+            i = self._limits_index[row]
             choice = self._choice(int(row), int(best_m[row]), float(best_t[row]), int(best_q[row]))
             smaller = min((c.pipeline_s for c in choices[i].values()), default=np.inf)
             if choice.pipeline_s < smaller or not self._rising[i]:
@@ -177,20 +177,20 @@ class _Search:
         instance = self._instance
         speed = np.array([d.phi * d.f for d in (instance.device_arrays(x.cluster) for x in self._limits)])
         cases = _Cases(
-            teb_s=1.0 / speed[self._where],
-            link_s=np.zeros((len(self._where), speed.shape[1])),
-            cap=self._cap.max(axis=1)[self._where],
+            teb_s=1.0 / speed[self._limits_index],
+            link_s=np.zeros((len(self._limits_index), speed.shape[1])),
+            cap=self._cap.max(axis=1)[self._limits_index],
             size=self._size,
             num_blocks=instance.L,
         )
-        relaxed = cases.least(np.zeros(len(self._where)))[:, None] * (1 - 1e-9)
+        relaxed = cases.least(np.zeros(len(self._limits_index)))[:, None] * (1 - 1e-9)
         work = np.asarray(instance.work(self._m.astype(np.float64)))
-        least = work * relaxed + instance.t0 + self._link.min(axis=2)[self._where]
-        saved = self._link.max(axis=2)[self._where] if instance.tail == "last" else 0.0
+        least = work * relaxed + instance.t0 + self._link.min(axis=2)[self._limits_index]
+        saved = self._link.max(axis=2)[self._limits_index] if instance.tail == "last" else 0.0
         return np.asarray((self._size[:, None] + self._m - 1) * least - saved)
 
     def _cases(self, rows: Index, m: Index) -> _Cases:
-        i = self._where[rows]
+        i = self._limits_index[rows]
         return _Cases(self._teb[i, m], self._link[i, m], self._cap[i, m], self._size[rows], self._instance.L)
 
     def _solve(self, rows: Index, m: Index, bound: Array) -> tuple[Array, Array, Index]:
@@ -203,22 +203,22 @@ class _Search:
         if self._instance.tail == "none":
             return rounds * free, free, none
         seconds, bottleneck, forced = np.full(len(rows), np.inf), free, none
-        there = np.flatnonzero(np.isfinite(free))
-        if len(there) == 0:
+        feasible_rows = np.flatnonzero(np.isfinite(free))
+        if len(feasible_rows) == 0:
             return seconds, bottleneck, forced
         # Some device has the largest tau at the least T of all.
-        some = cases.at(there)
-        tails = np.where(some.members(free[there]), some.link_s, -np.inf)
-        forced[there], tail = np.argmax(tails, axis=1), np.max(tails, axis=1)
-        seconds[there] = rounds[there] * free[there] - tail
+        feasible_cases = cases.at(feasible_rows)
+        tails = np.where(feasible_cases.members(free[feasible_rows]), feasible_cases.link_s, -np.inf)
+        forced[feasible_rows], tail = np.argmax(tails, axis=1), np.max(tails, axis=1)
+        seconds[feasible_rows] = rounds[feasible_rows] * free[feasible_rows] - tail
         # A device with a larger tau needs a larger T; few come in time to be worth it.
-        row, q = np.nonzero(some.link_s > tail[:, None])
-        row, own = there[row], cases.link_s[there[row], q]
-        worth = (seconds[row] + own) / rounds[row]
-        able = cases.at(row).works(worth, q)
-        row, q, own = row[able], q[able], own[able]
+        row, q = np.nonzero(feasible_cases.link_s > tail[:, None])
+        row, own_link_s = feasible_rows[row], cases.link_s[feasible_rows[row], q]
+        worth = (seconds[row] + own_link_s) / rounds[row]
+        is_within = cases.at(row).works(worth, q)
+        row, q, own_link_s = row[is_within], q[is_within], own_link_s[is_within]
         least = cases.at(row).least(free[row], q)
-        value = rounds[row] * least - own
+        value = rounds[row] * least - own_link_s
         for place in np.argsort(-value):  # the best of a row is written last
             if value[place] < seconds[row[place]]:
                 seconds[row[place]], bottleneck[row[place]], forced[row[place]] = value[place], least[place], q[place]
@@ -226,15 +226,15 @@ class _Search:
 
     def _choice(self, row: int, m: int, bottleneck: float, forced: int) -> SegmentChoice:
         """Segments that meet the bottleneck: the S roomiest devices, the faster ones filled first."""
-        one = self._cases(np.array([row]), np.array([m]))
-        counts, size = one.counts(np.array([bottleneck]))[0], int(self._size[row])
-        chosen = [int(k) for k in np.argsort(-counts, kind="stable") if k != forced]
-        chosen = chosen[:size] if forced < 0 else [int(forced), *chosen[: size - 1]]
+        case = self._cases(np.array([row]), np.array([m]))
+        counts, size = case.counts(np.array([bottleneck]))[0], int(self._size[row])
+        devices = [int(k) for k in np.argsort(-counts, kind="stable") if k != forced]
+        devices = devices[:size] if forced < 0 else [int(forced), *devices[: size - 1]]
         delta = [0] * len(counts)
-        left = self._instance.L - size
-        for k in sorted(chosen, key=lambda k: one.teb_s[0, k]):
-            extra = min(left, int(counts[k]) - 1)
-            delta[k], left = 1 + extra, left - extra
-        cluster, num_micro_batches = self._limits[self._where[row]].cluster, int(self._m[m])
+        blocks_left = self._instance.L - size
+        for k in sorted(devices, key=lambda k: case.teb_s[0, k]):
+            extra = min(blocks_left, int(counts[k]) - 1)
+            delta[k], blocks_left = 1 + extra, blocks_left - extra
+        cluster, num_micro_batches = self._limits[self._limits_index[row]].cluster, int(self._m[m])
         seconds = pipeline_seconds(self._instance, cluster, delta, num_micro_batches, None)
         return SegmentChoice(tuple(delta), num_micro_batches, None, seconds)

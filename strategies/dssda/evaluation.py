@@ -82,44 +82,44 @@ def violations(instance: Instance, matches: Sequence[Match | None]) -> list[str]
     ----------
     matches : (N,), None for a cluster without a channel
     """
-    found = []
+    broken = []
     channels = [match.channel for match in matches if match]
     if len(set(channels)) != len(channels):
-        found.append(f"C4: channels {sorted(channels)} are not distinct")
+        broken.append(f"C4: channels {sorted(channels)} are not distinct")
     if len(channels) != instance.num_matched:
-        found.append(f"C5: {len(channels)} clusters are matched, expected min(N, J) = {instance.num_matched}")
+        broken.append(f"C5: {len(channels)} clusters are matched, expected min(N, J) = {instance.num_matched}")
     for n, match in enumerate(matches):
         if match:
-            found += [f"cluster {n}: {text}" for text in _cluster_violations(instance, n, match)]
-    return found
+            broken += [f"cluster {n}: {text}" for text in _cluster_violations(instance, n, match)]
+    return broken
 
 
 def _cluster_violations(instance: Instance, n: int, match: Match) -> list[str]:
     cluster, choice, devices = instance.clusters[n], match.choice, instance.device_arrays(n)
-    found = []
+    broken = []
     if sum(choice.delta) != instance.L:
-        found.append(f"C1: segments hold {sum(choice.delta)} TEBs, expected {instance.L}")
+        broken.append(f"C1: segments hold {sum(choice.delta)} TEBs, expected {instance.L}")
     if choice.num_segments not in instance.segment_range(n):
-        found.append(f"C2: S = {choice.num_segments} is outside {instance.segment_range(n)}")
+        broken.append(f"C2: S = {choice.num_segments} is outside {instance.segment_range(n)}")
     if choice.m not in instance.m_set:
-        found.append(f"m_set: m = {choice.m} is not among {list(instance.m_set)}")
+        broken.append(f"m_set: m = {choice.m} is not among {list(instance.m_set)}")
     energy = device_energy(instance, n, choice.delta, choice.m, choice.last)
     for k, d in enumerate(choice.delta):
         if exceeds(d * instance.gamma0, devices.mem[k]):
-            found.append(f"C7: device {k} needs {d * instance.gamma0:.6g} byte, has {devices.mem[k]:.6g}")
+            broken.append(f"C7: device {k} needs {d * instance.gamma0:.6g} byte, has {devices.mem[k]:.6g}")
         if instance.energy != "none" and exceeds(energy[k], devices.Emax[k]):
-            found.append(f"C9: device {k} needs {energy[k]:.6g} J, has {devices.Emax[k]:.6g}")
+            broken.append(f"C9: device {k} needs {energy[k]:.6g} J, has {devices.Emax[k]:.6g}")
     if exceeds(match.power_w, cluster.up.Pmax) or match.power_w < 0:
-        found.append(f"C6: power {match.power_w:.6g} W is outside 0 to {cluster.up.Pmax:.6g}")
-    spent = float(
+        broken.append(f"C6: power {match.power_w:.6g} W is outside 0 to {cluster.up.Pmax:.6g}")
+    energy_j = float(
         upload_energy(cluster.up.e_bits, match.power_w, instance.uplink_rate(n, match.power_w, match.channel))
     )
-    if exceeds(spent, cluster.up.Emax):
-        found.append(f"C8: the upload needs {spent:.6g} J, has {cluster.up.Emax:.6g}")
+    if exceeds(energy_j, cluster.up.Emax):
+        broken.append(f"C8: the upload needs {energy_j:.6g} J, has {cluster.up.Emax:.6g}")
     distortion = float(instance.distortion(n, match.power_w, match.channel))
     if cluster.up.eps_max is not None and exceeds(distortion, cluster.up.eps_max):
-        found.append(f"eps_max: distortion {distortion:.6g} is above {cluster.up.eps_max:.6g}")
-    return found
+        broken.append(f"eps_max: distortion {distortion:.6g} is above {cluster.up.eps_max:.6g}")
+    return broken
 
 
 def binding(instance: Instance, answer: Answer, cluster: int) -> list[str]:
@@ -127,28 +127,28 @@ def binding(instance: Instance, answer: Answer, cluster: int) -> list[str]:
 
     C7 and C9 bind a busy device that could not hold one TEB more.
     """
-    found: list[str] = []
+    constraints: list[str] = []
     part = answer.clusters[cluster]
     if part.choice is None or part.power_w is None or part.uplink_s is None or part.uplink_energy_j is None:
-        return found
-    choice, devices, up = part.choice, instance.device_arrays(cluster), instance.clusters[cluster].up
+        return constraints
+    choice, devices, uplink = part.choice, instance.device_arrays(cluster), instance.clusters[cluster].up
     seconds = instance.steps * choice.pipeline_s + part.uplink_s
     if answer.latency_s is not None and seconds >= answer.latency_s * (1 - _TIGHT):
-        found.append("the round waits for it")
+        constraints.append("the round waits for it")
     for k, blocks in enumerate(choice.delta):
         if blocks == 0:
             continue
         more = [d + (i == k) for i, d in enumerate(choice.delta)]
         if exceeds(more[k] * instance.gamma0, devices.mem[k]):
-            found.append(f"C7 memory of device {k}")
+            constraints.append(f"C7 memory of device {k}")
         energy = device_energy(instance, cluster, more, choice.m, choice.last)
         if instance.energy != "none" and exceeds(energy[k], devices.Emax[k]):
-            found.append(f"C9 energy of device {k}")
-    if part.power_w >= up.Pmax * (1 - _TIGHT):
-        found.append("C6 power")
-    if part.uplink_energy_j >= up.Emax * (1 - _TIGHT):
-        found.append("C8 upload energy")
-    return found
+            constraints.append(f"C9 energy of device {k}")
+    if part.power_w >= uplink.Pmax * (1 - _TIGHT):
+        constraints.append("C6 power")
+    if part.uplink_energy_j >= uplink.Emax * (1 - _TIGHT):
+        constraints.append("C8 upload energy")
+    return constraints
 
 
 def exceeds(value: float, limit: float) -> bool:

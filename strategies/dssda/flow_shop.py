@@ -34,7 +34,7 @@ def flow_shop_choices(instance: Instance, limits: Limits) -> dict[int, SegmentCh
     # An m without any bottleneck has no sums either.
     bound = sums + (m[:, None] - 1) * np.where(np.isfinite(shortest), shortest, 0.0)
     best = np.full(len(sizes), np.inf)
-    found: dict[int, tuple[int, float]] = {}
+    best_places: dict[int, tuple[int, float]] = {}
     cost = [instance.clusters[limits.cluster].size_cost(s) for s in sizes]
     rising = bool(np.all(np.diff(cost) >= 0))
     for row in np.argsort(bound.min(axis=1), kind="stable"):
@@ -42,10 +42,10 @@ def flow_shop_choices(instance: Instance, limits: Limits) -> dict[int, SegmentCh
             break
         seconds, bottleneck = stages[row].best(float(m[row]), keep, sums[row], best, rising)
         for i in np.flatnonzero(seconds < best):
-            best[i], found[sizes[i]] = seconds[i], (int(row), float(bottleneck[i]))
+            best[i], best_places[sizes[i]] = seconds[i], (int(row), float(bottleneck[i]))
     choices: dict[int, SegmentChoice] = {}
-    for size in sorted(found):
-        row, bottleneck = found[size]
+    for size in sorted(best_places):
+        row, bottleneck = best_places[size]
         delta, last = stages[row].segments(bottleneck, size)
         num_micro_batches = instance.m_set[row]
         seconds = pipeline_seconds(instance, limits.cluster, delta, num_micro_batches, last)
@@ -93,15 +93,15 @@ class _Stages:
         state[:, 0, 0, 0] = 0.0
         states = [state]
         for k, teb in enumerate(self._teb):
-            new = state.copy()
+            next_state = state.copy()
             for blocks in range(1, int(max(middle[:, k].max(), end[:, k].max())) + 1):
                 seconds, source = blocks * teb, state[:, :, :-1, : self._num_blocks + 1 - blocks]
                 inner = np.where(middle[:, k] >= blocks, seconds + self._link[k], np.inf)[:, None, None, None]
-                target = new[:, :, 1:, blocks:]
+                target = next_state[:, :, 1:, blocks:]
                 np.minimum(target, source + inner, out=target)
                 outer = np.where(end[:, k] >= blocks, seconds, np.inf)[:, None, None]
                 np.minimum(target[:, 1], source[:, 0] + outer, out=target[:, 1])
-            state = new
+            state = next_state
             states.append(state)
         return states
 
@@ -109,16 +109,16 @@ class _Stages:
         """A(T) for S = 1 to the largest, (T, S)."""
         return np.asarray(self._programme(bottleneck)[-1][:, 1, 1:, -1])
 
-    def best(self, m: float, keep: slice, floor: Array, known: Array, rising: bool) -> tuple[Array, Array]:
+    def best(self, m: float, keep: slice, floor: Array, incumbent: Array, rising: bool) -> tuple[Array, Array]:
         """Least D and its T for every S of ``keep``, where it beats what is known; (S,) each.
 
         Parameters
         ----------
         floor : (S,), A(inf)
-        known : (S,), best D so far
+        incumbent : (S,), best D so far
         rising : whether fewer segments that are as fast make more of them useless
         """
-        best, where = known.copy(), np.full(len(known), np.nan)
+        best, bottleneck = incumbent.copy(), np.full(len(incumbent), np.nan)
         values: dict[int, Array] = {}
 
         def to_beat() -> Array:
@@ -132,11 +132,11 @@ class _Stages:
                     values[place] = row
                     total = row + (m - 1) * self.times[place]
                     better = total < best
-                    best[better], where[better] = total[better], self.times[place]
+                    best[better], bottleneck[better] = total[better], self.times[place]
 
         last = len(self.times) - 1
         if last < 0:
-            return best, where
+            return best, bottleneck
         decide(sorted({int(p) for p in np.linspace(0, last, _BATCH)}))
         while True:
             places = sorted(values)
@@ -147,7 +147,7 @@ class _Stages:
                 if b - a > 1 and np.any(values[b] + (m - 1) * self.times[a + 1] < to_beat() * (1 - 1e-14))
             ]
             if not open_ or not np.any(floor < to_beat()):
-                return best, where
+                return best, bottleneck
             decide(open_)
 
     def segments(self, bottleneck: float, size: int) -> tuple[list[int], int]:
@@ -155,18 +155,18 @@ class _Stages:
         states = self._programme(np.array([bottleneck]))
         middle, end = (self._counts(np.array([bottleneck]), *kind)[0] for kind in self._kinds())
         delta, last = [0] * len(self._teb), -1
-        chosen, blocks = 1, self._num_blocks
+        num_chosen, blocks = 1, self._num_blocks
         for k in range(len(self._teb) - 1, -1, -1):
-            value, before = states[k + 1][0, chosen, size, blocks], states[k][0]
-            if before[chosen, size, blocks] == value:
+            value, previous_state = states[k + 1][0, num_chosen, size, blocks], states[k][0]
+            if previous_state[num_chosen, size, blocks] == value:
                 continue
             options = [(count, False) for count in range(1, min(int(middle[k]), blocks) + 1)]
-            options += [(count, True) for count in range(1, min(int(end[k]), blocks) + 1) if chosen]
+            options += [(count, True) for count in range(1, min(int(end[k]), blocks) + 1) if num_chosen]
             for count, ends in options:
                 cost = count * self._teb[k] + (0.0 if ends else self._link[k])
-                if before[0 if ends else chosen, size - 1, blocks - count] + cost == value:
+                if previous_state[0 if ends else num_chosen, size - 1, blocks - count] + cost == value:
                     delta[k], size, blocks = count, size - 1, blocks - count
                     if ends:
-                        last, chosen = k, 0
+                        last, num_chosen = k, 0
                     break
         return delta, last

@@ -15,8 +15,8 @@ from strategies.dssda.instance import Cluster, Device, DistortionMode, Instance,
 INSTANCE_FORMAT = "collapipe-instance/1"
 
 
-def read_instance(text: str, where: str) -> Instance:
-    """Read an instance from JSON text; ``where`` names the file in messages.
+def read_instance(text: str, location: str) -> Instance:
+    """Read an instance from JSON text; ``location`` names the file in messages.
 
     Raises
     ------
@@ -26,8 +26,8 @@ def read_instance(text: str, where: str) -> Instance:
     try:
         raw = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{where}: expected JSON, {error}") from error
-    return parse_instance(raw, where)
+        raise ValueError(f"{location}: expected JSON, {error}") from error
+    return parse_instance(raw, location)
 
 
 _TOP = {"format", "L", "b", "m_set", "S_min", "S_max", "V", "steps", "latency", "tail", "energy", "work", "act"}
@@ -35,26 +35,26 @@ _TOP |= {"gamma0", "N0", "clusters"}
 _OPTIONAL_TOP = {"steps", "S_min", "S_max", "tail"}
 
 
-def parse_instance(raw: Any, where: str) -> Instance:
+def parse_instance(raw: Any, location: str) -> Instance:
     """Check :func:`read_instance`'s object."""
-    top = _Table(raw, where, _TOP, _OPTIONAL_TOP)
+    top = _Table(raw, location, _TOP, _OPTIONAL_TOP)
     if raw["format"] != INSTANCE_FORMAT:
-        raise ValueError(f"{where}: format: expected {INSTANCE_FORMAT!r}, found {raw['format']!r}")
-    work = _Table(raw["work"], f"{where}: work", {"o_f", "o_b", "o_b_scaling", "t0"}, {"t0"})
-    act = _Table(raw["act"], f"{where}: act", {"z_bits", "g_bits", "scaling", "lat"}, {"lat"})
+        raise ValueError(f"{location}: format: expected {INSTANCE_FORMAT!r}, found {raw['format']!r}")
+    work = _Table(raw["work"], f"{location}: work", {"o_f", "o_b", "o_b_scaling", "t0"}, {"t0"})
+    act = _Table(raw["act"], f"{location}: act", {"z_bits", "g_bits", "scaling", "lat"}, {"lat"})
     m_set = raw["m_set"]
     if not isinstance(m_set, list) or not m_set or not all(_is_count(m) for m in m_set):
-        raise ValueError(f"{where}: m_set: expected a list of integers of at least 1, found {m_set!r}")
+        raise ValueError(f"{location}: m_set: expected a list of integers of at least 1, found {m_set!r}")
     s_max = top.get("S_max")
     clusters = raw["clusters"]
     if not isinstance(clusters, list) or not clusters:
-        raise ValueError(f"{where}: clusters: expected a list of at least one cluster, found {clusters!r}")
-    parsed = tuple(_parse_cluster(c, f"{where}: clusters[{n}]") for n, c in enumerate(clusters))
-    for n, cluster in enumerate(parsed):
-        if len(cluster.B) != len(parsed[0].B):
+        raise ValueError(f"{location}: clusters: expected a list of at least one cluster, found {clusters!r}")
+    parsed_clusters = tuple(_parse_cluster(c, f"{location}: clusters[{n}]") for n, c in enumerate(clusters))
+    for n, cluster in enumerate(parsed_clusters):
+        if len(cluster.B) != len(parsed_clusters[0].B):
             raise ValueError(
-                f"{where}: clusters[{n}].B: has {len(cluster.B)} channels, clusters[0] has {len(parsed[0].B)}; "
-                "expected one value for each of the J channels in every cluster"
+                f"{location}: clusters[{n}].B: has {len(cluster.B)} channels, clusters[0] has "
+                f"{len(parsed_clusters[0].B)}; expected one value for each of the J channels in every cluster"
             )
     return Instance(
         L=top.count("L"),
@@ -77,29 +77,29 @@ def parse_instance(raw: Any, where: str) -> Instance:
         lat=act.number("lat") if "lat" in raw["act"] else 0.0,
         gamma0=top.number("gamma0"),
         N0=top.number("N0"),
-        clusters=parsed,
+        clusters=parsed_clusters,
     )
 
 
-def _parse_cluster(raw: Any, where: str) -> Cluster:
+def _parse_cluster(raw: Any, location: str) -> Cluster:
     weights = {"wS", "wS2", "wP", "wE", "wG", "skip"}
-    table = _Table(raw, where, weights | {"devices", "up", "h", "I", "B"}, weights)
+    table = _Table(raw, location, weights | {"devices", "up", "h", "I", "B"}, weights)
     devices = raw["devices"]
     if not isinstance(devices, list) or not devices:
-        raise ValueError(f"{where}.devices: expected a list of at least one device, found {devices!r}")
-    up = _Table(raw["up"], f"{where}.up", set(Uplink.__dataclass_fields__), {"eps_max"})
+        raise ValueError(f"{location}.devices: expected a list of at least one device, found {devices!r}")
+    uplink = _Table(raw["up"], f"{location}.up", set(Uplink.__dataclass_fields__), {"eps_max"})
     return Cluster(
         **{name: table.number(name, any_sign=name in ("wS", "wS2", "skip")) for name in weights & raw.keys()},
         **{name: 0.0 for name in weights - raw.keys()},
-        devices=tuple(_parse_device(d, f"{where}.devices[{k}]") for k, d in enumerate(devices)),
+        devices=tuple(_parse_device(d, f"{location}.devices[{k}]") for k, d in enumerate(devices)),
         up=Uplink(
-            t_bits=up.number("t_bits"),
-            e_bits=up.number("e_bits"),
-            Pmax=up.number("Pmax", positive=True),
-            Emax=up.number("Emax"),
-            eps_mode=up.choice("eps_mode", get_args(DistortionMode)),
-            C=up.number("C"),
-            eps_max=None if up.get("eps_max") is None else up.number("eps_max", positive=True),
+            t_bits=uplink.number("t_bits"),
+            e_bits=uplink.number("e_bits"),
+            Pmax=uplink.number("Pmax", positive=True),
+            Emax=uplink.number("Emax"),
+            eps_mode=uplink.choice("eps_mode", get_args(DistortionMode)),
+            C=uplink.number("C"),
+            eps_max=None if uplink.get("eps_max") is None else uplink.number("eps_max", positive=True),
         ),
         h=table.column("h", positive=True),
         I=table.column("I"),
@@ -107,8 +107,8 @@ def _parse_cluster(raw: Any, where: str) -> Cluster:
     )
 
 
-def _parse_device(raw: Any, where: str) -> Device:
-    table = _Table(raw, where, set(Device.__dataclass_fields__), set())
+def _parse_device(raw: Any, location: str) -> Device:
+    table = _Table(raw, location, set(Device.__dataclass_fields__), set())
     positive = ("phi", "f", "p", "B", "h")
     return Device(**{name: table.number(name, positive=name in positive) for name in Device.__dataclass_fields__})
 
@@ -116,55 +116,55 @@ def _parse_device(raw: Any, where: str) -> Device:
 class _Table:
     """A JSON object whose keys are known, with messages that name file and key."""
 
-    def __init__(self, raw: Any, where: str, known: set[str], optional: set[str]) -> None:
+    def __init__(self, raw: Any, location: str, keys: set[str], optional: set[str]) -> None:
         if not isinstance(raw, Mapping):
-            raise ValueError(f"{where}: expected an object, found {raw!r}")
+            raise ValueError(f"{location}: expected an object, found {raw!r}")
         for key in raw:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(sorted(known))}"
-                raise ValueError(f"{where}: unknown key {key!r}; {hint}")
-        if missing := sorted(known - optional - raw.keys()):
-            raise ValueError(f"{where}: missing key {missing[0]!r}")
-        self._raw, self._where = raw, where
+            if key not in keys:
+                near = difflib.get_close_matches(str(key), keys, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(sorted(keys))}"
+                raise ValueError(f"{location}: unknown key {key!r}; {hint}")
+        if missing := sorted(keys - optional - raw.keys()):
+            raise ValueError(f"{location}: missing key {missing[0]!r}")
+        self._raw, self._location = raw, location
 
     def get(self, key: str) -> Any:
         return self._raw.get(key)
 
     def number(self, key: str, *, positive: bool = False, any_sign: bool = False) -> float:
-        return _number(self._raw.get(key), f"{self._where}: {key}", positive, any_sign)
+        return _number(self._raw.get(key), f"{self._location}: {key}", positive, any_sign)
 
     def column(self, key: str, *, positive: bool = False) -> tuple[float, ...]:
         values = self._raw[key]
         if not isinstance(values, list) or not values:
-            raise ValueError(f"{self._where}: {key}: expected a list, one number a channel, found {values!r}")
+            raise ValueError(f"{self._location}: {key}: expected a list, one number a channel, found {values!r}")
         if len(values) != len(self._raw["B"]):
             raise ValueError(
-                f"{self._where}: {key}: has {len(values)} values, B has {len(self._raw['B'])}; "
+                f"{self._location}: {key}: has {len(values)} values, B has {len(self._raw['B'])}; "
                 "expected one for each channel"
             )
-        return tuple(_number(v, f"{self._where}: {key}[{j}]", positive, False) for j, v in enumerate(values))
+        return tuple(_number(v, f"{self._location}: {key}[{j}]", positive, False) for j, v in enumerate(values))
 
     def count(self, key: str) -> int:
         value = self._raw[key]
         if not _is_count(value):
-            raise ValueError(f"{self._where}: {key}: expected an integer of at least 1, found {value!r}")
+            raise ValueError(f"{self._location}: {key}: expected an integer of at least 1, found {value!r}")
         return int(value)
 
     def choice(self, key: str, names: Sequence[str]) -> Any:
         value = self._raw[key]
         if value not in names:
-            raise ValueError(f"{self._where}: {key}: expected one of {', '.join(names)}, found {value!r}")
+            raise ValueError(f"{self._location}: {key}: expected one of {', '.join(names)}, found {value!r}")
         return value
 
 
-def _number(value: Any, where: str, positive: bool, any_sign: bool) -> float:
+def _number(value: Any, location: str, positive: bool, any_sign: bool) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError(f"{where}: expected a finite number, found {value!r}")
+        raise ValueError(f"{location}: expected a finite number, found {value!r}")
     if positive and value <= 0:
-        raise ValueError(f"{where}: expected a number above 0, found {value!r}")
+        raise ValueError(f"{location}: expected a number above 0, found {value!r}")
     if not any_sign and value < 0:
-        raise ValueError(f"{where}: expected a number of at least 0, found {value!r}")
+        raise ValueError(f"{location}: expected a number of at least 0, found {value!r}")
     return float(value)
 
 

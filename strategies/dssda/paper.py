@@ -73,28 +73,28 @@ def trace_round_paper(
     nobody = (None,) * instance.num_clusters
     powers: tuple[PowerSolution | None, ...] = nobody
     # Start: the fewest segments, and powers as large as allowed.
-    kept = round_.match(_Decision(round_.fewest, nobody, np.full(instance.num_clusters, np.inf)))
-    if kept is None:
+    decision = round_.match(_Decision(round_.fewest, nobody, np.full(instance.num_clusters, np.inf)))
+    if decision is None:
         return PaperTrace(round_.infeasible(), (), "infeasible", powers)
-    objectives = [round_.objective(kept)]
+    objectives = [round_.objective(decision)]
     for _ in range(max_iterations):
         # Step 1, Algorithm 2: segments and micro-batches.
-        scheduled = round_.schedule(kept)
+        scheduled = round_.schedule(decision)
         # Step 2: channels, at the powers so far.
         matched = round_.match(scheduled)
         assert matched is not None  # the channels so far remain possible
         # Step 3, Algorithm 3: powers.
-        new, powers = round_.allocate_power(matched)
+        new_decision, powers = round_.allocate_power(matched)
         # Step 4: until the objective falls no more. It may even rise, for no step looks at all of it: channels that
         # lower the sum of the upload times can raise their maximum. Then the iteration before is the answer.
-        objective = round_.objective(new)
+        objective = round_.objective(new_decision)
         fall = objectives[-1] - objective
         if fall >= 0:
-            kept = new
+            decision = new_decision
             objectives.append(objective)
         if fall <= tolerance * abs(objectives[-1]):
-            return PaperTrace(round_.score(kept), tuple(objectives), "converged", powers)
-    return PaperTrace(round_.score(kept), tuple(objectives), "stopped", powers)
+            return PaperTrace(round_.score(decision), tuple(objectives), "converged", powers)
+    return PaperTrace(round_.score(decision), tuple(objectives), "stopped", powers)
 
 
 class _Decision(NamedTuple):
@@ -156,13 +156,13 @@ class _Round:
         """Powers: least V t_up,n + power costs of each matched cluster by itself, as if its upload were the longest."""
         within_bound, _ = self._bound.restrict(self._instance, decision.sizes)
         uplinks = Uplinks.of(within_bound)
-        least, most = uplinks.power(uplinks.low), uplinks.power(uplinks.high)
+        least_power, most_power = uplinks.power(uplinks.low), uplinks.power(uplinks.high)
         power_w, solutions = decision.power_w.copy(), []
         for n, j in enumerate(decision.channels):
             solution = None if j is None else _solve_power(within_bound, n, j)
             if solution:
                 # Rounding may take Algorithm 3 to a power of 0, at which no upload ends.
-                power_w[n] = np.clip(solution.power_w, least[n, j], most[n, j])
+                power_w[n] = np.clip(solution.power_w, least_power[n, j], most_power[n, j])
             solutions.append(solution)
         return decision._replace(power_w=power_w), tuple(solutions)
 
@@ -195,7 +195,7 @@ class _Round:
 
     def _allowed_sizes(self, cluster: int, decision: _Decision) -> Mapping[int, SegmentChoice]:
         """S that C11 allows at the power so far, or on any channel at all; the S so far among them."""
-        channel, own = decision.channels[cluster], decision.sizes[cluster]
+        channel, current_size = decision.channels[cluster], decision.sizes[cluster]
         if channel is None:
             distortion = float(self._least_distortion()[cluster])
         else:
@@ -204,7 +204,8 @@ class _Round:
         return {
             size: choice
             for size, choice in self._tables[cluster].items()
-            if size == own or distortion <= self._bound.distortion_left(size, self._instance.L) * (1 - TOLERANCE)
+            if size == current_size
+            or distortion <= self._bound.distortion_left(size, self._instance.L) * (1 - TOLERANCE)
         }
 
     def _least_distortion(self) -> Array:

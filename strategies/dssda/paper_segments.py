@@ -113,8 +113,8 @@ class _Alternation:
     def __init__(self, instance: Instance, cluster: int) -> None:
         devices, num_devices = instance.device_arrays(cluster), len(instance.clusters[cluster].devices)
         sets = (np.arange(1, 1 << num_devices)[:, None] >> np.arange(num_devices) & 1).astype(bool)
-        self._used = sets[np.isin(sets.sum(axis=1), instance.segment_range(cluster))]
-        self._size = self._used.sum(axis=1)
+        self._device_sets = sets[np.isin(sets.sum(axis=1), instance.segment_range(cluster))]
+        self._size = self._device_sets.sum(axis=1)
         self._num_blocks, self._tail = instance.L, instance.tail
         self._m = np.array(instance.m_set, dtype=np.float64)
         self._limits = Limits.of(instance, cluster)
@@ -131,12 +131,12 @@ class _Alternation:
     def run(self) -> tuple[Index, Index, Array]:
         """Segments (P, K), numbers of micro-batches (P,) and D (P,) [s], which is inf where a set has no segments."""
         # Begin with m* of equal segments without links, or the nearest m for which there are segments at all.
-        held = np.where(self._used, self._limits.cap[:, None, :], 0.0)  # (M, P, K)
-        possible = (held.sum(axis=2) >= self._num_blocks) & np.all((held >= 1) | ~self._used, axis=2)
-        wanted = micro_batches(self._size, self._used @ self._teb.shared, self._used @ self._teb.fixed)
-        away = np.abs(np.log(self._m[:, None] / np.clip(wanted, self._m[0], self._m[-1])))
+        held = np.where(self._device_sets, self._limits.cap[:, None, :], 0.0)  # (M, P, K)
+        possible = (held.sum(axis=2) >= self._num_blocks) & np.all((held >= 1) | ~self._device_sets, axis=2)
+        optimal_m = micro_batches(self._size, self._device_sets @ self._teb.shared, self._device_sets @ self._teb.fixed)
+        away = np.abs(np.log(self._m[:, None] / np.clip(optimal_m, self._m[0], self._m[-1])))
         at = np.argmin(np.where(possible, away, np.inf), axis=0)
-        delta, seconds = np.zeros(self._used.shape, dtype=np.intp), np.full(len(at), np.inf)
+        delta, seconds = np.zeros(self._device_sets.shape, dtype=np.intp), np.full(len(at), np.inf)
         rows = np.flatnonzero(possible.any(axis=0))
         while len(rows):
             blocks = self._segments(rows, at[rows])
@@ -150,8 +150,8 @@ class _Alternation:
     def _segments(self, rows: Index, at: Index) -> Index:
         """Step 1: a TEB each, then the next one wherever it ends first; that is the least bottleneck of the set."""
         teb, link = self._limits.teb_s[at], self._limits.link_s[at]
-        room = np.where(self._used[rows], self._limits.cap[at], 0.0)
-        blocks = self._used[rows].astype(np.intp)
+        room = np.where(self._device_sets[rows], self._limits.cap[at], 0.0)
+        blocks = self._device_sets[rows].astype(np.intp)
         for _ in range(self._num_blocks - 1):
             active = np.flatnonzero(blocks.sum(axis=1) < self._num_blocks)
             more = blocks[active] + 1
@@ -162,21 +162,21 @@ class _Alternation:
     def _micro_batches(self, blocks: Index, at: Index) -> Index:
         """Step 2: places in ``m_set``, of those that C9 allows the segments."""
         rows, slowest = np.arange(len(blocks)), np.argmax(self._stages(blocks, at), axis=1)
-        own = blocks[rows, slowest]
-        wanted = micro_batches(
+        slowest_blocks = blocks[rows, slowest]
+        optimal_m = micro_batches(
             (blocks > 0).sum(axis=1),
-            own * self._teb.shared[slowest] + self._link.shared[slowest],
-            own * self._teb.fixed[slowest] + self._link.fixed[slowest],
+            slowest_blocks * self._teb.shared[slowest] + self._link.shared[slowest],
+            slowest_blocks * self._teb.fixed[slowest] + self._link.fixed[slowest],
         )
         # The energies of C9 fall with m (C9'), or rise with it: the m allowed lie side by side.
         allowed = np.all(blocks[:, None, :] <= self._limits.cap, axis=2)
         first, last = np.argmax(allowed, axis=1), len(self._m) - 1 - np.argmax(allowed[:, ::-1], axis=1)
-        below = np.clip(np.searchsorted(self._m, wanted, side="right") - 1, first, last)
+        below = np.clip(np.searchsorted(self._m, optimal_m, side="right") - 1, first, last)
         above = np.minimum(below + 1, last)
         # Where another stage is the slowest at m*, the m so far may be better than both.
-        tried = np.stack([at, below, above])
-        best = np.argmin([self._seconds(blocks, m) for m in tried], axis=0)
-        return np.asarray(tried[best, rows])
+        candidates = np.stack([at, below, above])
+        best = np.argmin([self._seconds(blocks, m) for m in candidates], axis=0)
+        return np.asarray(candidates[best, rows])
 
     def _stages(self, blocks: Index, at: Index) -> Array:
         """Stage times t_k, 0 for idle devices, (P, K) [s]."""

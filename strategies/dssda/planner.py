@@ -31,13 +31,13 @@ def plan_round(instance: Instance, *, tolerance: float = 1e-6, tables: Sequence[
     """
     tables = segment_tables(instance) if tables is None else tables
     uplinks = Uplinks.of(instance)
-    if missing := _infeasibilities(instance, tables, uplinks):
-        at_fault = {fault.cluster for fault in missing}
+    if faults := _infeasibilities(instance, tables, uplinks):
+        at_fault = {fault.cluster for fault in faults}
         clusters = tuple(
             ClusterAnswer(status="infeasible" if n in at_fault else "feasible", selected=False)
             for n in range(instance.num_clusters)
         )
-        return Answer("infeasible", clusters, infeasible=missing)
+        return Answer("infeasible", clusters, infeasible=faults)
     search = DeadlineSearch(instance.V, tolerance)
     search.run(Options.of(instance, [table.choices for table in tables], uplinks))
     taken = search.taken
@@ -68,6 +68,6 @@ def _infeasibilities(instance: Instance, tables: Sequence[SegmentTable], uplinks
     if instance.num_clusters > instance.num_channels or num_matched < sound:
         lonely = [n for n, j in zip(rows, columns, strict=True) if possible[n].any() and not possible[n, j]]
         usable = [f"cluster {n} can use channels {np.flatnonzero(possible[n]).tolist()}" for n in lonely]
-        remedy = "; ".join(["mend more of the clusters or channels", *usable])
+        remedy = "; ".join(["repair more clusters or channels", *usable])
         faults.append(Infeasibility(None, "C5", instance.num_matched, num_matched, remedy))
     return tuple(faults)

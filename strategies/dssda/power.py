@@ -235,10 +235,10 @@ def _expm1_over_slope(x: Array) -> Array:
 
 def power_interval(instance: Instance, cluster: int, channel: int) -> tuple[float, float] | Infeasibility:
     """Powers that C6, C8 and eps_max allow a cluster on a channel [W], or what cannot be met."""
-    one = Uplinks.of(instance).select(cluster, channel)
-    if not one.feasible:
-        return _infeasibility(instance, one, cluster)
-    return float(one.power(one.low)), float(one.power(one.high))
+    uplink = Uplinks.of(instance).select(cluster, channel)
+    if not uplink.feasible:
+        return _infeasibility(instance, uplink, cluster)
+    return float(uplink.power(uplink.low)), float(uplink.power(uplink.high))
 
 
 def least_power_for_time(instance: Instance, cluster: int, channel: int, seconds: float) -> float:
@@ -248,9 +248,9 @@ def least_power_for_time(instance: Instance, cluster: int, channel: int, seconds
     -------
     inf where Pmax, C8 or eps_max leave no such power. An upload without bits takes no time at any power.
     """
-    one = Uplinks.of(instance).select(cluster, channel)
-    x = max(float(one.efficiency(np.asarray(seconds))), float(one.low))
-    return float(one.power(np.asarray(x))) if x <= float(one.high) else np.inf
+    uplink = Uplinks.of(instance).select(cluster, channel)
+    x = max(float(uplink.efficiency(np.asarray(seconds))), float(uplink.low))
+    return float(uplink.power(np.asarray(x))) if x <= float(uplink.high) else np.inf
 
 
 def cheapest_power(
@@ -265,8 +265,12 @@ def cheapest_power(
     ----------
     latency_weight : cost of a second of upload time [1/s]
     """
-    one = Uplinks.of(instance).select(cluster, channel)
-    return float(one.power(one.cheapest(latency_weight))) if one.feasible else _infeasibility(instance, one, cluster)
+    uplink = Uplinks.of(instance).select(cluster, channel)
+    return (
+        float(uplink.power(uplink.cheapest(latency_weight)))
+        if uplink.feasible
+        else _infeasibility(instance, uplink, cluster)
+    )
 
 
 def uplink_infeasibility(instance: Instance, uplinks: Uplinks, cluster: int) -> Infeasibility | None:
@@ -286,15 +290,15 @@ def uplink_infeasibility(instance: Instance, uplinks: Uplinks, cluster: int) -> 
     return _infeasibility(instance, row.select(nearest), cluster)
 
 
-def _infeasibility(instance: Instance, one: Uplinks, cluster: int) -> Infeasibility:
+def _infeasibility(instance: Instance, uplink: Uplinks, cluster: int) -> Infeasibility:
     up = instance.clusters[cluster].up
-    if up.eps_max is not None and one.low > one.capped:
-        least = float(one.distortion(one.capped))
-        power = float(one.noise_gain * np.expm1(one.low))
-        remedy = f"allow a distortion of {least:.6g}, or a power of {power:.6g} W where Pmax is {up.Pmax:.6g} W"
+    if up.eps_max is not None and uplink.low > uplink.capped:
+        least = float(uplink.distortion(uplink.capped))
+        power = float(uplink.noise_gain * np.expm1(uplink.low))
+        remedy = f"allow a distortion of {least:.6g}, or a power of {power:.6g} W (Pmax is {up.Pmax:.6g} W)"
         return Infeasibility(cluster, "eps_max", least, up.eps_max, remedy)
-    needs = float(one.energy(one.low))
-    why = " at the power that eps_max asks for" if needs > (1 + 1e-9) * one.e0 else ""
+    needs = float(uplink.energy(uplink.low))
+    why = " at the power that eps_max requires" if needs > (1 + 1e-9) * uplink.e0 else ""
     remedy = (
         f"the largest upload that fits{why}: {up.e_bits * up.Emax / needs:.6g} bit, while it has {up.e_bits:.6g} bit; "
         "send adapters (model.trainable = lora) or compressed updates (compression.update), or raise the energy budget"

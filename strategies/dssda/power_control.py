@@ -55,7 +55,7 @@ def control_power(instance: Instance, answer: Answer) -> tuple[Answer, list[Powe
     The answer with these powers, never dearer than before; and how each was found.
     """
     matches: list[Match | None] = []
-    found: list[PowerControl] = []
+    controls: list[PowerControl] = []
     for n, part in enumerate(answer.clusters):
         c = part.choice
         if not part.selected or c is None or part.channel is None or part.power_w is None:
@@ -64,18 +64,18 @@ def control_power(instance: Instance, answer: Answer) -> tuple[Answer, list[Powe
         power = part.power_w
         solved = _solve(instance, answer, n, part.channel, c.pipeline_s, power)
         if solved is not None:
-            found.append(solved)
+            controls.append(solved)
             costs = [power_cost(instance, n, part.channel, p) for p in (solved.power_w, power)]
             power = solved.power_w if solved.status != "failed" and costs[0] <= costs[1] * (1 + 1e-9) else power
         matches.append(Match(c, part.channel, power))
-    if not found:
+    if not controls:
         return answer, []
     scored = score(instance, matches, answer.status, float("-inf"))
-    kept = tuple(new if new.selected else old for new, old in zip(scored.clusters, answer.clusters, strict=True))
+    clusters = tuple(new if new.selected else old for new, old in zip(scored.clusters, answer.clusters, strict=True))
     bound = answer.lower_bound
     if bound is not None and scored.objective is not None:
         bound = min(bound, scored.objective)
-    return replace(scored, clusters=kept, lower_bound=bound, infeasible=answer.infeasible), found
+    return replace(scored, clusters=clusters, lower_bound=bound, infeasible=answer.infeasible), controls
 
 
 def _solve(

@@ -54,20 +54,20 @@ def solve_power(
     if isinstance(interval, Infeasibility):
         return interval
     low, high = interval
-    one = Uplinks.of(instance).select(cluster, channel)
+    uplink = Uplinks.of(instance).select(cluster, channel)
 
     def objective(power: float) -> float:
-        x = np.asarray(np.log1p(power / one.noise_gain))
-        return float((latency_weight * one.seconds(x) if latency_weight else 0.0) + one.cost(x))
+        x = np.asarray(np.log1p(power / uplink.noise_gain))
+        return float((latency_weight * uplink.seconds(x) if latency_weight else 0.0) + uplink.cost(x))
 
     # Step 1: start from the largest power allowed.
     power, value, residual = high, objective(high), np.inf
     for iteration in range(1, max_iterations + 1):
         # Steps 2 and 3: the parameter of the ratio and the tangent of E_up at this power, then the convex problem.
-        target = _convex_step(one, power, low, high, latency_weight)
+        target = _convex_step(uplink, power, low, high, latency_weight)
         if target is None:
             return PowerSolution(power, value, iteration, residual, "failed")
-        promise = max(_slope(one, power, latency_weight) * (power - target), 0.0)
+        promise = max(_slope(uplink, power, latency_weight) * (power - target), 0.0)
         residual = promise / max(abs(value), 1e-12)
         # Step 4: stop at a stationary power.
         if residual <= tolerance:
@@ -82,34 +82,34 @@ def solve_power(
     return PowerSolution(power, value, max_iterations, residual, "stopped")
 
 
-def _slope(one: Uplinks, power: float, latency_weight: float) -> float:
+def _slope(uplink: Uplinks, power: float, latency_weight: float) -> float:
     """Derivative of the whole cost by the power [1/W]."""
-    x = np.asarray(np.log1p(power / one.noise_gain))
-    dx_dp = 1.0 / (one.noise_gain + power)
-    return float((one.slope(x) - _rate_weight(one, float(x), latency_weight)) * dx_dp)
+    x = np.asarray(np.log1p(power / uplink.noise_gain))
+    dx_dp = 1.0 / (uplink.noise_gain + power)
+    return float((uplink.slope(x) - _rate_weight(uplink, float(x), latency_weight)) * dx_dp)
 
 
-def _rate_weight(one: Uplinks, x: float, latency_weight: float) -> float:
+def _rate_weight(uplink: Uplinks, x: float, latency_weight: float) -> float:
     """The weight lambda of the rate, in units of x [nat/s/Hz].
 
     Stationarity needs lambda = V D / R^2, where (42) leaves it undefined. With the value of the ratio itself, V D / R
     as Dinkelbach has it, the answer is always the largest power.
     """
-    return latency_weight * float(one.k) / x**2 if latency_weight * one.k > 0 else 0.0
+    return latency_weight * float(uplink.k) / x**2 if latency_weight * uplink.k > 0 else 0.0
 
 
-def _convex_step(one: Uplinks, power: float, low: float, high: float, latency_weight: float) -> float | None:
+def _convex_step(uplink: Uplinks, power: float, low: float, high: float, latency_weight: float) -> float | None:
     """Optimum of the convex problem around a power: min -lambda R(p) + wP p + wE E_up'(p_i) p + wG eps(p).
 
     None if the solver gives up.
     """
-    x = float(np.log1p(power / one.noise_gain))
-    sinr = high / float(one.noise_gain)
-    rate_weight = _rate_weight(one, x, latency_weight)
+    x = float(np.log1p(power / uplink.noise_gain))
+    sinr = high / float(uplink.noise_gain)
+    rate_weight = _rate_weight(uplink, x, latency_weight)
     # E_up is concave: its tangent lies above it, an inner approximation.
-    per_watt = one.wP + one.wE * one.energy_slope(np.asarray(x)) / (one.noise_gain + power)
-    received = float(one.alpha) * sinr + float(one.beta)
-    distortion_weight = float(one.wG * one.scale) / received
+    per_watt = uplink.wP + uplink.wE * uplink.energy_slope(np.asarray(x)) / (uplink.noise_gain + power)
+    total_power = float(uplink.alpha) * sinr + float(uplink.beta)
+    distortion_weight = float(uplink.wG * uplink.scale) / total_power
     weights = np.array([rate_weight, float(per_watt) * high, distortion_weight])
     if not np.any(weights):
         return power
@@ -121,8 +121,8 @@ def _convex_step(one: Uplinks, power: float, low: float, high: float, latency_we
         rate_weight=weights[0] if rate_weight else 1.0,
         power_weight=weights[1],
         distortion_weight=weights[2] if distortion_weight else 1.0,
-        signal=float(one.alpha) * sinr / received if distortion_weight else 0.0,
-        interference=float(one.beta) / received if distortion_weight else 1.0,
+        signal=float(uplink.alpha) * sinr / total_power if distortion_weight else 0.0,
+        interference=float(uplink.beta) / total_power if distortion_weight else 1.0,
     )
     return None if share is None else float(np.clip(share * high, low, high))
 

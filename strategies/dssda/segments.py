@@ -66,16 +66,16 @@ def solve_segments(instance: Instance) -> Answer:
 def _tables(instance: Instance, clusters: list[int] | range) -> list[SegmentTable]:
     limits = [Limits.of(instance, n) for n in clusters]
     if instance.latency == "eq15":
-        found = eq15_choices(instance, limits)
+        choices_by_cluster = eq15_choices(instance, limits)
     else:
-        found = [flow_shop_choices(instance, limit) for limit in limits]
+        choices_by_cluster = [flow_shop_choices(instance, limit) for limit in limits]
     return [
-        SegmentTable(choices, None if choices else _why(instance, limit))
-        for choices, limit in zip(found, limits, strict=True)
+        SegmentTable(choices, None if choices else _infeasibility(instance, limit))
+        for choices, limit in zip(choices_by_cluster, limits, strict=True)
     ]
 
 
-def _why(instance: Instance, limits: Limits) -> Infeasibility:
+def _infeasibility(instance: Instance, limits: Limits) -> Infeasibility:
     """The constraint that leaves a cluster without segments, by how much, and what would help."""
     n, sizes = limits.cluster, instance.segment_range(limits.cluster)
     num_devices = len(limits.memory_cap)

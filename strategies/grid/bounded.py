@@ -99,7 +99,7 @@ class _Awaited(threading.Thread):
 
     def _pull(self) -> Message | None:
         """Ask the SuperLink once; what it cannot do at the moment it can a moment later, or its error is raised."""
-        alone = self._turn.acquire(timeout=_TURN_S)
+        has_turn = self._turn.acquire(timeout=_TURN_S)
         try:
             reply = next(iter(self._grid.pull_messages([self.order.metadata.message_id])), None)
             self._fails = 0
@@ -110,10 +110,10 @@ class _Awaited(threading.Thread):
             self._fails += 1
             if status < _INTERNAL_ERROR or self._fails > _FAILS:
                 raise
-            log(WARNING, "the SuperLink could not be asked for an answer, trying again: %s", error)
+            log(WARNING, "could not ask the SuperLink for an answer, trying again: %s", error)
             return None
         finally:
-            if alone:
+            if has_turn:
                 self._turn.release()
 
     def give_up(self) -> None:
@@ -160,9 +160,9 @@ class BoundedGrid(ForwardingGrid):
         # Flower's in-memory grid says how often it may be asked; over a network once a second is enough.
         self._poll_s = float(getattr(grid, "pull_interval", 1.0))
         self._turn = threading.Lock()
-        self._owed: list[_Awaited] = []
+        self._orders_owed: list[_Awaited] = []
         """Orders that were given up without an answer."""
-        self._told: list[Missing] = []
+        self._reported: list[Missing] = []
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes that are connected and owe no answer; waits, with a bound, if none of the run is there.
@@ -176,7 +176,7 @@ class BoundedGrid(ForwardingGrid):
         while True:
             nodes = list(self._grid.get_nodes())
             self._settle_debts(nodes)
-            busy = {awaited.order.metadata.dst_node_id for awaited in self._owed}
+            busy = {awaited.order.metadata.dst_node_id for awaited in self._orders_owed}
             ready = [node.node_id for node in nodes if node.node_id not in busy]
             if not self._clusters or self._clusters.keys() & set(ready):
                 self._tell([])
@@ -208,7 +208,7 @@ class BoundedGrid(ForwardingGrid):
                     if awaited.reply is not None:
                         replies.append(self._attributed(awaited.reply, awaited.order))
                     elif message_id in given_up:
-                        self._owed.append(awaited)
+                        self._orders_owed.append(awaited)
                         replies.append(failed(awaited.order, given_up[message_id], ErrorCode.NODE_UNAVAILABLE))
                     else:
                         continue
@@ -223,26 +223,26 @@ class BoundedGrid(ForwardingGrid):
                 awaited.give_up()
         return replies
 
-    def _push(self, sent: Sequence[Message]) -> tuple[dict[str, _Awaited], list[Message]]:
+    def _push(self, orders: Sequence[Message]) -> tuple[dict[str, _Awaited], list[Message]]:
         """Send; returns the orders by id, and errors for those that the SuperLink did not take."""
         activated = {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
-        accepted: set[str] = set()
-        for order in sent:
+        accepted_ids: set[str] = set()
+        for order in orders:
             # One that does not arrive whole is its node's failure: together with others it would be theirs, too.
             try:
-                accepted.update(self._grid.push_messages([order]))
+                accepted_ids.update(self._grid.push_messages([order]))
             except ObjectPushError as error:
-                log(WARNING, "the SuperLink did not get a message whole: %s", error)
+                log(WARNING, "the SuperLink received an incomplete message: %s", error)
         pending: dict[str, _Awaited] = {}
-        refused = []
-        for order in sent:
-            if (message_id := order.metadata.message_id) in accepted:
+        refusals = []
+        for order in orders:
+            if (message_id := order.metadata.message_id) in accepted_ids:
                 since = activated.get(order.metadata.dst_node_id, "")
                 pending[message_id] = _Awaited(self._grid, order, since, self._poll_s, self._turn)
             else:
                 reason = "the SuperLink did not take the message for its node"
-                refused.append(failed(order, reason, ErrorCode.NODE_UNAVAILABLE))
-        return pending, refused
+                refusals.append(failed(order, reason, ErrorCode.NODE_UNAVAILABLE))
+        return pending, refusals
 
     def _attributed(self, reply: Message, order: Message) -> Message:
         """Return a reply as its node's own: the SuperLink's errors come from the SuperLink."""
@@ -265,15 +265,15 @@ class BoundedGrid(ForwardingGrid):
     def _settle_debts(self, nodes: Sequence[NodeInfo]) -> None:
         """Forget the owed answers that came late, or can come no more."""
         activated = {node.node_id: node.last_activated_at for node in nodes}
-        for awaited in list(self._owed):
+        for awaited in list(self._orders_owed):
             node = awaited.order.metadata.dst_node_id
             if activated.get(node, awaited.activated) != awaited.activated or awaited.look(_LATE_S):
                 log(INFO, "cluster %s can be asked again", self._clusters.get(node))
-                self._owed.remove(awaited)
+                self._orders_owed.remove(awaited)
 
     def _tell(self, missing: list[Missing]) -> None:
-        if missing != self._told:
-            self._told = missing
+        if missing != self._reported:
+            self._reported = missing
             self._on_wait(missing)
 
 
@@ -291,7 +291,7 @@ class _Exchange:
         self._decoder = decoder if trains else None
         self._clusters, self._reply_timeout_s = clusters, reply_timeout_s
         self._paced = trains and decoder is None
-        self._begun = self._last = time.monotonic()
+        self._started_at = self._last_answer_at = time.monotonic()
         self._slowest_s: float | None = None
         """Longest wait for an answer so far."""
 
@@ -299,13 +299,13 @@ class _Exchange:
         """Note an answer; a cluster that failed has left the decoder's round."""
         now = time.monotonic()
         if not reply.has_error():
-            self._slowest_s = max(self._slowest_s or 0.0, now - self._last)
+            self._slowest_s = max(self._slowest_s or 0.0, now - self._last_answer_at)
         elif self._decoder is not None:
             cluster = self._clusters.get(reply.metadata.src_node_id, -1)
             reason = (reply.error.reason or "").strip().partition("\n")[0][:300]
             log(WARNING, "cluster %s has failed: %s", cluster, reason)
             self._decoder.current.give_up(cluster, reason)
-        self._last = now
+        self._last_answer_at = now
 
     def overdue(self, orders: Sequence[Message]) -> dict[str, str]:
         """Reason of each order whose answer is not waited for any more, by its id."""
@@ -313,17 +313,17 @@ class _Exchange:
         reasons: dict[str, str] = {}
         if self._paced and self._slowest_s is not None:
             allowed_s = self._reply_timeout_s + _SLOWER * self._slowest_s
-            if now > self._last + allowed_s:
+            if now > self._last_answer_at + allowed_s:
                 reasons = {m.metadata.message_id: f"no answer {allowed_s:.0f} s after the last one" for m in orders}
         if self._decoder is None:
             return reasons
         standings = self._decoder.current.standings()
-        heard = max((standing.since for standing in standings.values()), default=0.0)
+        last_sign_at = max((standing.since for standing in standings.values()), default=0.0)
         for message in orders:
             standing = standings.get(self._clusters.get(message.metadata.dst_node_id, -1))
             if standing is None:
                 continue
-            waited_s = now - max(standing.since, self._begun)
+            waited_s = now - max(standing.since, self._started_at)
             if waited_s > {"left": LAST_WORDS_S, "lost": LOST_S}.get(standing.place, math.inf):
                 reasons[message.metadata.message_id] = standing.reason
             elif standing.place == "finished" and waited_s > self._reply_timeout_s:
@@ -331,7 +331,7 @@ class _Exchange:
                     f"its update did not come within {self._reply_timeout_s:g} s of its goodbye to the decoder; raise "
                     "decoder.reply-timeout if its network is only slow"
                 )
-            elif standing.place == "awaited" and now - max(heard, self._begun) > BEGIN_S:
+            elif standing.place == "awaited" and now - max(last_sign_at, self._started_at) > BEGIN_S:
                 reasons[message.metadata.message_id] = f"it has not begun the round within {BEGIN_S:g} s"
         return reasons
 

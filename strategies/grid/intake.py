@@ -173,12 +173,12 @@ class ReplyIntake:
     def _weights(self, order: Message, arrays: ArrayRecord) -> ArrayRecord:
         """The trained weights, in the order's order."""
         sent = order.content.array_records[ARRAYS]
-        received = checked_arrays(arrays, expected_forms(sent, self._codec))
+        update = checked_arrays(arrays, expected_forms(sent, self._codec))
         if self._codec is not None:
-            received = to_arrays(self._codec.apply(to_tensors(sent), to_tensors(received)))
-        if (name := not_finite(received)) is not None:
+            update = to_arrays(self._codec.apply(to_tensors(sent), to_tensors(update)))
+        if (name := not_finite(update)) is not None:
             raise MalformedReply(f"update of {name}: {_DIVERGED}")
-        return received
+        return update
 
     def _client_failed(self, order: Message, reply: Message, terms: ReportTerms) -> TakenReply:
         """Take in the reason that a client gives for its own failure, and what it recorded before."""

@@ -38,16 +38,16 @@ class ArrayForm(NamedTuple):
         return f"{' or '.join(map(str, self.types))} {list(self.shape)}"
 
 
-def expected_forms(sent: ArrayRecord, codec: UpdateCodec | None) -> dict[str, ArrayForm]:
+def expected_forms(order_arrays: ArrayRecord, codec: UpdateCodec | None) -> dict[str, ArrayForm]:
     """Form of each array of an answer, by name, in the order of the arrays that were sent.
 
     Parameters
     ----------
-    sent : the order's arrays
+    order_arrays : the order's arrays
     codec : of the updates; None: trained weights come back, float32 or of the type that was sent
     """
     forms: dict[str, ArrayForm] = {}
-    for name, array in sent.items():
+    for name, array in order_arrays.items():
         shape, sent_type = tuple(array.shape), np.dtype(array.dtype)
         if codec is None:
             types = tuple(dict.fromkeys((np.dtype(np.float32), sent_type)))
@@ -59,7 +59,7 @@ def expected_forms(sent: ArrayRecord, codec: UpdateCodec | None) -> dict[str, Ar
     return forms
 
 
-def checked_arrays(received: ArrayRecord, forms: Mapping[str, ArrayForm]) -> ArrayRecord:
+def checked_arrays(arrays: ArrayRecord, forms: Mapping[str, ArrayForm]) -> ArrayRecord:
     """Return the arrays in the expected order, each of its expected form; their numbers are not looked at.
 
     Raises
@@ -67,14 +67,14 @@ def checked_arrays(received: ArrayRecord, forms: Mapping[str, ArrayForm]) -> Arr
     MalformedReply
         Naming the first array that is missing, unknown or of another form.
     """
-    if missing := [name for name in forms if name not in received]:
+    if missing := [name for name in forms if name not in arrays]:
         raise MalformedReply(f"update: {missing[0]!r} is missing{_and_more(missing)}")
-    if len(received) > len(forms):
-        unknown = [name for name in received if name not in forms]
-        raise MalformedReply(f"update: {excerpt(unknown[0])} is of no tensor that was sent{_and_more(unknown)}")
+    if len(arrays) > len(forms):
+        unknown = [name for name in arrays if name not in forms]
+        raise MalformedReply(f"update: {excerpt(unknown[0])} belongs to no tensor that was sent{_and_more(unknown)}")
     for name, form in forms.items():
-        _check_array(name, received[name], form)
-    return ArrayRecord({name: received[name] for name in forms})
+        _check_array(name, arrays[name], form)
+    return ArrayRecord({name: arrays[name] for name in forms})
 
 
 def not_finite(arrays: ArrayRecord) -> str | None:
@@ -87,32 +87,34 @@ def not_finite(arrays: ArrayRecord) -> str | None:
 
 
 def _check_array(name: str, array: Array, form: ArrayForm) -> None:
-    where = f"update of {name}"
+    location = f"update of {name}"
     if array.stype != SType.NUMPY:
-        raise MalformedReply(f"{where}: expected the serialization {SType.NUMPY}, found {excerpt(array.stype)}")
+        raise MalformedReply(f"{location}: expected the serialization {SType.NUMPY}, found {excerpt(array.stype)}")
     declared = (array.dtype, tuple(array.shape))
     if declared not in [(str(kind), form.shape) for kind in form.types]:
-        raise MalformedReply(f"{where}: expected {form}, found {excerpt(array.dtype)} {excerpt(list(array.shape))}")
-    header_type, header_shape, begin = _header(where, array.data)
+        raise MalformedReply(f"{location}: expected {form}, found {excerpt(array.dtype)} {excerpt(list(array.shape))}")
+    header_type, header_shape, begin = _header(location, array.data)
     if header_type != np.dtype(array.dtype) or header_shape != form.shape:
-        raise MalformedReply(f"{where}: expected {form}, its header says {header_type} {excerpt(list(header_shape))}")
+        raise MalformedReply(
+            f"{location}: expected {form}, its header says {header_type} {excerpt(list(header_shape))}"
+        )
     size = math.prod(form.shape) * header_type.itemsize
     if len(array.data) != begin + size:
-        raise MalformedReply(f"{where}: expected {begin + size} bytes, found {len(array.data)}")
+        raise MalformedReply(f"{location}: expected {begin + size} bytes, found {len(array.data)}")
 
 
-def _header(where: str, data: bytes) -> tuple[np.dtype[np.generic], tuple[int, ...], int]:
+def _header(location: str, data: bytes) -> tuple[np.dtype[np.generic], tuple[int, ...], int]:
     """Type and shape in the header of a ``.npy`` file, and where the numbers begin; nothing is evaluated."""
     magic = _MAGIC.match(data)
     length = int.from_bytes(magic[1] or magic[2], "little") if magic else _HEADER_BYTES + 1
     header = _HEADER.fullmatch(data[magic.end() : magic.end() + length]) if magic and length <= _HEADER_BYTES else None
     if magic is None or header is None:
-        raise MalformedReply(f"{where}: expected the header of a .npy file, found {excerpt(data[:40])}")
+        raise MalformedReply(f"{location}: expected the header of a .npy file, found {excerpt(data[:40])}")
     try:
         kind = np.dtype(header[1].decode())
         shape = tuple(int(number) for number in header[2].replace(b" ", b"").split(b",") if number)
     except (TypeError, ValueError) as error:
-        raise MalformedReply(f"{where}: its header has no meaning: {excerpt(header[0])}") from error
+        raise MalformedReply(f"{location}: its header has no meaning: {excerpt(header[0])}") from error
     return kind, shape, magic.end() + length
 
 

@@ -176,7 +176,7 @@ def _check_plan(raw: Any, terms: ReportTerms) -> None:
             num_blocks=terms.num_blocks or min(sum((ordered or plan).delta), _MOST_BLOCKS),
             batch_size=terms.most_micro_batches,
             num_devices=terms.num_devices if ordered is None else len(ordered.delta),
-            where="report.plan",
+            location="report.plan",
         )
     except (ValueError, OverflowError) as error:
         raise MalformedReply(printable(str(error))) from error
@@ -201,10 +201,12 @@ def _check_timeline(raw: list[Any], terms: ReportTerms) -> None:
             f"report.timeline: expected at most {2 * devices * micro_batches} events, found {len(raw)}"
         )
     for i, event in enumerate(raw):
-        where = f"report.timeline[{i}]"
+        location = f"report.timeline[{i}]"
         if not isinstance(event, list) or len(event) != len(_EVENT):
-            raise MalformedReply(f"{where}: expected kind, stage, micro-batch, start and end, found {excerpt(event)}")
+            raise MalformedReply(
+                f"{location}: expected kind, stage, micro-batch, start and end, found {excerpt(event)}"
+            )
         for kind, value in zip(_EVENT, event, strict=True):
-            kind.check(value, where)
+            kind.check(value, location)
         if event[1] >= devices or event[2] >= micro_batches or event[4] < event[3]:
-            raise MalformedReply(f"{where}: its stage, micro-batch or times are none of the plan's")
+            raise MalformedReply(f"{location}: its stage, micro-batch or times do not fit the plan")

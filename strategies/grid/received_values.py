@@ -23,10 +23,10 @@ class Kind(NamedTuple):
     """As error messages have it."""
     fits: Callable[[Any], bool]
 
-    def check(self, value: Any, where: str) -> None:
+    def check(self, value: Any, location: str) -> None:
         """Raise MalformedReply for a value of another kind."""
         if not self.fits(value):
-            raise MalformedReply(f"{where}: expected {self.words}, found {excerpt(value)}")
+            raise MalformedReply(f"{location}: expected {self.words}, found {excerpt(value)}")
 
 
 def whole(least: int = 0, most: int = 2**62) -> Kind:
@@ -64,32 +64,32 @@ SIZE = whole()
 Schema = Mapping[str, "Kind | Schema"]
 
 
-def check_object(value: Any, schema: Schema, where: str, optional: frozenset[str] = frozenset()) -> None:
+def check_object(value: Any, schema: Schema, location: str, optional: frozenset[str] = frozenset()) -> None:
     """Raise MalformedReply unless a value is an object with just these keys, each of its kind.
 
     Parameters
     ----------
     value : as ``json`` read it
     schema : kinds by key; objects within it have schemas of their own
-    where : names the value in messages
+    location : names the value in messages
     optional : keys that may be absent
     """
     if not isinstance(value, dict):
-        raise MalformedReply(f"{where}: expected an object, found {excerpt(value)}")
+        raise MalformedReply(f"{location}: expected an object, found {excerpt(value)}")
     if missing := [key for key in schema if key not in value and key not in optional]:
-        raise MalformedReply(f"{where}: {missing[0]} is missing")
+        raise MalformedReply(f"{location}: {missing[0]} is missing")
     if unknown := [key for key in value if key not in schema]:
-        raise MalformedReply(f"{where}: unknown key {excerpt(unknown[0])}")
+        raise MalformedReply(f"{location}: unknown key {excerpt(unknown[0])}")
     for key, kind in schema.items():
         if key not in value:
             continue
         if isinstance(kind, Kind):
-            kind.check(value[key], f"{where}.{key}")
+            kind.check(value[key], f"{location}.{key}")
         else:
-            check_object(value[key], kind, f"{where}.{key}")
+            check_object(value[key], kind, f"{location}.{key}")
 
 
-def parse_json(text: Any, where: str, most_bytes: int) -> Any:
+def parse_json(text: Any, location: str, most_bytes: int) -> Any:
     """Parse JSON of bounded length; NaN and Infinity are none.
 
     Raises
@@ -98,13 +98,13 @@ def parse_json(text: Any, where: str, most_bytes: int) -> Any:
         If it is no text, too long, or no JSON.
     """
     if not isinstance(text, str):
-        raise MalformedReply(f"{where}: expected text, found {excerpt(text)}")
+        raise MalformedReply(f"{location}: expected text, found {excerpt(text)}")
     if len(text) > most_bytes:
-        raise MalformedReply(f"{where}: expected at most {most_bytes} characters, found {len(text)}")
+        raise MalformedReply(f"{location}: expected at most {most_bytes} characters, found {len(text)}")
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise MalformedReply(f"{where}: expected JSON, {excerpt(error)}") from error
+        raise MalformedReply(f"{location}: expected JSON, {excerpt(error)}") from error
 
 
 def excerpt(value: Any) -> str:
@@ -125,4 +125,4 @@ def _is_plain(value: Any) -> bool:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -60,7 +60,7 @@ class RecordingGrid(ForwardingGrid):
         self.receipts = UpdateReceipts(clusters.values())
         """Which updates counted; control units are told where these are compressed."""
         self._borne = borne
-        self._empty: int | None = None
+        self._num_empty_rounds: int | None = None
         """Rounds in a row without an answer; None before the first answer."""
         self._count_bytes = count_bytes
         self._on_train = on_train
@@ -100,21 +100,21 @@ class RecordingGrid(ForwardingGrid):
         RoundFailed
             If this was a training exchange and no reply came without an error.
         """
-        sent = list(messages)
-        if self._on_train is not None and sent and sent[0].metadata.message_type == MessageType.TRAIN:
-            self._on_train(_round_of(sent), [self._clusters[message.metadata.dst_node_id] for message in sent])
+        orders = list(messages)
+        if self._on_train is not None and orders and orders[0].metadata.message_type == MessageType.TRAIN:
+            self._on_train(_round_of(orders), [self._clusters[message.metadata.dst_node_id] for message in orders])
         if self._compressed:
-            self.receipts.tell(sent)
+            self.receipts.tell(orders)
         start = time.perf_counter()
-        answers = match_replies(sent, self._grid.send_and_receive(sent, timeout=timeout)) if sent else []
+        answers = match_replies(orders, self._grid.send_and_receive(orders, timeout=timeout)) if orders else []
         seconds = time.perf_counter() - start
-        pairs = sorted(zip(sent, answers, strict=True), key=lambda pair: self._clusters.get(_node(pair[0]), -1))
-        if not sent or sent[0].metadata.message_type != MessageType.TRAIN:
+        pairs = sorted(zip(orders, answers, strict=True), key=lambda pair: self._clusters.get(_node(pair[0]), -1))
+        if not orders or orders[0].metadata.message_type != MessageType.TRAIN:
             return [reply for _, reply in pairs if reply is not None]
         bytes_up = self._bytes([reply for reply in answers if reply is not None and not reply.has_error()])
         taken = [self._intake.take(order, reply) for order, reply in pairs]
-        self.receipts.note(_round_of(sent), [reply.cluster for reply in taken if reply.reason is None])
-        self._record(_round_of(sent), taken, seconds, self._bytes(sent), bytes_up)
+        self.receipts.note(_round_of(orders), [reply.cluster for reply in taken if reply.reason is None])
+        self._record(_round_of(orders), taken, seconds, self._bytes(orders), bytes_up)
         return [reply.message for reply in taken]
 
     def take_round(self) -> dict[str, Any]:
@@ -122,14 +122,18 @@ class RecordingGrid(ForwardingGrid):
         record, self.last_round = self.last_round, {}
         return record
 
-    def _record(self, number: int, taken: Sequence[TakenReply], seconds: float, bytes_down: int, bytes_up: int) -> None:
-        good = [reply for reply in taken if reply.reason is None]
-        reasons = {reply.cluster: reply.reason for reply in taken if reply.reason is not None}
-        faults = [fault for reply in taken for fault in reply.faults]
-        weight = sum(reply.weight for reply in good)
-        self.last_reports = [reply.report for reply in good]
+    def _record(
+        self, number: int, replies: Sequence[TakenReply], seconds: float, bytes_down: int, bytes_up: int
+    ) -> None:
+        good_replies = [reply for reply in replies if reply.reason is None]
+        reasons = {reply.cluster: reply.reason for reply in replies if reply.reason is not None}
+        faults = [fault for reply in replies for fault in reply.faults]
+        weight = sum(reply.weight for reply in good_replies)
+        self.last_reports = [reply.report for reply in good_replies]
         self.last_round = {
-            "train_loss": sum(reply.loss * reply.weight for reply in good) / weight if good else math.nan,
+            "train_loss": sum(reply.loss * reply.weight for reply in good_replies) / weight
+            if good_replies
+            else math.nan,
             "weight": weight,
             "messages_s": seconds,
             "bytes_down": bytes_down,
@@ -139,15 +143,15 @@ class RecordingGrid(ForwardingGrid):
             "faults": faults,
         }
         for fault in faults:
-            log(WARNING, "round %d: %s", number, told_fault(fault))
-        if good:
-            self._empty = 0
+            log(WARNING, "round %d: %s", number, fault_text(fault))
+        if good_replies:
+            self._num_empty_rounds = 0
             return
         listed = "; ".join(f"cluster {cluster}: {reason}" for cluster, reason in sorted(reasons.items()))
-        if self._empty is None or self._empty >= self._borne:
+        if self._num_empty_rounds is None or self._num_empty_rounds >= self._borne:
             raise RoundFailed(f"round {number}: every client failed: {listed}")
-        self._empty += 1
-        log(WARNING, "round %d: every client failed, the model stays as it was: %s", number, listed)
+        self._num_empty_rounds += 1
+        log(WARNING, "round %d: every client failed, the model is unchanged: %s", number, listed)
 
     def _bytes(self, messages: list[Message]) -> int:
         return sum(array_bytes(message) for message in messages) if self._count_bytes else 0
@@ -158,14 +162,14 @@ def array_bytes(message: Message) -> int:
     return sum(record.count_bytes() for record in message.content.array_records.values())
 
 
-def told_fault(fault: Mapping[str, Any]) -> str:
+def fault_text(fault: Mapping[str, Any]) -> str:
     """A fault in words, for the log."""
-    who = "".join(f", {name} {fault[name]}" for name in ("cluster", "device") if fault.get(name) is not None)
+    place = "".join(f", {name} {fault[name]}" for name in ("cluster", "device") if fault.get(name) is not None)
     end = "the round was lost"
     if fault.get("recovered"):
         seconds = fault.get("seconds")
         end = "the round went on" if seconds is None else f"the round went on after {seconds:.1f} s"
-    return f"fault ({fault.get('kind')}{who}, step {fault.get('step')}): {end}: {fault.get('reason', '')}"
+    return f"fault ({fault.get('kind')}{place}, step {fault.get('step')}): {end}: {fault.get('reason', '')}"
 
 
 def _node(order: Message) -> int:

@@ -52,7 +52,7 @@ class _Room(threading.local):
         self._bytes = None
 
     @property
-    def left(self) -> int | None:
+    def bytes_left(self) -> int | None:
         return self._bytes
 
     def take(self, num_bytes: int) -> None:
@@ -69,14 +69,14 @@ class BoundedArray(Array):
     @classmethod
     def inflate(cls, object_content: bytes, children: dict[str, InflatableObject] | None = None) -> Array:
         """Put an array together, unless its chunks are too many."""
-        left = _room.left
-        if left is not None:
+        bytes_left = _room.bytes_left
+        if bytes_left is not None:
             ids = get_object_children_ids_from_object_content(object_content)
             sizes = {name: len(cast(Any, chunk).data) for name, chunk in (children or {}).items()}
             numbers = json.loads(get_object_body(object_content, Array).decode())["arraychunk_ids"]
             size = sum(sizes[ids[number]] for number in numbers)
-            if size > left:
-                raise ValueError(f"its arrays come to more than {left} bytes, which is more than was asked for")
+            if size > bytes_left:
+                raise ValueError(f"its arrays come to more than {bytes_left} bytes, which is more than was asked for")
             _room.take(size)
         return Array.inflate(object_content, children)
 
@@ -111,14 +111,14 @@ class SinglePulls(ForwardingGrid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """See Grid; what the SuperLink does not take is an error, and not waited for."""
-        sent = list(messages)
-        accepted = set(self.push_messages(sent))
+        orders = list(messages)
+        accepted_ids = set(self.push_messages(orders))
         replies = [
             _error(order.metadata.message_id, "the SuperLink did not take the message for its node")
-            for order in sent
-            if order.metadata.message_id not in accepted
+            for order in orders
+            if order.metadata.message_id not in accepted_ids
         ]
-        awaited = {order.metadata.message_id for order in sent} & accepted
+        awaited = {order.metadata.message_id for order in orders} & accepted_ids
         end = None if timeout is None else time.monotonic() + timeout
         while awaited and (end is None or time.monotonic() < end):
             came = list(self.pull_messages(sorted(awaited)))

@@ -21,7 +21,7 @@ class UpdateReceipts:
 
     def __init__(self, clusters: Collection[int]) -> None:
         self._counted = [0] * (max(clusters, default=-1) + 1)
-        self._before = list(self._counted)
+        self._previous_counts = list(self._counted)
 
     def tell(self, orders: Iterable[Message]) -> None:
         """Add to a round's orders what counted so far; one list for all, as their configuration may be one."""
@@ -31,14 +31,14 @@ class UpdateReceipts:
 
     def note(self, round_: int, clusters: Iterable[int]) -> None:
         """Note whose updates go into a round's average."""
-        self._before = list(self._counted)
+        self._previous_counts = list(self._counted)
         for cluster in clusters:
             self._counted[cluster] = round_
 
     def withdraw(self, clusters: Iterable[int]) -> None:
         """Take back what was noted last of clusters that were left out after all."""
         for cluster in clusters:
-            self._counted[cluster] = self._before[cluster]
+            self._counted[cluster] = self._previous_counts[cluster]
 
     def state(self) -> list[int]:
         """What a continued run must know, as JSON values."""
@@ -47,4 +47,4 @@ class UpdateReceipts:
     def restore(self, state: Sequence[int]) -> None:
         """Go on from :meth:`state`."""
         self._counted = [int(round_) for round_ in state]
-        self._before = list(self._counted)
+        self._previous_counts = list(self._counted)

@@ -129,15 +129,15 @@ def round_costs(decision: Decision, work: Work, trained: list[bool] | None = Non
     trained : which clusters did train, (N,); all that were selected if None
     """
     instance, answer = decision.instance, decision.answer
-    taken: list[tuple[StepWork, float, float] | None] = []
+    work_and_upload: list[tuple[StepWork, float, float] | None] = []
     for n, part in enumerate(answer.clusters):
         if not part.selected or part.uplink_s is None or not (trained is None or trained[n]):
-            taken.append(None)
+            work_and_upload.append(None)
             continue
-        taken.append((work(instance, n, decision.plans[n]), part.uplink_s, part.uplink_energy_j or 0.0))
+        work_and_upload.append((work(instance, n, decision.plans[n]), part.uplink_s, part.uplink_energy_j or 0.0))
 
     def latency(seconds: Callable[[StepWork], float]) -> float:
-        present = [t for t in taken if t is not None]
+        present = [t for t in work_and_upload if t is not None]
         if not present:
             return math.nan
         return round_latency([seconds(w) for w, _, _ in present], [up for _, up, _ in present], instance.steps)
@@ -154,7 +154,7 @@ def round_costs(decision: Decision, work: Work, trained: list[bool] | None = Non
             uplink_energy_j=t[2],
             waiting_s=total - instance.steps * t[0].pipeline_s - t[1],
         )
-        for t in taken
+        for t in work_and_upload
     ]
     return RoundCosts(
         clusters=clusters,
@@ -173,17 +173,17 @@ def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, gamma_max:
     """A round's costs as JSON values: ``virtual`` of a run's ``rounds.jsonl``."""
     instance = decision.instance
     clusters = []
-    for n, (plan, spent) in enumerate(zip(decision.plans, costs.clusters, strict=True)):
+    for n, (plan, cluster_costs) in enumerate(zip(decision.plans, costs.clusters, strict=True)):
         record: dict[str, Any] = {
             "cluster": n,
-            "selected": spent is not None,
+            "selected": cluster_costs is not None,
             "gamma": float(gamma[n]),
             "queue": float(decision.queues.virtual[n]),
             "energy_queue": float(decision.queues.energy[n]),
             "whole_model_bytes": instance.L * instance.gamma0,
         }
-        if spent is not None:
-            work = spent.work
+        if cluster_costs is not None:
+            work = cluster_costs.work
             record |= {
                 "channel": plan.channel,
                 "power_w": plan.power_w,
@@ -194,11 +194,11 @@ def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, gamma_max:
                 "pipeline_s": work.pipeline_s,
                 "pipeline_fused_s": work.pipeline_fused_s,
                 "pipeline_eq15_s": work.pipeline_eq15_s,
-                "train_s": spent.train_s,
-                "uplink_s": spent.uplink_s,
-                "uplink_wait_s": spent.uplink_wait_s,
-                "waiting_s": spent.waiting_s,
-                "uplink_energy_j": spent.uplink_energy_j,
+                "train_s": cluster_costs.train_s,
+                "uplink_s": cluster_costs.uplink_s,
+                "uplink_wait_s": cluster_costs.uplink_wait_s,
+                "waiting_s": cluster_costs.waiting_s,
+                "uplink_energy_j": cluster_costs.uplink_energy_j,
                 "uplink_bytes": instance.clusters[n].up.t_bits / 8,
                 "device_energy_j": (instance.steps * work.device_energy_j).tolist(),
                 "link_bytes": (instance.steps * work.link_bytes).tolist(),

@@ -67,18 +67,18 @@ class FixedPlans(RoundPolicy):
 
     def _check(self, instance: Instance, n: int, index: int) -> None:
         plan, devices = self.file_plans[index], instance.device_arrays(n)
-        where = f"{self.path}: clusters[{index}]"
+        location = f"{self.path}: clusters[{index}]"
         plan.check(
             num_blocks=instance.L,
             batch_size=instance.b,
             num_devices=len(devices.phi),
             memory=[float(m) for m in devices.mem],
             block_memory=instance.gamma0,
-            where=where,
+            location=location,
         )
         if plan.channel is not None and not 0 <= plan.channel < instance.num_channels:
             raise ValueError(
-                f"{where}: channel {plan.channel}: expected null or a channel from 0 to {instance.num_channels - 1}"
+                f"{location}: channel {plan.channel}: expected null or a channel from 0 to {instance.num_channels - 1}"
             )
 
 

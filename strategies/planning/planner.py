@@ -153,25 +153,29 @@ def plan_whom_it_fits(
     The answer, which keeps in ``infeasible`` why clusters were left out; and the reasons in words, by cluster.
     """
     instance, left_out = round_.instance, dict(absent or {})
-    kept = [n for n in range(instance.num_clusters) if n not in left_out]
+    candidates = [n for n in range(instance.num_clusters) if n not in left_out]
     reasons: list[Infeasibility] = []
-    while kept:
+    while candidates:
         part = replace(
             round_,
-            instance=replace(instance, clusters=tuple(instance.clusters[n] for n in kept)),
-            losses=[round_.losses[n] for n in kept],
-            indices=tuple(kept),
+            instance=replace(instance, clusters=tuple(instance.clusters[n] for n in candidates)),
+            losses=[round_.losses[n] for n in candidates],
+            indices=tuple(candidates),
             num_all=instance.num_clusters,
         )
         answer = policy.plan(part)
-        for_all = answer if len(kept) == instance.num_clusters else answer_for_all(instance, answer, kept, "infeasible")
+        for_all = (
+            answer
+            if len(candidates) == instance.num_clusters
+            else answer_for_all(instance, answer, candidates, "infeasible")
+        )
         if answer.status != "infeasible":
             return replace(for_all, infeasible=tuple(reasons)), left_out
         reasons += for_all.infeasible
         blamed = {i.cluster for i in for_all.infeasible if i.cluster is not None}
         for reason in for_all.infeasible:
-            for n in kept if reason.cluster is None else [reason.cluster]:
+            for n in candidates if reason.cluster is None else [reason.cluster]:
                 left_out.setdefault(n, reason.reason)
-        kept = [n for n in kept if n not in blamed] if blamed else []
+        candidates = [n for n in candidates if n not in blamed] if blamed else []
     nobody = tuple(ClusterAnswer("infeasible", False, cost=c.skip) for c in instance.clusters)
     return Answer("infeasible", nobody, infeasible=tuple(reasons)), left_out

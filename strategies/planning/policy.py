@@ -62,26 +62,30 @@ class RoundPolicy(ABC):
         return cluster_plans(round_.instance, answer)
 
 
-def answer_for_all(instance: Instance, answer: Answer, kept: Sequence[int], status_of_others: Status) -> Answer:
+def answer_for_all(
+    instance: Instance, answer: Answer, planned_clusters: Sequence[int], status_of_others: Status
+) -> Answer:
     """The answer of some clusters as one of all; the others pay for being skipped, in the bound as well.
 
     Parameters
     ----------
     instance : of all clusters
     answer : of the kept ones
-    kept : which clusters of the instance these are, in order
+    planned_clusters : which clusters of the instance these are, in order
     status_of_others : of the clusters that were not asked
     """
-    others = [n for n in range(instance.num_clusters) if n not in kept]
+    others = [n for n in range(instance.num_clusters) if n not in planned_clusters]
     skipped = sum(instance.clusters[n].skip for n in others)
     parts = {n: ClusterAnswer(status_of_others, False, cost=instance.clusters[n].skip) for n in others}
-    parts |= dict(zip(kept, answer.clusters, strict=True))
+    parts |= dict(zip(planned_clusters, answer.clusters, strict=True))
     return replace(
         answer,
         clusters=tuple(parts[n] for n in range(instance.num_clusters)),
         objective=None if answer.objective is None else answer.objective + skipped,
         lower_bound=None if answer.lower_bound is None else answer.lower_bound + skipped,
-        infeasible=tuple(replace(i, cluster=None if i.cluster is None else kept[i.cluster]) for i in answer.infeasible),
+        infeasible=tuple(
+            replace(i, cluster=None if i.cluster is None else planned_clusters[i.cluster]) for i in answer.infeasible
+        ),
     )
 
 
@@ -91,14 +95,14 @@ def plan_with(instance: Instance, choices: Sequence[SegmentChoice | None]) -> An
         SegmentTable({c.num_segments: c} if c else {}, None if c else _does_not_fit(instance, n))
         for n, c in enumerate(choices)
     ]
-    planned = plan_round(instance, tables=tables)
+    answer = plan_round(instance, tables=tables)
     return Answer(
-        "feasible" if planned.status == "optimal" else planned.status,
-        planned.clusters,
-        planned.objective,
+        "feasible" if answer.status == "optimal" else answer.status,
+        answer.clusters,
+        answer.objective,
         None,
-        planned.latency_s,
-        planned.infeasible,
+        answer.latency_s,
+        answer.infeasible,
     )
 
 

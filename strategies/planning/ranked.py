@@ -68,12 +68,12 @@ class RankedSelection(RoundPolicy):
         """Take the clusters of the lowest rank, match them by the Hungarian algorithm, score the outcome."""
         instance = round_.instance
         offers = Offers.of(instance, self._segments(instance))
-        able = np.isfinite(offers.upload_s).any(axis=1) & np.isfinite(offers.pipeline_s)
-        rank = np.where(able, self._rank(round_, offers), np.inf)
+        is_able = np.isfinite(offers.upload_s).any(axis=1) & np.isfinite(offers.pipeline_s)
+        rank = np.where(is_able, self._rank(round_, offers), np.inf)
         # Those that are able first: a rank may be infinite, too.
-        chosen = np.lexsort((rank, ~able))[: instance.num_matched]
+        chosen = np.lexsort((rank, ~is_able))[: instance.num_matched]
         costs = np.full(offers.upload_s.shape, np.inf)
-        costs[chosen] = np.where(able[chosen, None], offers.upload_s[chosen], np.inf)
+        costs[chosen] = np.where(is_able[chosen, None], offers.upload_s[chosen], np.inf)
         matching = match_channels(costs, np.zeros(instance.num_clusters))
         if matching is None:
             return _no_matching(instance, offers)
@@ -130,13 +130,13 @@ RANKS: dict[str, Callable[[int], Rank]] = {
 
 def _no_matching(instance: Instance, offers: Offers) -> Answer:
     """Why too few clusters can be matched; the planner names what keeps each from uploading."""
-    planned = plan_round(instance)
-    if planned.infeasible:
-        return Answer("infeasible", planned.clusters, infeasible=planned.infeasible)
+    answer = plan_round(instance)
+    if answer.infeasible:
+        return Answer("infeasible", answer.clusters, infeasible=answer.infeasible)
     unfit = tuple(
         Infeasibility(n, "C7", instance.L, 0, "these segments do not fit; use more devices or more memory")
         for n, choice in enumerate(offers.choices)
         if choice is None
     )
     needs = Infeasibility(None, "C5", instance.num_matched, 0, "too few of the clusters can upload at any power")
-    return Answer("infeasible", planned.clusters, infeasible=unfit or (needs,))
+    return Answer("infeasible", answer.clusters, infeasible=unfit or (needs,))

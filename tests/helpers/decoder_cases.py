@@ -133,7 +133,7 @@ def train_round(address, batches, num_micro_batches=2, before=lambda: None):
 def assert_still_serves(service, round_):
     addresses = service.open_round(round_, [0], 1)
     train_round(addresses[0], [batch_of(0, 3)])
-    assert service.finish_round().clusters[0].left is None
+    assert service.finish_round().clusters[0].departure is None
 
 
 def first_frame(**change):

@@ -132,7 +132,7 @@ def test_what_a_strategy_from_outside_declares_is_what_the_run_does(trained):
         RunConfig.from_flat(config | {"selection.load-best-at-end": True})
     with pytest.raises(ValueError, match="takes no argument 'often'; expected some of every"):
         make_planner(RunConfig.from_flat(config | {"strategy-options": '{"often": 1}'}), load_scenario("default"))
-    with pytest.raises(ValueError, match="aggregator.name: median goes with strategy = collapipe"):
+    with pytest.raises(ValueError, match="aggregator.name: median needs strategy = collapipe"):
         make_planner(RunConfig.from_flat(config | {"aggregator.name": "median"}), load_scenario("default"))
     check_can_resume(RunConfig.from_flat(config))
 

@@ -184,7 +184,7 @@ def test_a_cluster_that_does_not_come_back_is_left_behind(monkeypatch):
         train_round(addresses[0], [batch_of(0, 3)])
         summary = service.finish_round()
     assert summary.clusters[0].steps == 1
-    assert summary.clusters[1].left == "its stream broke off and did not come back within 0.5 s"
+    assert summary.clusters[1].departure == "its stream broke off and did not come back within 0.5 s"
 
 
 def test_a_stream_that_is_cut_for_a_while_is_opened_again_when_that_is_over():
@@ -254,7 +254,7 @@ def test_a_control_unit_that_is_stopped_holds_nobody_for_long(monkeypatch):
         finally:
             stopped.kill()
             stopped.communicate()
-        assert "did not come back" in service.finish_round().clusters[1].left
+        assert "did not come back" in service.finish_round().clusters[1].departure
 
 
 def test_whoever_holds_the_rounds_token_can_say_that_the_control_unit_is_gone():
@@ -264,7 +264,7 @@ def test_whoever_holds_the_rounds_token_can_say_that_the_control_unit_is_gone():
         assert not give_up(replace(addresses[1], token="wrong"), LinkCertificates(), "no")
         assert give_up(addresses[1], LinkCertificates(), "its control unit was killed")
         train_round(addresses[0], [batch_of(0, 3)])
-        assert service.finish_round().clusters[1].left == "its control unit was killed"
+        assert service.finish_round().clusters[1].departure == "its control unit was killed"
         stream.abort()
 
 
@@ -310,7 +310,7 @@ def test_a_welcome_that_comes_too_late_costs_only_the_attempt(monkeypatch):
             busy.set()
         assert admitted[:3] == [1, 2, 3] and len(stream.cuts) == 1
         summary = service.finish_round().clusters[0]
-    assert (summary.steps, summary.left) == (1, None)
+    assert (summary.steps, summary.departure) == (1, None)
 
 
 def test_an_attempt_that_was_given_up_does_not_look_as_if_it_were_there(monkeypatch):
@@ -325,7 +325,7 @@ def test_an_attempt_that_was_given_up_does_not_look_as_if_it_were_there(monkeypa
         away.cut()
         time.sleep(0.6)  # its only attempt has got a seat, and nobody sits there
         train_round(addresses[0], [batch_of(0, 3)])
-        assert "did not come back" in service.finish_round().clusters[1].left
+        assert "did not come back" in service.finish_round().clusters[1].departure
 
 
 def test_activations_that_are_not_finite_are_told_apart_from_other_refusals():

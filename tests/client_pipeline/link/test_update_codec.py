@@ -111,7 +111,7 @@ def broken(kind, **changes):
     [
         ("int8", {"a__scale": None}, r"update of a \(int8\): expected the parts .*scale.*, found values"),
         ("int8", {"a__extra": torch.zeros(1)}, "found extra"),
-        ("int8", {"z__values": torch.zeros(1)}, "'z/values' is of no tensor that was sent"),
+        ("int8", {"z__values": torch.zeros(1)}, "'z/values' belongs to no tensor that was sent"),
         ("int8", {"a__values": torch.zeros(60)}, "values torch.float32"),
         ("int8", {"a__values": torch.zeros(6, dtype=torch.int8)}, r"torch.int8 \[6\]"),
         ("int8", {"a__scale": torch.tensor([float("inf")])}, "a .*NaN or Inf"),

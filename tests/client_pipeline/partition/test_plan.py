@@ -78,7 +78,7 @@ def test_a_plan_of_wrong_form_is_refused(raw, message):
 
 
 def test_a_missing_plan_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"plan: no file .*nowhere\.json; write one, or leave plan empty"):
+    with pytest.raises(FileNotFoundError, match=r"plan: no file .*nowhere\.json; create it, or leave plan empty"):
         read_plans(tmp_path / "nowhere.json")
 
 
@@ -142,7 +142,7 @@ def test_a_plan_that_does_not_fit_is_refused(changes, given, message):
 
 def test_a_refusal_says_whose_plan_it_was():
     with pytest.raises(ValueError, match=r"^cluster 3: m = 0"):
-        check(dataclasses.replace(PLAN, m=0), where="cluster 3")
+        check(dataclasses.replace(PLAN, m=0), location="cluster 3")
 
 
 # The uniform plan.

@@ -63,7 +63,7 @@ def test_a_control_unit_in_a_round_refuses_a_second_run(monkeypatch, local_ray, 
                 start_control_unit(setup_of("actors-7"))
             except ValueError as error:
                 refused = str(error)
-            assert "cluster 0: its control unit is in a round of another run, actors-6" in refused
+            assert "cluster 0: its control unit has been in a round of another run, actors-6" in refused
         finally:
             go_on.touch()
         assert first.result().steps == 1
@@ -84,7 +84,7 @@ def test_a_frozen_control_unit_is_given_up_in_bounded_time(local_ray, end_actors
     pid = start_control_unit(setup_of("actors-4"))["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        with pytest.raises(ControlUnitError, match="actors-4/cluster-0: the control unit has not said for 2 s"):
+        with pytest.raises(ControlUnitError, match="cluster-0: the control unit has given no sign of life for 2 s"):
             train_round("actors-4", 0, order(), 2.0)
     finally:
         os.kill(pid, signal.SIGCONT)

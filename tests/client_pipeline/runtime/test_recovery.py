@@ -101,14 +101,21 @@ def test_a_cluster_that_loses_all_its_devices_at_once_waits_for_them_and_loses_n
 def test_what_a_control_unit_has_recorded_can_be_read_when_it_is_lost_later_in_the_round(units, tmp_path):
     unit, found = units(folder=tmp_path), []
     once(unit, round_=1, step=1, kind="G", micro_batch=1, act=lambda: kill(unit, 1))
-    once(unit, round_=1, step=3, kind="G", micro_batch=1, act=lambda: found.extend(fault_files.kept(tmp_path, 1)))
+    once(
+        unit,
+        round_=1,
+        step=3,
+        kind="G",
+        micro_batch=1,
+        act=lambda: found.extend(fault_files.recorded_faults(tmp_path, 1)),
+    )
     within(HANG_S, train, unit, initial(), [1])
     [fault] = found
     assert (fault["kind"], fault["device"], fault["round"], fault["recovered"]) == ("device", 1, 1, True)
     # A round that is trained again, or another one, has records of its own.
-    assert fault_files.kept(tmp_path, 2) == []
+    assert fault_files.recorded_faults(tmp_path, 2) == []
     within(HANG_S, train, unit, initial(), [2])
-    assert fault_files.kept(tmp_path, 1) == []
+    assert fault_files.recorded_faults(tmp_path, 1) == []
     unit.close()
 
 

@@ -47,7 +47,7 @@ class Action:
 
 
 def records(recovery):
-    return [(r.kind, r.device, r.recovered) for r in recovery.known]
+    return [(r.kind, r.device, r.recovered) for r in recovery.all_records]
 
 
 @pytest.mark.parametrize(("kind", "recorded"), [(KILLED, "device"), (FROZEN, "freeze")])
@@ -62,7 +62,7 @@ def test_a_lost_device_is_recorded_and_the_action_runs_again_on_the_others(pipel
     assert plan == recovery.plan and plan.devices == [0, 2] and sum(plan.delta) == 4
     assert (plan.m, plan.schedule) == (4, "1f1b")
     assert pipeline.asked == ["survivors", (plan, 3.5)]
-    [record] = recovery.known
+    [record] = recovery.all_records
     assert (record.kind, record.cluster, record.device, record.round, record.step) == (recorded, 7, 1, 5, 2)
     assert (record.recovered, record.reason, record.bytes) == (False, "device 1: gone", 640)
 
@@ -184,7 +184,7 @@ def test_the_first_finished_micro_batch_ends_a_fault_and_says_how_long_it_took(p
     recovery.finished_micro_batch()
     # From the last sign of progress, or from when the fault was put in, where that is known.
     assert [r.seconds for r in recovery.records] == [pytest.approx(s, abs=5.0) for s in (20.0, 20.0, 500.0)]
-    assert all(r.recovered for r in recovery.known)
+    assert all(r.recovered for r in recovery.all_records)
     recovery.run(Action(DeviceFault("device 2", FROZEN, (2,))))
     ended = recovery.end_round(recovered=False)
     assert [r.recovered for r in ended] == [True, True, True, False]
@@ -200,12 +200,12 @@ def test_a_round_begins_with_who_is_there_and_records_who_was_absent_or_is_back(
     assert pipeline.asked == ["deadline", (recovery.plan, 3.5)]
     assert recovery.plan.devices == [0, 2]
     assert records(recovery) == [("joined", 2, True), ("device", 1, False)]
-    assert "not there when the control unit started" in recovery.known[1].reason
-    assert {(r.round, r.step) for r in recovery.known} == {(5, 0)}
+    assert "not there when the control unit started" in recovery.all_records[1].reason
+    assert {(r.round, r.step) for r in recovery.all_records} == {(5, 0)}
     assert recovery.end_round(recovered=True)[1].recovered
     # It is absent once; the plan of a round is taken as it is where all its devices are there.
     recovery.begin_round(6, THREE, LEAN, 0.0)
-    assert recovery.known == [] and recovery.plan.devices == [0, 2]
+    assert recovery.all_records == [] and recovery.plan.devices == [0, 2]
     pipeline.pool.lost.clear()
     recovery.begin_round(7, THREE, LEAN, 0.0)
     assert recovery.plan == THREE
@@ -215,11 +215,11 @@ def test_slow_devices_get_less_and_are_recorded_once(pipeline):
     recovery = begun(pipeline, replan=equal_devices(3, 4))
     pipeline.moved_by_plan = 33
     recovery.unburden({1: 8.0, 0: 2.0}, recorded=())
-    assert [(r.kind, r.device, r.bytes) for r in recovery.known] == [("slow", 0, 33), ("slow", 1, 33)]
-    assert recovery.known[1].reason == "8.0 times slower than usual"
+    assert [(r.kind, r.device, r.bytes) for r in recovery.all_records] == [("slow", 0, 33), ("slow", 1, 33)]
+    assert recovery.all_records[1].reason == "8.0 times slower than usual"
     assert recovery.plan.delta == (1, 1, 2)
     recovery.unburden({1: 9.0}, recorded=(0, 1))
-    assert len(recovery.known) == 2
+    assert len(recovery.all_records) == 2
     # Who is lost is not planned with, however fast it was.
     pipeline.pool.lost = {2: KILLED}
     recovery.unburden({0: 9.0}, recorded=(0, 1))

@@ -128,7 +128,7 @@ def test_an_interrupted_comparison_goes_on_and_another_configuration_is_refused(
         fake_run(run_dir, config, resume)
 
     configs = contenders(base(), "dssda,uniform", "")
-    with pytest.raises(RuntimeError, match="uniform-seed0: no such luck; logs: .*The same command goes on"):
+    with pytest.raises(RuntimeError, match="uniform-seed0: no such luck; logs: .*The same command continues"):
         compare(configs, 1, tmp_path, train=run)
     # The same command goes on; once the unfinished run's folder was in its way.
     compare(configs, 1, tmp_path, train=run)
@@ -167,6 +167,6 @@ def test_a_run_of_a_comparison_that_stopped_goes_on_from_its_checkpoint_or_begin
 def test_a_comparison_removes_nothing_that_is_not_its_own(tmp_path):
     (tmp_path / "dssda-seed0").mkdir()
     (tmp_path / "dssda-seed0" / "thesis.tex").write_text("all of it")
-    with pytest.raises(ValueError, match="dssda-seed0: holds something that is no run; move it away"):
+    with pytest.raises(ValueError, match="dssda-seed0: is not a run directory; move it away"):
         compare(contenders(base(), "dssda", ""), 1, tmp_path)
     assert (tmp_path / "dssda-seed0" / "thesis.tex").read_text() == "all of it"

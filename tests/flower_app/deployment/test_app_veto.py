@@ -140,7 +140,7 @@ def test_a_server_that_shows_one_app_and_sends_another_runs_neither():
     server.order(1)
     with vetoed(server.connection(), Veto(**VETO)) as (_, receive, *_):
         assert receive() is None
-    assert "sent another app than the run's" in server.sent[0].error.reason
+    assert "sent an app other than the run's" in server.sent[0].error.reason
 
 
 def test_a_control_unit_runs_no_agents():
@@ -148,7 +148,7 @@ def test_a_control_unit_runs_no_agents():
     server.order(1)
     with vetoed(server.connection(), Veto(**VETO)) as (_, receive, *_):
         assert receive() is None
-    assert "runs client apps alone" in server.sent[0].error.reason
+    assert "runs only client apps" in server.sent[0].error.reason
 
 
 def test_an_allowed_app_is_named_by_its_digest(tmp_path):

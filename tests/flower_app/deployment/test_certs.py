@@ -179,11 +179,11 @@ def test_a_key_that_was_revoked_is_not_trusted_from_an_older_copy_of_the_folder(
     (server.supernodes / "cu-1.pub").write_text(old)
     assert set(trusted_keys(server)) == {"cu-0"}
     server.revoked_keys.write_text("no key\n")
-    with pytest.raises(ValueError, match=r"revoked\.pub: expected public keys in OpenSSH's form"):
+    with pytest.raises(ValueError, match=r"revoked\.pub: expected public keys in OpenSSH format"):
         trusted_keys(server)
 
 
 def test_who_never_had_a_certificate_cannot_be_revoked(tmp_path):
     make(tmp_path)
-    with pytest.raises(ValueError, match="--cluster: .*authority has given no certificate to cu-7"):
+    with pytest.raises(ValueError, match="--cluster: .*authority has issued no certificate to cu-7"):
         revocation.revoke(tmp_path, 7)

@@ -321,7 +321,7 @@ def test_a_supernode_that_the_server_refuses(folder, superlink, ray_head):
     port = int(ray_head.rpartition(":")[2])
     with supernode(answers=2) as own:
         findings = Machine(folder, superlink).doctor("cu", ray_port=port, runtime_port=own)
-    named(findings, "supernode", "the SuperNode does not run", "is its key on the server")
+    named(findings, "supernode", "the SuperNode is not running", "is its key on the server")
 
 
 def test_a_supernodes_port_that_is_taken(folder, superlink):

@@ -58,7 +58,7 @@ def test_an_honest_answer_is_taken_as_it_is():
         (with_state(devices=[]), "state.devices: expected 1 or more devices, found 0"),
         (with_state(devices={}), "state.devices: expected a list, found an object of 0 entries"),
         (with_state(num_examples=0.5), "state.num_examples: expected a whole number"),
-        (with_state(block_memory=float("nan")), "set-up: expected JSON, NaN is no JSON number"),
+        (with_state(block_memory=float("nan")), "set-up: expected JSON, NaN is not a JSON number"),
         (with_device(frequency=0.0), r"state.devices\[0\].frequency: expected a finite number from 1e-30 to 1e\+21"),
         (with_device(memory="much"), r"state.devices\[0\].memory: expected a finite number from 0 to 1e\+21, found 'm"),
         (with_device(colour="red"), r"state.devices\[0\]: unknown key 'colour'"),

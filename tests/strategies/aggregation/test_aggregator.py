@@ -174,7 +174,7 @@ def test_a_rule_knows_how_many_clusters_it_needs(settings, fewest):
             {"aggregator.name": "median", "server-optimizer.name": "fedadam"},
             "median and server-optimizer.name = fedadam",
         ),
-        ({"aggregator.name": "median", "strategy": "titanic"}, "median goes with strategy = collapipe"),
+        ({"aggregator.name": "median", "strategy": "titanic"}, "median needs strategy = collapipe"),
     ],
 )
 def test_what_cannot_be_joined_is_refused_before_any_work(flat, message):
@@ -240,6 +240,6 @@ def test_a_cluster_that_claims_more_than_the_decoder_has_seen_of_it_does_not_cou
 ):
     (reply,) = replies([START])
     reply.content["metrics"]["num-examples"] = claimed
-    summary = ClusterSummary(steps=steps, weight=24.0 * steps, loss=1.0, left=None)
+    summary = ClusterSummary(steps=steps, weight=24.0 * steps, loss=1.0, departure=None)
     assert (unearned(reply, summary) is None) == counts
-    assert "left the decoder's round: cut" in unearned(reply, replace(summary, left="cut"))
+    assert "left the decoder's round: cut" in unearned(reply, replace(summary, departure="cut"))

@@ -201,7 +201,7 @@ def test_of_too_few_clusters_there_is_no_secure_mean(outcomes):
         ({"privacy.update-noise": 0.5, "privacy.update-mechanism": "server-adaptive"}, "needs more than 5 clusters"),
         ({"aggregator.name": "median"}, "aggregator.name: median and privacy.update-mechanism = server-fixed"),
         ({"server-optimizer.name": "fedadam"}, "server-optimizer.name: fedadam and privacy.update-mechanism"),
-        ({"strategy": "titanic"}, "server-fixed goes with strategy = collapipe"),
+        ({"strategy": "titanic"}, "server-fixed needs strategy = collapipe"),
         (
             {"privacy.update-mechanism": "client-fixed", "compression.update": "int8"},
             "compression.update: int8 sends no weights, which Flower's mod",

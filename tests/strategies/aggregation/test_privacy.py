@@ -303,8 +303,8 @@ def test_a_step_that_comes_again_is_a_repeat():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"update_noise": 1.0}, "privacy.update-noise: 1 times what.*set privacy.update-clip above 0"),
-        ({"activation_noise": 0.5}, "privacy.activation-noise: 0.5 times what.*privacy.activation-clip"),
+        ({"update_noise": 1.0}, "privacy.update-noise: 1 needs a bound.*set privacy.update-clip above 0"),
+        ({"activation_noise": 0.5}, "privacy.activation-noise: 0.5 needs a bound.*privacy.activation-clip"),
         ({"update_clip": -1.0}, "privacy.update-clip: expected a number of at least 0, found -1"),
         ({"delta": 0.0}, r"privacy.delta: expected a number in \(0, 1\), found 0"),
         ({"seed": -2}, "privacy.seed: expected -1"),

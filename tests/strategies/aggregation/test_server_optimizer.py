@@ -123,5 +123,5 @@ def test_a_baseline_takes_no_server_optimizer():
     from flower_app.config.strategy_choice import make_planner
 
     config = RunConfig.from_flat({"strategy": "titanic", "server-optimizer.name": "fedadam"})
-    with pytest.raises(ValueError, match="server-optimizer.name: fedadam goes with strategy = collapipe"):
+    with pytest.raises(ValueError, match="server-optimizer.name: fedadam needs strategy = collapipe"):
         make_planner(config, load_scenario("default"))

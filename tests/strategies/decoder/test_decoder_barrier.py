@@ -55,7 +55,7 @@ def test_an_absence_counts_until_the_cluster_is_back_and_no_longer(monkeypatch, 
         assert not quick.is_alive()
     clusters = trainer.finish_round().clusters
     assert [clusters[n].steps for n in (0, 1)] == [1, int(comes_back)]
-    assert ("did not come back" in clusters[1].left) is not comes_back
+    assert ("did not come back" in clusters[1].departure) is not comes_back
 
 
 def test_a_step_is_taken_once_though_its_cluster_comes_back_while_it_is_taken(monkeypatch):
@@ -169,7 +169,7 @@ def rounds(sync, hostile=None):
             addresses = service.open_round(round_, clusters, 2)
             if 2 in clusters:
                 call(addresses[2], hello(addresses[2]), *hostile)
-                if service.trainer._round.members[2].left is None:
+                if service.trainer._round.members[2].departure is None:
                     call(addresses[2], encode(leave(addresses[2])))
             batches = [[batch_of(n, 3, seed=10 * round_ + step) for step in (1, 2)] for n in (0, 1)]
             results = all_at_once(*(partial(train_round, addresses[n], batches[n]) for n in (0, 1)))
@@ -208,4 +208,4 @@ def test_a_hostile_cluster_keeps_no_step_that_it_had_closed_from_counting():
         code, _ = call(address, hello(address), first_frame(), SECOND, END, END)
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         summary = service.finish_round().clusters[0]
-        assert (summary.steps, "expected the end of step 2" in summary.left) == (1, True)
+        assert (summary.steps, "expected the end of step 2" in summary.departure) == (1, True)

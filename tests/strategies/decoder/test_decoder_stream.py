@@ -162,7 +162,7 @@ def test_a_wrong_token_is_refused_and_disturbs_nobody(change, message):
         with pytest.raises(LinkError, match=f"decoder at {addresses[0].target} .*refused.*{message}"):
             DecoderStream.open(replace(addresses[0], **change))
         all_at_once(*(lambda c=c: train_round(addresses[c], [batch_of(c, 3)]) for c in (0, 1)))
-        assert all(summary.left is None for summary in service.finish_round().clusters.values())
+        assert all(summary.departure is None for summary in service.finish_round().clusters.values())
 
 
 def test_a_token_is_good_for_one_stream_and_one_round():
@@ -278,7 +278,7 @@ def test_a_bad_frame_is_refused_with_its_reason_and_the_service_still_serves(cas
                 list(call)
         found = refusal.value.details()
         assert re.search(reason, found), found
-        assert service.finish_round().clusters[0].left is not None
+        assert service.finish_round().clusters[0].departure is not None
         assert_still_serves(service, 2)
 
 

@@ -84,7 +84,7 @@ def test_a_cluster_that_leaves_frees_the_others_and_its_unclosed_step_does_not_c
         leaves.close_step(1, 1.0)
     summary = trainer.finish_round()
     assert_close(summary.head, central_step(head_trainer().head, shares([0]))[0])
-    assert summary.clusters[1].left == "its stream broke off" and summary.clusters[1].weight == 0
+    assert summary.clusters[1].departure == "its stream broke off" and summary.clusters[1].weight == 0
 
 
 def test_what_a_cluster_left_behind_does_not_reach_the_next_round():
@@ -115,8 +115,8 @@ def test_a_stream_that_breaks_frees_the_other_clusters():
         results = all_at_once(lambda: train_round(addresses[0], [batch_of(0, 3), batch_of(0, 4)]), break_off)
         assert len(results[0]) == 2
         summary = service.finish_round()
-    assert summary.clusters[0].steps == 2 and summary.clusters[0].left is None
-    assert summary.clusters[1].left == "its stream broke off"
+    assert summary.clusters[0].steps == 2 and summary.clusters[0].departure is None
+    assert summary.clusters[1].departure == "its stream broke off"
 
 
 def test_a_refused_cluster_frees_the_other_clusters():
@@ -131,7 +131,7 @@ def test_a_refused_cluster_frees_the_other_clusters():
         results = all_at_once(lambda: train_round(addresses[0], [batch_of(0, 3)]), diverge)
         assert isinstance(results[0], list)
         assert isinstance(results[1], LinkError) and "NaN" in str(results[1])
-        assert "NaN" in service.finish_round().clusters[1].left
+        assert "NaN" in service.finish_round().clusters[1].departure
 
 
 def test_clusters_that_do_not_close_their_step_are_left_behind_by_name():
@@ -145,7 +145,7 @@ def test_clusters_that_do_not_close_their_step_are_left_behind_by_name():
     seats[0].finish()
     summary = trainer.finish_round()
     assert summary.clusters[0].steps == 1
-    assert all("it did not close step 1" in summary.clusters[n].left for n in (1, 2))
+    assert all("it did not close step 1" in summary.clusters[n].departure for n in (1, 2))
 
 
 def test_a_silent_cluster_keeps_nobody_waiting_and_learns_the_reason():
@@ -177,7 +177,7 @@ def test_a_round_that_ends_early_frees_and_refuses_everyone():
 
     refused, summary = all_at_once(close, end)
     assert isinstance(refused, Refusal) and "round 1 of the decoder is not open" in str(refused)
-    assert {s.left for s in summary.clusters.values()} == {"did not finish before the round ended"}
+    assert {s.departure for s in summary.clusters.values()} == {"did not finish before the round ended"}
 
 
 def test_auto_decides_step_when_all_are_there():
@@ -195,7 +195,7 @@ def test_auto_decides_round_when_one_is_late_and_says_so(caplog):
     trainer.open_round(1, [0, 1], 1)
     # One after the other, as in a simulation with one worker: the barrier of mode step would never open.
     assert [train(trainer, 0), train(trainer, 1)] == ["round", "round"]
-    assert all(s.left is None for s in trainer.finish_round().clusters.values())
+    assert all(s.departure is None for s in trainer.finish_round().clusters.values())
     assert "decoder-sync auto: round, clusters [1] were not there" in caplog.text
     # Decided once: later rounds neither wait nor change it.
     trainer.open_round(2, [0, 1], 1)
@@ -240,7 +240,7 @@ def test_in_mode_step_a_late_cluster_is_left_out_and_its_hello_refused():
     with pytest.raises(Refusal, match="cluster 1 has left round 1: it did not join within 0.2 s of the first"):
         trainer.join(1, 1)
     summary = trainer.finish_round()
-    assert "did not join" in summary.clusters[1].left
+    assert "did not join" in summary.clusters[1].departure
     assert_close(summary.head, central_step(head_trainer().head, shares([0]))[0])
 
 
@@ -310,7 +310,7 @@ def test_a_round_in_which_nobody_trained_leaves_the_decoder_alone():
     trainer.open_round(1, [0, 1], 1)
     summary = trainer.finish_round({})
     assert all(torch.equal(summary.head[n], before[n]) for n in before)
-    assert {s.left for s in summary.clusters.values()} == {"did not join"}
+    assert {s.departure for s in summary.clusters.values()} == {"did not join"}
     trainer.open_round(2, [0], 1)
     with pytest.raises(ValueError, match=r"clusters \[0\] have a weight but trained no step"):
         trainer.finish_round({0: 2.0})
@@ -375,7 +375,7 @@ def test_copies_of_the_decoder_are_averaged_by_the_weights_of_the_encoders():
         seat.close_step(1, 1.0)
         seat.finish()
     summaries = trainer.end_round()
-    assert [(s.steps, s.left) for s in summaries.values()] == [(1, None), (1, None)]
+    assert [(s.steps, s.departure) for s in summaries.values()] == [(1, None), (1, None)]
     with pytest.raises(Refusal, match="is not open"):
         trainer.join(1, 0)
     found = trainer.finish_round({1: summaries[1].weight})

@@ -141,7 +141,7 @@ def part(name, value):
     ("change", "words"),
     [
         (part("embedding.w/index", None), "'embedding.w/index' is missing"),
-        (part("embedding.w", np.zeros(3, dtype=np.float32)), "'embedding.w' is of no tensor that was sent"),
+        (part("embedding.w", np.zeros(3, dtype=np.float32)), "'embedding.w' belongs to no tensor that was sent"),
         (part("embedding.w/values", np.zeros(7, dtype=np.float32)), r"expected float32 \[3\], found 'float32' \[7\]"),
         (part("embedding.w/index", np.zeros(3, dtype=np.int64)), r"expected int32 \[3\], found 'int64' \[3\]"),
         (part("embedding.w/index", np.array([0, 1, 2**31 - 1], dtype=np.int32)), "rising indices from 0 to 5"),

@@ -15,6 +15,7 @@ MODULES = (
     "client_pipeline/runtime/*.py",
     "strategies/decoder*.py",
     "strategies/aggregation/rules.py",
+    "strategies/aggregation/update_rule.py",
     "strategies/aggregation/server_optimizers.py",
     "strategies/aggregation/accountant.py",
 )
@@ -79,6 +80,7 @@ _TESTS: dict[str, str] = {
     "strategies/decoder/service.py": "decoder_stream decoder_barrier stream_security",
     "strategies/decoder*.py": "decoder_barrier decoder_trainer step_limits decoder_stream",
     "strategies/aggregation/rules.py": "aggregator",
+    "strategies/aggregation/update_rule.py": "aggregator outside_classes",
     "strategies/aggregation/server_optimizers.py": "server_optimizer",
     "strategies/aggregation/accountant.py": "privacy",
 }

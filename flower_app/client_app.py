@@ -19,7 +19,7 @@ from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from torch import Tensor
 
 from client_pipeline.link.reopened_connection import give_up
-from client_pipeline.partition.families import num_blocks_of
+from client_pipeline.partition.families import is_outside, num_blocks_of
 from client_pipeline.partition.plan import ClusterPlan, uniform_plan
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.run_identity import RunIdentity
@@ -73,10 +73,33 @@ def answer_setup(message: Message, context: Context) -> Message:
     return Message(RecordDict({CONFIG: ConfigRecord({"json": json.dumps(answer)})}), reply_to=message)
 
 
+def _read(context: Context) -> tuple[RunConfig, NodeConfig]:
+    """The run's configuration and the node's, whose owner allows the classes that the run names."""
+    node = NodeConfig.read(context.node_config)
+    node.check_classes(context.run_config)
+    return RunConfig.as_sent(context.run_config), node
+
+
+def _spec(text: str, config: RunConfig) -> ModelSpec:
+    """The model's specification; a class that it names is the configuration's, which has been looked at.
+
+    Raises
+    ------
+    ValueError
+        If it is another one.
+    """
+    spec = ModelSpec.from_json(text)
+    if is_outside(spec.family) and spec.family != config.model.family:
+        raise ValueError(
+            f"set-up: expected a model of model.family = {config.model.family}, found one of {spec.family}"
+        )
+    return spec
+
+
 def _setup(
     context: Context, setup_values: Mapping[str, Any], frozen: Mapping[str, Tensor], node_id: int
 ) -> dict[str, Any]:
-    config, node = RunConfig.from_flat(context.run_config), NodeConfig.read(context.node_config)
+    config, node = _read(context)
     cluster, num_clusters = node.cluster, int(setup_values["num-clusters"])
     if cluster >= num_clusters:
         return {"unused": cluster}
@@ -145,12 +168,12 @@ def _cluster_setup(
     folder: Path,
     num_devices: int,
 ) -> ClusterSetup:
-    config, num_clusters = RunConfig.from_flat(context.run_config), int(setup_values["num-clusters"])
+    config, num_clusters = RunConfig.as_sent(context.run_config), int(setup_values["num-clusters"])
     flat_config = node.run_config(context.run_config)
     return ClusterSetup(
         run=str(context.run_id),
         cluster=node.cluster,
-        spec=ModelSpec.from_json(setup_values["spec"]),
+        spec=_spec(setup_values["spec"], config),
         optimizer=config.optimizer,
         runtime=config.runtime,
         seed=config.seed,
@@ -168,7 +191,7 @@ def _cluster_setup(
         checkpoint_every=max(config.checkpoint_every, 1),
         resume_round=int(setup_values["resume-round"]),
         identity=RunIdentity(str(setup_values.get("run-identity", "")), str(setup_values.get("config-identity", ""))),
-        data=data_digest(RunConfig.from_flat(flat_config).data, node.cluster),
+        data=data_digest(RunConfig.as_sent(flat_config).data, node.cluster),
         placement=_placement(node, num_devices),
         faults=config.faults,
     )
@@ -196,7 +219,7 @@ def node_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path:
 
 def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, num_clusters: int) -> TrainingData:
     """Load one cluster's training examples; runs in the control unit's process."""
-    config = RunConfig.from_flat(flat)
+    config = RunConfig.as_sent(flat)
     return task(config.task).cluster_data(config.data, tokenizer_json, cluster, num_clusters, config.seed)
 
 
@@ -232,10 +255,10 @@ def _pass_through(message: Message, context: Context, call_next: ClientAppCallab
 
 
 def _train(message: Message, context: Context) -> Message:
-    config, node = RunConfig.from_flat(context.run_config), NodeConfig.read(context.node_config)
+    config, node = _read(context)
     order = read_train_config(message.content.config_records[CONFIG])
     setup_record = _setup_record(context, config, node, order.run)
-    spec = ModelSpec.from_json(cast(str, setup_record["spec"]))
+    spec = _spec(cast(str, setup_record["spec"]), config)
     num_blocks = num_blocks_of(spec)
     state = ClusterState.from_dict(json.loads(cast(str, setup_record["cluster"])))
     # A stock strategy plans nothing: the control unit plans for itself.

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from client_pipeline import durable
-from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.families import build_parts, is_outside
 from client_pipeline.partition.parts import ModelParts
 from client_pipeline.partition.spec import ModelSpec
 
@@ -129,15 +129,22 @@ def _name(version: tuple[int, int]) -> str:
     return f"round-{round_:06d}" + (f"-{number}" if number else "")
 
 
-def load_model(run_dir: Path) -> SavedModel:
+def load_model(run_dir: Path, family: str = "") -> SavedModel:
     """Read the model of a run.
+
+    Parameters
+    ----------
+    run_dir : the run directory
+    family : ``model.family``: a class from outside is imported if the reader's configuration names it, and never
+        because a folder does
 
     Raises
     ------
     FileNotFoundError
         If the run has no model; the message says what that means.
     ValueError
-        If a file is damaged or the weights have another shape; the message names the file.
+        If a file is damaged, the weights have another shape, or the family is a class that was not asked for; the
+        message names the file.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -149,7 +156,13 @@ def load_model(run_dir: Path) -> SavedModel:
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{link / name}: no such file; the run has not saved a model (did it finish?)")
     try:
-        parts = build_parts(ModelSpec.from_json((folder / SPEC).read_text(encoding="utf-8")), seed=0)
+        spec = ModelSpec.from_json((folder / SPEC).read_text(encoding="utf-8"))
+        if is_outside(spec.family) and spec.family != family:
+            raise ValueError(
+                f"the model is of the family {spec.family!r}, a class that is imported where model.family names it "
+                f"alone, found {family!r}; if you trust that module, set model.family"
+            )
+        parts = build_parts(spec, seed=0)
         task = json.loads((folder / TASK).read_text(encoding="utf-8"))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{link}: {error}") from error

@@ -54,17 +54,14 @@ def strategy_class(name: str) -> type[Strategy]:
         For an unknown name, or a class that is no strategy.
     """
     if name in STRATEGIES or ":" in name:
-        cls = class_named("strategy", STRATEGIES.get(name, name))
-    elif name in stock_strategies():
-        cls = getattr(flower_strategies, name)
-    else:
-        raise ValueError(
-            f"strategy: expected {', '.join(STRATEGIES)}, one of {', '.join(stock_strategies())}, or module:Class, "
-            f"found {name!r}"
-        )
-    if not issubclass(cls, Strategy) or inspect.isabstract(cls):
-        raise ValueError(f"strategy: {name!r}: expected a class of flwr.serverapp.strategy.Strategy, found {cls!r}")
-    return cls
+        return class_named("strategy", STRATEGIES.get(name, name), Strategy)
+    if name in stock_strategies():
+        named: type[Strategy] = getattr(flower_strategies, name)
+        return named
+    raise ValueError(
+        f"strategy: expected {', '.join(STRATEGIES)}, one of {', '.join(stock_strategies())}, or module:Class, "
+        f"found {name!r}"
+    )
 
 
 def traits_of(cls: type[Strategy]) -> Traits:

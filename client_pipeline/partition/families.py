@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -12,10 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from client_pipeline.partition import lora
+from client_pipeline.partition.family import Family
 from client_pipeline.partition.hub_ids import check_source
 from client_pipeline.partition.hugging_face import AUTO_MODELS, SERVER_LAYERS, auto_model, spec_from_config
 from client_pipeline.partition.parts import MaskForm, ModelParts
-from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, ModelSpec
+from client_pipeline.partition.spec import (
+    CAUSAL_LM,
+    HEADS,
+    SEQ2SEQ,
+    SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
+    ModelSpec,
+)
+from client_pipeline.plugins import class_named
 
 _MODULES = {
     "transformer": "client_pipeline.partition.transformer",
@@ -38,11 +48,11 @@ _MODULES = {
 """The transformers library's families have its model types as names."""
 
 _OUR_OWN = ("transformer",)
-"""Families that the transformers library does not know."""
+"""Families of this package that the transformers library does not know."""
 
 
 class Adapter(Protocol):
-    """What a family's module provides. A new family is one module with these functions."""
+    """What a family's module provides, or anybody's class of :class:`~client_pipeline.partition.family.Family`."""
 
     HEADS: tuple[str, ...]
     """Its heads, of :data:`client_pipeline.partition.spec.HEADS`; the first is the default."""
@@ -102,19 +112,37 @@ def families() -> list[str]:
 
 
 def adapter(family: str) -> Adapter:
-    """Return the adapter of a family.
+    """Return the adapter of a family, by its name or ``module:Class``.
 
     Raises
     ------
     ValueError
-        For an unknown family; the message lists the supported ones and says where to add one.
+        For an unknown family; the message lists the supported ones and says where to add one. For a class that cannot
+        be imported, or is no family.
     """
+    if is_outside(family):
+        return _adapter_of_class(family)
     if family not in _MODULES:
         raise ValueError(
             f"model family {family!r} is not supported; expected one of {', '.join(families())}. To add one, write "
-            f"{_file_to_add(family)} with the functions of Adapter and name it in families.py"
+            f"{_file_to_add(family)} with the functions of Adapter and name it in families.py, or name a class of "
+            "your own: module:Class"
         )
     return cast(Adapter, importlib.import_module(_MODULES[family]))
+
+
+def is_outside(family: str) -> bool:
+    """Whether a family is a class that a configuration names."""
+    return ":" in family
+
+
+@cache
+def _adapter_of_class(family: str) -> Adapter:
+    adapter = cast(type[Family], class_named("model.family", family, Family))()
+    heads = getattr(adapter, "HEADS", None)
+    if not isinstance(heads, tuple) or not heads or not set(heads) <= set(HEADS):
+        raise ValueError(f"model.family: {family!r}: HEADS: expected a tuple of {', '.join(HEADS)}, found {heads!r}")
+    return adapter
 
 
 def _file_to_add(family: str) -> str:
@@ -237,9 +265,14 @@ def carried_examples(spec: ModelSpec) -> int:
     return 0 if count is None else int(count(spec))
 
 
+def is_library(family: str) -> bool:
+    """Whether a family's models are the transformers library's."""
+    return family in library_families()
+
+
 def max_length(spec: ModelSpec) -> int | None:
     """Return the longest sequence that a model has positions for; None: any length."""
-    if spec.family in _OUR_OWN:
+    if not is_library(spec.family):
         return int(spec.config["max_length"])
     config = library_adapter(spec.family).library_config(spec)
     positions = getattr(config, "max_position_embeddings", None)
@@ -251,8 +284,9 @@ def max_length(spec: ModelSpec) -> int | None:
 
 def num_classes(spec: ModelSpec) -> int:
     """Return how many labels a model tells apart: tokens of what it writes, or classes."""
-    if spec.family in _OUR_OWN:
-        return int(spec.config["vocab_size"])
+    if not is_library(spec.family):
+        classifies = spec.head in (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION)
+        return int(spec.config["num_labels" if classifies else "vocab_size"])
     config = library_adapter(spec.family).library_config(spec)
     if spec.head in (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION):
         return int(config.num_labels)

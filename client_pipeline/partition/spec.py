@@ -58,7 +58,7 @@ class ModelSpec:
     """
 
     family: str
-    """Name of the adapter: one of :func:`client_pipeline.partition.families`."""
+    """One of :func:`client_pipeline.partition.families.families`, or ``module:Class``."""
 
     head: str
     """What the server trains: one of :data:`HEADS`."""

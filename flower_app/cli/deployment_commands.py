@@ -29,6 +29,10 @@ AllowedApps = Annotated[
     list[str] | None,
     typer.Option("--allow-app", help="Digest of an app that may run beside this release's; repeatable."),
 ]
+AllowedModules = Annotated[
+    list[str] | None,
+    typer.Option("--allow-module", help="Module or package whose classes a run may name; repeatable."),
+]
 Data = Annotated[str, typer.Option(help="Folder of this cluster's text, in place of data.path.")]
 DeviceProfileFile = Annotated[str, typer.Option(help="Scenario file that says what this cluster's devices are.")]
 RayPort = Annotated[int, typer.Option(help="First of 120 ports of this machine's Ray.")]
@@ -136,6 +140,7 @@ def up_cu(
     state: State = _STATE,
     device: Devices = None,
     allow_app: AllowedApps = None,
+    allow_module: AllowedModules = None,
     ray_port: RayPort = _RAY_PORT,
     runtime_port: RuntimePort = _RUNTIME_PORT,
     object_store_mb: ObjectStore = _OBJECT_STORE_MB,
@@ -155,6 +160,7 @@ def doctor_cu(
     state: State = _STATE,
     device: Devices = None,
     allow_app: AllowedApps = None,
+    allow_module: AllowedModules = None,
     ray_port: RayPort = _RAY_PORT,
     runtime_port: RuntimePort = _RUNTIME_PORT,
     object_store_mb: ObjectStore = _OBJECT_STORE_MB,
@@ -169,12 +175,23 @@ def doctor_cu(
 
 
 def _control_unit(
-    *, certs: Path, device: list[int] | None, allow_app: list[str] | None, **options: Any
+    *,
+    certs: Path,
+    device: list[int] | None,
+    allow_app: list[str] | None,
+    allow_module: list[str] | None,
+    **options: Any,
 ) -> ControlUnitBox:
     from flower_app.deployment.control_unit_box import ControlUnitBox
     from flower_app.deployment.credentials import CuFiles
 
-    return ControlUnitBox(certs=CuFiles(certs), devices=device or (), allowed_apps=allow_app or (), **options)
+    return ControlUnitBox(
+        certs=CuFiles(certs),
+        devices=device or (),
+        allowed_apps=allow_app or (),
+        allowed_modules=allow_module or (),
+        **options,
+    )
 
 
 @up.command("device")

@@ -82,7 +82,8 @@ def _saved(run: str, sets: list[str] | None) -> tuple[Path, Any, Any]:
     from flower_app.saved_model import load_model
 
     run_dir = find_run(run)
-    return run_dir, load_config(str(run_dir / CONFIG), sets or ()), load_model(run_dir)
+    config = load_config(str(run_dir / CONFIG), sets or ())
+    return run_dir, config, load_model(run_dir, config.model.family)
 
 
 def _predict(run: str, texts: list[str], sets: list[str] | None, only: str = "") -> list[str]:

@@ -36,7 +36,7 @@ def schedule(
 def plan(
     instance: Annotated[str, typer.Option(help="One round's problem (collapipe-instance/1); - reads it.")] = "",
     scenario: Annotated[str, typer.Option(help="A packaged scenario's name, or a TOML file.")] = "",
-    planner: Annotated[str, typer.Option(help="dssda, dssda-paper or another policy.")] = "dssda",
+    planner: Annotated[str, typer.Option(help="dssda, dssda-paper, another policy, or module:Class.")] = "dssda",
     problem: Annotated[str, typer.Option(help="round, or segments: each cluster by itself, no radio.")] = "round",
     rounds: Annotated[int, typer.Option(help="T, with a scenario: the queues evolve.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Instead of the scenario's own.")] = None,

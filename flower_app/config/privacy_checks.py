@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from client_pipeline.link.privacy import PrivacyConfig
+from strategies.aggregation.rules import rule_class
 from strategies.traits import Traits
 
 
@@ -41,7 +42,7 @@ def check_privacy(
     if privacy.secure_aggregation:
         for key, value, expected, fits in (
             ("strategy", strategy, "collapipe", traits.takes_aggregator),
-            ("aggregator.name", aggregator, "mean", aggregator == "mean"),
+            ("aggregator.name", aggregator, "mean", rule_class(aggregator).mean_alone),
             ("compression.update", update, "none", update == "none"),
             ("privacy.update-mechanism", privacy.update_mechanism, "local", privacy.update_mechanism == "local"),
         ):

@@ -57,7 +57,7 @@ class ModelConfig:
     """Table ``[model]``: the architecture; what the task and its tokenizer decide is not here."""
 
     family: str = "transformer"
-    """Name of the adapter: see :func:`client_pipeline.partition.families.families`."""
+    """Name of the adapter: see :func:`client_pipeline.partition.families.families`; or ``module:Class``."""
     width: int = 64
     """D."""
     num_heads: int = 4
@@ -140,8 +140,8 @@ class RunConfig:
     strategy_options: str = ""
     """Arguments of the strategy's constructor, a JSON object; empty: none."""
     policy: str = "dssda"
-    """Who plans the rounds of ``collapipe``: one of :data:`strategies.planning.policies.POLICIES`. A plan file in
-    ``plan`` takes its place."""
+    """Who plans the rounds of ``collapipe``: one of :data:`strategies.planning.policies.POLICIES`, or ``module:Class``.
+    A plan file in ``plan`` takes its place."""
     plan: str = ""
     """A plan file, ``collapipe-plan/1``; empty: the policy plans."""
     scenario: str = "default"
@@ -225,11 +225,6 @@ class RunConfig:
         if self.resume and not self.run_dir:
             raise ValueError("resume: no run is named; set run-dir to its directory, or use collapipe run --resume RUN")
         self.strategy_arguments()
-        if self.compression.update != "none" and not self.traits.uploads:
-            raise ValueError(
-                f"compression.update: strategy = {self.strategy} uploads nothing that could be compressed, found "
-                f"{self.compression.update!r}; leave it none"
-            )
         if self.data.max_length > self.model.max_length:
             raise ValueError(
                 f"data.max-length: {self.data.max_length} exceeds model.max-length = {self.model.max_length}; "
@@ -239,6 +234,16 @@ class RunConfig:
             raise ValueError(
                 f"selection.patience: {self.selection.patience} evaluations, but evaluate-every = 0 evaluates only "
                 "after the last round; set evaluate-every"
+            )
+        total = self.num_rounds * self.local_steps
+        object.__setattr__(self, "optimizer", replace(self.optimizer, total_steps=total))
+
+    def check_strategy(self) -> None:
+        """Refuse what does not go with the strategy and the aggregation rule, as their classes declare."""
+        if self.compression.update != "none" and not self.traits.uploads:
+            raise ValueError(
+                f"compression.update: strategy = {self.strategy} uploads nothing that could be compressed, found "
+                f"{self.compression.update!r}; leave it none"
             )
         if self.selection.load_best_at_end and not self.traits.averages:
             raise ValueError(
@@ -254,8 +259,6 @@ class RunConfig:
                 update=self.compression.update,
                 clip_norm=self.optimizer.clip_norm,
             )
-        total = self.num_rounds * self.local_steps
-        object.__setattr__(self, "optimizer", replace(self.optimizer, total_steps=total))
 
     @property
     def traits(self) -> Traits:
@@ -288,8 +291,16 @@ class RunConfig:
         Raises
         ------
         ValueError
-            For an unknown key (the nearest known one is named), a value of another type, or one out of range.
+            For an unknown key (the nearest known one is named), a value of another type, or one out of range; for
+            settings that do not go with the strategy.
         """
+        config = cls.as_sent(flat)
+        config.check_strategy()
+        return config
+
+    @classmethod
+    def as_sent(cls, flat: Mapping[str, Any]) -> RunConfig:
+        """As :meth:`from_flat`, on a control unit: the classes that the server alone needs are not imported."""
         kinds = key_types()
         tables: dict[str, dict[str, Any]] = {"": {}}
         for key, value in flat.items():

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.run_config import RunConfig
-from strategies.aggregation.rules import build_aggregator
+from strategies.aggregation.rules import build_aggregator, rule_class
 from strategies.aggregation.secagg import FEWEST_CLUSTERS
 from strategies.baselines.stock import make_stock
 from strategies.checkpoint import Checkpoint
@@ -166,6 +166,11 @@ def check_can_resume(config: RunConfig) -> None:
         Saying why, and what to do.
     """
     check_resumable(config.strategy, config.strategy_arguments())
+    if config.traits.takes_aggregator and rule_class(config.aggregator.name).keeps == "unknown":
+        raise ValueError(
+            f"resume: aggregator.name: {config.aggregator.name} may keep something from round to round that no "
+            'checkpoint has; start the run anew, or, if it keeps nothing, let its class say keeps = "nothing"'
+        )
 
 
 def check_same_run(config: RunConfig, checkpoint: Checkpoint) -> None:

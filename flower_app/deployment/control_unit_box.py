@@ -52,6 +52,8 @@ class ControlUnitBox:
     """Devices that this machine itself is."""
     allowed_apps: Sequence[str] = ()
     """Digests of the apps that may run here beside that of this release."""
+    allowed_modules: Sequence[str] = ()
+    """Modules and packages whose classes a run's configuration may name."""
     ray_port: int = FIRST_PORT
     runtime_port: int = RUNTIME_PORT
     object_store_mb: int = 512
@@ -62,6 +64,9 @@ class ControlUnitBox:
         for digest in self.allowed_apps:
             if not re.fullmatch(r"[0-9a-f]{64}", digest):
                 raise ValueError(f"--allow-app: expected a digest of 64 hexadecimal digits, found {digest!r}")
+        for module in self.allowed_modules:
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise ValueError(f"--allow-module: expected the name of a module or package, found {module!r}")
         server_address(self.server)
 
     def check_paths(self) -> None:
@@ -86,6 +91,7 @@ class ControlUnitBox:
             tls_ca=str(self.certs.ca.resolve()),
             ray_address=f"{self.host}:{self.ray_port}",
             host=self.host,
+            modules=",".join(self.allowed_modules),
         )
 
     def ray_node(self, temp: Path) -> RayNode:

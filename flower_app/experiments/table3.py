@@ -30,7 +30,7 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
 def _row(training: Training) -> Row:
     """Largest device of a run: peak of its process above what it had before it held anything, and as modelled."""
     config = training.config
-    spec = load_model(training.run_dir).spec
+    spec = load_model(training.run_dir, config.model.family).spec
     length = config.planner.length or config.data.max_length
     block = model_costs(spec, sequence_length=length, batch_size=config.batch_size).block_memory
     rounds = read_rounds(training.run_dir)[0]

@@ -125,7 +125,8 @@ def measure_leakage(run: str | Path, request: LeakageRequest, say: Say = lambda 
     from flower_app.runs.run_directory import CONFIG
 
     run_dir = find_run(str(run))
-    config, model = load_config(str(run_dir / CONFIG), ()), load_model(run_dir)
+    config = load_config(str(run_dir / CONFIG), ())
+    model = load_model(run_dir, config.model.family)
     evaluator = task(config.task).evaluator(config.data, model.tokenizer_json)
     auxiliary, victims = (_observe(model, evaluator, split, request.most_tokens) for split in ("validation", "test"))
     num_depths = len(auxiliary.depths)

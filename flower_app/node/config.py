@@ -11,8 +11,20 @@ from client_pipeline.link.stream import LinkCertificates
 from client_pipeline.system.devices import DeviceProfile
 from client_pipeline.system.scenario import load_scenario
 
-KEYS = ("data-path", "device-profile", "state-dir", "tls-certificate", "tls-key", "tls-ca", "ray-address", "host")
+KEYS = (
+    "data-path",
+    "device-profile",
+    "state-dir",
+    "tls-certificate",
+    "tls-key",
+    "tls-ca",
+    "ray-address",
+    "host",
+    "modules",
+)
 """Keys of ours beside Flower's own ``partition-id``; each is a text, empty where it is left out."""
+CLASS_KEYS = ("task.name", "model.family")
+"""Keys of a run's configuration that may name a class which control units import."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +53,8 @@ class NodeConfig:
     here, the simulation's for instance."""
     host: str = ""
     """Address of the control unit that its devices reach, with ``ray-address``."""
+    modules: str = ""
+    """Modules and packages, separated by commas, of whose classes a run may name some; see :meth:`check_classes`."""
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> NodeConfig:
@@ -91,6 +105,28 @@ class NodeConfig:
                 "data.partition = nodes, found none; start the node with collapipe up cu --data FOLDER"
             )
         return {**flat, "data.path": self.data_path} if self.data_path else dict(flat)
+
+    def check_classes(self, flat: Mapping[str, Any]) -> None:
+        """Refuse a run that would have this node import what its owner has not allowed.
+
+        Of the classes that a configuration names by ``module:Class``, a control unit and its devices import the task
+        and the model family. In a simulation they are the user's own processes.
+
+        Raises
+        ------
+        ValueError
+            Naming the key, and how to allow the module.
+        """
+        allowed = [name for name in self.modules.split(",") if name]
+        for key in CLASS_KEYS:
+            module, named, _ = str(flat.get(key, "")).partition(":")
+            inside = any(module == name or module.startswith(f"{name}.") for name in allowed)
+            if named and not inside and not self.simulated:
+                raise ValueError(
+                    f"{key}: {flat[key]!r}: the control unit of cluster {self.cluster} imports no module that its "
+                    f"owner has not allowed, found {', '.join(allowed) or 'none'} allowed; install it there and on its "
+                    f"devices, and start it with collapipe up cu --allow-module {module}"
+                )
 
     def devices(self, declared: tuple[DeviceProfile, ...]) -> tuple[DeviceProfile, ...]:
         """Return the cluster's devices: of its own profile, or as the run's scenario declares them.

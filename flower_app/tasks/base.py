@@ -212,6 +212,6 @@ def task(config: TaskConfig) -> Task:
     Raises
     ------
     ValueError
-        If a task of the user's own cannot be imported.
+        If a task of the user's own cannot be imported, or is none.
     """
-    return cast(Task, class_named("task.name", TASKS.get(config.name, config.name))(config))
+    return cast(Task, class_named("task.name", TASKS.get(config.name, config.name), Task)(config))

@@ -157,6 +157,21 @@ def greedy(decoder: TransformerDecoder, memory_BTD: Tensor, mask_BT: Tensor, lim
     return outputs
 
 
+def plain_greedy(
+    head: Seq2SeqHead, memory_BTD: Tensor, mask_BT: Tensor, limits: list[int], end_id: int
+) -> list[list[int]]:
+    """Take the likeliest token at each position with any decoder, which reads the whole prefix each time.
+
+    Arguments and result are those of :func:`greedy`.
+    """
+    ids_BU = torch.full((len(limits), 1), head.start_id, device=memory_BTD.device)
+    while ids_BU.shape[1] <= max(limits) and not bool((ids_BU == end_id).any(dim=1).all()):
+        scores_BV = head.scores(head.hidden(memory_BTD, mask_BT, ids_BU)[:, -1])
+        ids_BU = torch.cat([ids_BU, scores_BV.argmax(dim=-1, keepdim=True)], dim=1)
+    rows = zip(ids_BU[:, 1:].tolist(), limits, strict=True)
+    return [row[: row.index(end_id) if end_id in row else len(row)][:limit] for row, limit in rows]
+
+
 def beam(
     decoder: TransformerDecoder,
     memory_BTD: Tensor,

@@ -12,6 +12,8 @@ from torch import Tensor
 from client_pipeline.partition.families import (
     adapter,
     families,
+    is_library,
+    is_outside,
     load_pretrained,
     max_length,
     merged,
@@ -51,10 +53,17 @@ def check_model(task: str, head: str, model: ModelOptions, longest: int) -> None
     ValueError
         For a family without that head, an option that it does not have, or a start that cannot be read or is too short.
     """
-    able = [family for family in families() if head in adapter(family).HEADS]
-    if model.family not in able:
+    if is_outside(model.family):
+        heads = adapter(model.family).HEADS
+        if head not in heads:
+            raise ValueError(
+                f"task.name = {task}: expected a model.family with the head {head}, found {model.family!r} with "
+                f"{', '.join(heads)}"
+            )
+    elif model.family not in (able := [family for family in families() if head in adapter(family).HEADS]):
         raise ValueError(
-            f"task.name = {task}: expected model.family to be one of {', '.join(able)}, found {model.family!r}"
+            f"task.name = {task}: expected model.family to be one of {', '.join(able)}, found {model.family!r}; a "
+            "family of your own is named module:Class"
         )
     if model.label_smoothing and head != SEQ2SEQ:
         raise ValueError(
@@ -150,6 +159,8 @@ def load_start(
         except FileNotFoundError as error:
             raise ValueError(f"model.pretrained: {error}") from error
         return replace(parts.spec, config={**parts.spec.config, **library_values}), parts.weights()
+    if not is_library(model.family):
+        return ModelSpec(family=model.family, head=head, config=table_sizes(model, tokenizer) | library_values), {}
     config = sized_config(
         model.family,
         vocab_size=tokenizer.vocab_size,
@@ -167,6 +178,17 @@ def load_start(
     return spec_from_config(config, head, **library_values), {}
 
 
+def table_sizes(model: ModelOptions, tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Return what a family that is not the library's finds in its specification: sizes and tokens."""
+    names = ("width", "num_heads", "feed_forward", "encoder_layers", "decoder_layers", "dropout", "norm", "max_length")
+    return {name: getattr(model, name) for name in (*names, "label_smoothing")} | {
+        "vocab_size": tokenizer.vocab_size,
+        "pad_id": tokenizer.pad_id,
+        "bos_id": tokenizer.bos_id,
+        "eos_id": tokenizer.eos_id,
+    }
+
+
 def run_to_start_from(model: ModelOptions) -> SavedModel:
     """Read the model of the run that ``model.from`` names.
 
@@ -176,7 +198,7 @@ def run_to_start_from(model: ModelOptions) -> SavedModel:
         If there is none, or it is of another family.
     """
     try:
-        saved_model = load_model(Path(model.from_))
+        saved_model = load_model(Path(model.from_), model.family)
     except (FileNotFoundError, ValueError) as error:
         raise ValueError(
             f"model.from: expected the directory of a run, or its name in runs-dir, found {model.from_!r}: {error}"

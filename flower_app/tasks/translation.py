@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from client_pipeline.partition import transformer
-from client_pipeline.partition.families import max_length
+from client_pipeline.partition.families import is_library, max_length
 from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from client_pipeline.partition.seq2seq import Seq2SeqHead
 from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
@@ -22,11 +22,18 @@ from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
 from flower_app.tasks.corpus import DataConfig, Pairs, load_pairs
 from flower_app.tasks.encoded import EncodedText, evaluating
 from flower_app.tasks.partition import training_share, training_shares
-from flower_app.tasks.start import check_length, check_model, load_start, ready_tokenizer, run_to_start_from
+from flower_app.tasks.start import (
+    check_length,
+    check_model,
+    load_start,
+    ready_tokenizer,
+    run_to_start_from,
+    table_sizes,
+)
 from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer
 
 CLASSIC = "transformer"
-"""The family that the transformers library does not know."""
+"""The family of this package that the transformers library does not know."""
 
 
 @dataclass
@@ -133,9 +140,10 @@ class TranslationTask:
         if tokenizer is None:
             texts = (text for pairs in shares for side in (pairs.sources, pairs.targets) for text in side)
             tokenizer = train_tokenizer(texts, data.vocab_size, data.pretokenized)
-        if model.family == CLASSIC:
+        if not is_library(model.family):
             # Its decoder begins with the mark that others' tokenizers put before the text.
             tokenizer = tokenizer.without_rule()
+        if model.family == CLASSIC:
             spec, weights = _classic(data, model, tokenizer)
         else:
             spec, weights = load_start(SEQ2SEQ, model, tokenizer, seed)
@@ -200,22 +208,7 @@ def _classic(data: DataConfig, model: ModelOptions, tokenizer: TextTokenizer) ->
         check_length(start.spec, model, data.max_length)
         spec = replace(start.spec, config={**start.spec.config, "label_smoothing": model.label_smoothing})
         return spec, start.parts.weights()
-    spec = transformer.spec(
-        vocab_size=tokenizer.vocab_size,
-        width=model.width,
-        num_heads=model.num_heads,
-        feed_forward=model.feed_forward,
-        encoder_layers=model.encoder_layers,
-        decoder_layers=model.decoder_layers,
-        dropout=model.dropout,
-        norm=model.norm,
-        max_length=model.max_length,
-        pad_id=tokenizer.pad_id,
-        bos_id=tokenizer.bos_id,
-        eos_id=tokenizer.eos_id,
-        label_smoothing=model.label_smoothing,
-    )
-    return spec, {}
+    return transformer.spec(**table_sizes(model, tokenizer)), {}
 
 
 def _load_training(
@@ -224,6 +217,11 @@ def _load_training(
     """Load the training text (one share for each file), each cluster's number of examples, and a ready tokenizer."""
     if model.family != CLASSIC:
         check_model(config.name, SEQ2SEQ, model, data.max_length)
+        if config.decode == "beam" and not is_library(model.family):
+            raise ValueError(
+                f"task.decode: beam goes with model.family = {CLASSIC} and the library's families, found "
+                f"{model.family!r}; set it to greedy"
+            )
     elif model.pretrained:
         raise ValueError(
             f"model.pretrained: a model.family = {CLASSIC} starts fresh or from another run (model.from), found "
@@ -248,9 +246,12 @@ def _search(config: TaskConfig, parts: ModelParts, memory_BTD: Tensor, batch: Ba
     limits = [config.max_new_tokens or 2 * n + 10 for n in mask.sum(dim=1).tolist()]
     if longest is not None:
         limits = [min(longest, limit) for limit in limits]
-    if parts.spec.family != CLASSIC:
+    if is_library(parts.spec.family):
         beams = config.beam_size if config.decode == "beam" else 1
         return decoding.library_search(parts, memory_BTD, mask, limits, beams, config.length_penalty)
+    if parts.spec.family != CLASSIC:
+        end_id = int(parts.spec.config["eos_id"])
+        return decoding.plain_greedy(cast(Seq2SeqHead, parts.head), memory_BTD, mask, limits, end_id)
     decoder = cast(transformer.TransformerDecoder, parts.head)
     if config.decode == "beam":
         return decoding.beam(decoder, memory_BTD, mask, limits, config.beam_size, config.length_penalty)

@@ -44,7 +44,7 @@ class GlobalModels:
 
     def take_saved(self, run_dir: Path) -> None:
         """Let the weights of the run's model folder be the newest."""
-        self._models = [load_model(run_dir).parts.weights()]
+        self._models = [load_model(run_dir, self._prepared.spec.family).parts.weights()]
 
     def score(self, split: str) -> tuple[dict[str, float], str]:
         """Metrics on a split, the mean over the models; and the metric's signature."""

@@ -7,20 +7,16 @@ in the rounding of squared norms.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from logging import WARNING
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Strategy
+from flwr.serverapp.strategy import Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Strategy
 
 from client_pipeline.link.privacy import PrivacyConfig
+from client_pipeline.plugins import class_named
 from strategies.aggregation.central_privacy import with_central_noise
 from strategies.aggregation.server_optimizers import ServerOptimizerConfig, averaging_strategy
-from strategies.flower_internals import log
-from strategies.records import WEIGHT_KEY, sole_arrays
+from strategies.aggregation.update_rule import OnUpdates, UpdateRule
 
 AGGREGATORS = ("mean", "krum", "multi-krum", "trimmed-mean", "median", "bulyan")
 
@@ -32,7 +28,8 @@ class AggregatorConfig:
     name: str = "mean"
     """``mean``, weighted by targets; ``krum`` takes the update that is nearest to most others, ``multi-krum`` the mean
     of some of those; ``median`` and ``trimmed-mean`` go weight by weight; ``bulyan`` is both in turn. All but the mean
-    and the Krums count every cluster alike."""
+    and the Krums count every cluster alike. Or ``module:Class``, a class of
+    :class:`~strategies.aggregation.update_rule.UpdateRule`."""
     malicious: int = 1
     """f: clusters of a round that may send anything. Not of ``mean``."""
     keep: int = 0
@@ -42,8 +39,10 @@ class AggregatorConfig:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.name not in AGGREGATORS:
-            raise ValueError(f"aggregator.name: expected one of {', '.join(AGGREGATORS)}, found {self.name!r}")
+        if self.name not in AGGREGATORS and ":" not in self.name:
+            raise ValueError(
+                f"aggregator.name: expected one of {', '.join(AGGREGATORS)}, or module:Class, found {self.name!r}"
+            )
         for name, least in (("malicious", 1), ("keep", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"aggregator.{name}: expected at least {least}, found {getattr(self, name)}")
@@ -57,12 +56,7 @@ class AggregatorConfig:
 
     def fewest_of(self, f: int) -> int:
         """Clusters that must answer where ``f`` of them may have sent anything."""
-        if self.name in ("krum", "multi-krum"):
-            return max(2 * f + 3, self.keep + f if self.name == "multi-krum" else 0)
-        if self.name == "trimmed-mean":
-            # As many are cut at each end as Flower does: the whole part.
-            return next(n for n in range(2 * f + 1, 10_000_000) if int(self.trim * n) >= f)
-        return {"mean": 1, "median": 2 * f + 1, "bulyan": 4 * f + 3}[self.name]
+        return rule_class(self.name).fewest(self, f)
 
     def borne(self, num_answers: int, num_failed: int) -> int | None:
         """How many of the answers are taken for malicious; None if there are too few.
@@ -92,92 +86,89 @@ class AggregatorConfig:
             )
 
 
-class _OnUpdates(FedAvg):
-    """Hands one of Flower's strategies, the next in line, the changes of a round in place of its weights."""
+class _Mean(OnUpdates):
+    """Stands for the weighted mean, which :func:`averaging_strategy` computes."""
 
-    def __init__(self, config: AggregatorConfig, num_clusters: int, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.config = config
-        self.num_clusters = num_clusters
-        """Of a round."""
-        self.current_arrays = ArrayRecord()
-        """What the round began with."""
-
-    def size(self, num_updates: int, malicious: int) -> None:
-        """Get ready for so many updates, and so many poisoned ones among them."""
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate; without enough replies nothing changes."""
-        good_replies = [reply for reply in replies if not reply.has_error()]
-        malicious = (
-            self.config.borne(len(good_replies), self.num_clusters - len(good_replies)) if good_replies else None
-        )
-        if malicious is None:
-            log(
-                WARNING,
-                "aggregate_train: round %d: %s needs %d clusters, %d answered; the encoder is unchanged",
-                server_round,
-                self.config.name,
-                self.config.fewest,
-                len(good_replies),
-            )
-            return None, None
-        self.size(len(good_replies), malicious)
-        start = {name: array.numpy() for name, array in self.current_arrays.items()}
-        for reply in good_replies:
-            (key,) = reply.content.array_records
-            arrays = sole_arrays(reply)
-            reply.content[key] = ArrayRecord(
-                # Of arrays without dimensions numpy makes scalars.
-                {n: Array(np.asarray(arrays[n].numpy() - start[n])) for n in start}
-            )
-        change, metrics = super().aggregate_train(server_round, good_replies)
-        if change is None:
-            return None, metrics
-        joined = {n: np.asarray(start[n] + change[n].numpy().astype(start[n].dtype)) for n in start}
-        return ArrayRecord({n: Array(value) for n, value in joined.items()}), metrics
+    mean_alone = True
+    keeps = "nothing"
 
 
-class _Krum(_OnUpdates, Krum):
+class _Krum(OnUpdates, Krum):
+    keeps = "nothing"
     num_nodes_to_select: int
     num_malicious_nodes: int
+
+    @classmethod
+    def fewest(cls, config: AggregatorConfig, malicious: int) -> int:
+        return 2 * malicious + 3
 
     def size(self, num_updates: int, malicious: int) -> None:
         self.num_nodes_to_select, self.num_malicious_nodes = 1, malicious
 
 
-class _MultiKrum(_OnUpdates, MultiKrum):
+class _MultiKrum(OnUpdates, MultiKrum):
+    keeps = "nothing"
     num_nodes_to_select: int
     num_malicious_nodes: int
+
+    @classmethod
+    def fewest(cls, config: AggregatorConfig, malicious: int) -> int:
+        return max(2 * malicious + 3, config.keep + malicious)
 
     def size(self, num_updates: int, malicious: int) -> None:
         self.num_nodes_to_select, self.num_malicious_nodes = self.config.keep or num_updates - malicious, malicious
 
 
-class _TrimmedMean(_OnUpdates, FedTrimmedAvg):
-    pass
+class _TrimmedMean(OnUpdates, FedTrimmedAvg):
+    keeps = "nothing"
+
+    @classmethod
+    def fewest(cls, config: AggregatorConfig, malicious: int) -> int:
+        # As many are cut at each end as Flower does: the whole part.
+        return next(n for n in range(2 * malicious + 1, 10_000_000) if int(config.trim * n) >= malicious)
 
 
-class _Median(_OnUpdates, FedMedian):
-    pass
+class _Median(OnUpdates, FedMedian):
+    keeps = "nothing"
+
+    @classmethod
+    def fewest(cls, config: AggregatorConfig, malicious: int) -> int:
+        return 2 * malicious + 1
 
 
-class _Bulyan(_OnUpdates, Bulyan):
+class _Bulyan(OnUpdates, Bulyan):
+    keeps = "nothing"
     num_malicious_nodes: int
+
+    @classmethod
+    def fewest(cls, config: AggregatorConfig, malicious: int) -> int:
+        return 4 * malicious + 3
 
     def size(self, num_updates: int, malicious: int) -> None:
         self.num_malicious_nodes = malicious
 
 
-_RULES: dict[str, type[_OnUpdates]] = {
+_RULES: dict[str, type[OnUpdates]] = {
+    "mean": _Mean,
     "krum": _Krum,
     "multi-krum": _MultiKrum,
     "trimmed-mean": _TrimmedMean,
     "median": _Median,
     "bulyan": _Bulyan,
 }
+
+
+def rule_class(name: str) -> type[OnUpdates]:
+    """Return the class of a rule, which says what it needs.
+
+    Raises
+    ------
+    ValueError
+        For ``module:Class`` that cannot be imported, or is no rule.
+    """
+    if name in _RULES:
+        return _RULES[name]
+    return cast(type[OnUpdates], class_named("aggregator.name", name, UpdateRule))
 
 
 def build_aggregator(
@@ -211,9 +202,9 @@ def build_aggregator(
             f"aggregator.name: {config.name} and server-optimizer.name = {optimizer.name} cannot both join the "
             "encoders; leave one out"
         )
-    arguments: dict[str, Any] = {"weighted_by_key": WEIGHT_KEY}
+    arguments: dict[str, Any] = {}
     if config.name in ("krum", "multi-krum", "bulyan"):
         arguments["num_malicious_nodes"] = config.malicious
     elif config.name == "trimmed-mean":
         arguments["beta"] = config.trim
-    return _RULES[config.name](config, num_clusters, **arguments)
+    return rule_class(config.name)(config, num_clusters, **arguments)

@@ -164,6 +164,7 @@ def plan_whom_it_fits(
             num_all=instance.num_clusters,
         )
         answer = policy.plan(part)
+        _check_answer(policy, part, answer)
         for_all = (
             answer
             if len(candidates) == instance.num_clusters
@@ -179,3 +180,13 @@ def plan_whom_it_fits(
         candidates = [n for n in candidates if n not in blamed] if blamed else []
     nobody = tuple(ClusterAnswer("infeasible", False, cost=c.skip) for c in instance.clusters)
     return Answer("infeasible", nobody, infeasible=tuple(reasons)), left_out
+
+
+def _check_answer(policy: RoundPolicy, round_: Round, answer: Any) -> None:
+    """Refuse what is no answer to the round: a policy may be anybody's."""
+    where, num_clusters = f"policy {policy.name}: round {round_.number}", round_.instance.num_clusters
+    if not isinstance(answer, Answer) or len(answer.clusters) != num_clusters:
+        raise ValueError(f"{where}: expected an Answer for {num_clusters} clusters, found {answer!r}")
+    for cluster, part in zip(round_.indices, answer.clusters, strict=True):
+        if part.selected and part.choice is None:
+            raise ValueError(f"{where}: cluster {cluster} is selected without segments; give it a choice")

@@ -7,7 +7,9 @@ the others are judged by the formulas like any decision, and may break constrain
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
+from client_pipeline.plugins import class_named
 from strategies.dssda.answer import Answer
 from strategies.dssda.paper import plan_round_paper
 from strategies.dssda.planner import plan_round
@@ -71,16 +73,19 @@ def make_policy(name: str, *, plan_file: str = "", seed: int = 0, c11: bool = Fa
 
     Parameters
     ----------
-    name : one of :data:`POLICIES`; ``random+optimal`` is ``random`` with the segments of least pipeline time
+    name : one of :data:`POLICIES`; ``random+optimal`` is ``random`` with the segments of least pipeline time; or
+        ``module:Class``, a class of :class:`~strategies.planning.policy.RoundPolicy`
     plan_file : of ``fixed``
-    seed : of ``random``
+    seed : of ``random``, and of a class
     c11 : of ``dssda-paper``
 
     Raises
     ------
     ValueError, FileNotFoundError
-        For an unknown name, or ``fixed`` without a plan file.
+        For an unknown name, a class that is no policy, or ``fixed`` without a plan file.
     """
+    if ":" in name:
+        return _policy_of_class(name, seed)
     if name == "fixed":
         if not plan_file:
             raise ValueError("policy: fixed needs a plan file; give its path")
@@ -91,6 +96,14 @@ def make_policy(name: str, *, plan_file: str = "", seed: int = 0, c11: bool = Fa
     plain: dict[str, RoundPolicy] = {p.name: p for p in (DSSDA(), DSSDAPaper(c11), UniformSegments())}
     if name not in plain:
         raise ValueError(
-            f"policy: expected one of {', '.join(POLICIES)} ({OPTIMAL} after {', '.join(RANKS)}), found {name!r}"
+            f"policy: expected one of {', '.join(POLICIES)} ({OPTIMAL} after {', '.join(RANKS)}) or module:Class, "
+            f"found {name!r}"
         )
     return plain[name]
+
+
+def _policy_of_class(name: str, seed: int) -> RoundPolicy:
+    policy = cast(type[RoundPolicy], class_named("policy", name, RoundPolicy)).of_run(seed)
+    if not isinstance(getattr(policy, "name", None), str):
+        raise ValueError(f"policy: {name!r}: expected the attribute name, a text that tables call it by; add it")
+    return policy

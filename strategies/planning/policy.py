@@ -41,11 +41,20 @@ class Round:
 
 
 class RoundPolicy(ABC):
-    """Decides a round."""
+    """Decides a round.
+
+    What it decides must depend on the round and its own seed alone: a run that goes on makes a new policy.
+    """
 
     name: str
     controls_power: bool = False
     """Whether powers are found by successive convex approximation after the plan, where an energy queue asks for it."""
+
+    @classmethod
+    def of_run(cls, seed: int) -> RoundPolicy:
+        """Make the policy of a run with this seed, where ``policy`` names the class."""
+        del seed
+        return cls()
 
     @abstractmethod
     def plan(self, round_: Round) -> Answer:

@@ -54,5 +54,5 @@ def test_any_strategy_is_found_by_module_and_class():
     assert type(strategy).__name__ == "FedMedian" and strategy.min_train_nodes == 3
     with pytest.raises(ValueError, match="cannot import no_such_module"):
         make_stock("no_such_module:Thing", {}, 2)
-    with pytest.raises(ValueError, match="'json:JSONDecoder': expected a class of flwr.serverapp.strategy.Strategy"):
+    with pytest.raises(ValueError, match="'json:JSONDecoder': expected a class of flwr.*.Strategy, found one that"):
         make_stock("json:JSONDecoder", {}, 2)

@@ -43,7 +43,7 @@ CASES = {
     "titanic": {"strategy": "titanic"},
     "FedAdam": {"strategy": "FedAdam", "strategy-options": '{"eta": 0.02}'},
     "module:Class": {"strategy": "flwr.serverapp.strategy:FedMedian", "costs": "model"},
-    "outside": {"strategy": "outside_strategy:TradedModels", "strategy-options": '{"every": 1}'},
+    "outside": {"strategy": "helpers.outside_strategy:TradedModels", "strategy-options": '{"every": 1}'},
 }
 CLIP = 0.001
 """Of an update; a round of these runs moves the encoder hundreds of times as far."""
@@ -127,7 +127,7 @@ def test_what_a_strategy_from_outside_declares_is_what_the_run_does(trained):
         of_first = {name for name in models if name.startswith("cluster-0/")}
         pairs = [(models[name], models[name.replace("cluster-0", "cluster-1")]) for name in of_first]
         assert 2 * len(pairs) == len(models) and not all(torch.equal(ours, theirs) for ours, theirs in pairs)
-    config = {"strategy": "outside_strategy:TradedModels"}
+    config = {"strategy": "helpers.outside_strategy:TradedModels"}
     with pytest.raises(ValueError, match="every cluster has a model of its own, so none is the best"):
         RunConfig.from_flat(config | {"selection.load-best-at-end": True})
     with pytest.raises(ValueError, match="takes no argument 'often'; expected some of every"):

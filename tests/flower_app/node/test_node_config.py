@@ -18,6 +18,7 @@ FULL = NodeConfig(
     tls_ca="/c/ca.pem",
     ray_address="10.0.0.2:6379",
     host="10.0.0.2",
+    modules="their_package,other.code",
 )
 
 

@@ -14,7 +14,7 @@ MORE = {"model.family": "bert", "scenario": "two-clusters"}
 
 
 # Two runs and more, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,7 @@ def reference_step(parts, batch):
     return outputs.logits.detach(), float(outputs.loss.detach()), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @every_case
 def test_a_cut_model_is_the_librarys_model(name, head, padded):
@@ -169,6 +170,7 @@ def save(folder, family, head="sequence-classification", num_labels=NUM_LABELS):
     return model.eval()
 
 
+@pytest.mark.slow
 @every_case
 def test_a_checkpoint_of_any_family_is_loaded(tmp_path, name, head):
     spec = tiny_spec(name, head)

@@ -33,6 +33,7 @@ def perturbed(spec, seed=1):
     return parts
 
 
+@pytest.mark.slow
 @every_case
 def test_every_family_takes_adapters_and_its_cut_model_trains_as_the_whole_one(name, head):
     spec = replace(tiny_spec(name, head, dropout=0.0), lora=LORA)
@@ -50,6 +51,7 @@ def test_every_family_takes_adapters_and_its_cut_model_trains_as_the_whole_one(n
             torch.testing.assert_close(found[key], gradient, rtol=1e-3, atol=1e-6 * max(1.0, largest), msg=key)
 
 
+@pytest.mark.slow
 @every_case
 def test_a_merged_model_computes_what_the_adapted_one_does_and_keeps_its_reference(name, head):
     spec = tiny_spec(name, head, dropout=0.0)
@@ -95,6 +97,7 @@ def test_a_fresh_adapter_changes_nothing_and_depends_on_the_seed_alone():
     assert not any(torch.equal(other[name], again[name]) for name in factors)
 
 
+@pytest.mark.slow
 def test_a_prepared_model_adapts_the_weights_that_it_starts_from():
     spec = tiny_spec("bert", dropout=0.0)
     start = build_parts(spec, seed=9).weights()

@@ -101,6 +101,7 @@ def test_what_died_with_the_server_is_expected_of_the_round_that_is_trained_agai
     assert all(entry["missed"] == entry["not_injected"] == 0 for entry in found.values())
 
 
+@pytest.mark.slow
 def test_large_process_ids_reach_the_shell_that_stops_them(tmp_path):
     fault_injection._shell(f'echo "$1 $2" > {tmp_path}/told', 1234567, 0.05).wait(timeout=20)
     assert (tmp_path / "told").read_text() == "1234567 0.050000\n"

@@ -77,6 +77,7 @@ def pairs_folder(folder, lines):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_launch")
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -270,6 +271,7 @@ def test_a_saved_model_is_scored(saved_run):
     assert beam.exit_code == 0 and beam.stdout == "" and "4 examples of validation" in beam.stderr
 
 
+@pytest.mark.slow
 def test_predict_uses_the_model_of_any_task(saved_run, tmp_path):
     found = json.loads(call("predict", saved_run, "a dog", "a cat", "--json").stdout)
     assert found["inputs"] == ["a dog", "a cat"] and len(found["predictions"]) == 2

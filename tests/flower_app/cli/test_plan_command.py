@@ -190,6 +190,7 @@ def test_a_plan_for_the_default_network_fits_the_default_run(tmp_path):
     assert {sum(plan.delta) for plan in read_plans(path)} == {config.model.encoder_layers}
 
 
+@pytest.mark.slow
 def test_costs_can_be_counted_from_a_real_model(tmp_path):
     config = {"model_type": "bert", "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 5}
     config |= {"num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 40}
@@ -202,6 +203,7 @@ def test_costs_can_be_counted_from_a_real_model(tmp_path):
     assert shorter["latency_s"] < answer["latency_s"]
 
 
+@pytest.mark.slow
 def test_compare_sets_policies_beside_each_other():
     arguments = ("compare", "--scenario", "table2-contended", "--rounds", "8", "--seeds", "2")
     outcome = call(*arguments, "--policies", "dssda,uniform,random,random+optimal", "--json")

@@ -95,6 +95,7 @@ def test_every_contender_is_checked_before_the_first_is_trained(tmp_path):
         contenders(base(), " , ", "")
 
 
+@pytest.mark.slow
 def test_means_leave_out_the_first_quarter_and_go_over_seeds(tmp_path):
     configs = contenders(base(), "dssda", "vanilla-fl")
     found = compare(configs, 2, tmp_path)
@@ -118,6 +119,7 @@ def test_means_leave_out_the_first_quarter_and_go_over_seeds(tmp_path):
     assert compare_training.training_table(found).row_count == 2
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on_and_another_configuration_is_refused(tmp_path):
     trained = []
 
@@ -137,6 +139,7 @@ def test_an_interrupted_comparison_goes_on_and_another_configuration_is_refused(
         compare(contenders(base(**{"local-steps": 2}), "dssda", ""), 1, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_comparison_that_stopped_goes_on_from_its_checkpoint_or_begins_again(tmp_path):
     """One behaviour, whether it is compared or drawn: it used to be refused here."""
     begun = []

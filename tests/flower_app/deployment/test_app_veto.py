@@ -32,6 +32,7 @@ def bundle(files, compression=zipfile.ZIP_DEFLATED, level=None):
     return buffer.getvalue()
 
 
+@pytest.mark.slow
 def test_the_digest_is_of_what_the_app_is_made_of_however_it_is_packed(tmp_path):
     app = assemble_app(tmp_path / "app")
     assert app_digest(build_fab_from_disk(app)) == release_digest()
@@ -62,6 +63,7 @@ def _within_half_a_gigabyte(data, answers):
         answers.put(repr(error))
 
 
+@pytest.mark.slow
 def test_a_bundle_that_unpacks_to_more_than_it_may_is_not_unpacked():
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("zeros.py", "w") as file:

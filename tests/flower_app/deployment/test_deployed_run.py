@@ -70,6 +70,7 @@ def follow(tmp_path, monkeypatch):
     return SimpleNamespace(run=run, run_dir=run_dir, monkeypatch=monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_superlink_that_stays_away_is_told_and_given_up(follow, capsys):
     outcome, run_dir = follow.run()
     assert outcome.status == "failed" and "has not answered for" in outcome.error
@@ -80,6 +81,7 @@ def test_a_superlink_that_stays_away_is_told_and_given_up(follow, capsys):
     assert read_summary(run_dir)["error"] == outcome.error
 
 
+@pytest.mark.slow
 def test_a_superlink_that_comes_back_is_followed_again(follow, capsys):
     refused, there = ANSWERS["ls"], {"success": True, "runs": [{"status": "running"}]}
     done = {"success": True, "runs": [{"status": "finished:failed", "status-details": "why"}]}
@@ -88,6 +90,7 @@ def test_a_superlink_that_comes_back_is_followed_again(follow, capsys):
     assert "the SuperLink answers again" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_is_no_contact(follow, capsys):
     follow.monkeypatch.setattr(deployed_run, "_COMMAND_S", 1.0)
     outcome, _ = follow.run(ls={"sleep": 60})
@@ -113,6 +116,7 @@ def test_ctrl_c_leaves_its_summary_whatever_flower_does(follow, capsys):
     assert "it may go on: flwr stop: no answer within 1 s" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "left"), [("finished", "finished"), ("failed", "interrupted"), (None, "interrupted")])
 def test_ctrl_c_waits_for_what_the_server_app_writes_last(follow, last, left):
     follow.monkeypatch.setattr(deployed_run, "_STOPPED_S", 20.0 if last else 0.1)

@@ -170,6 +170,7 @@ def answer(call, request):
         return error.response.status_code, None
 
 
+@pytest.mark.slow
 def test_a_control_unit_can_neither_start_a_run_nor_change_who_may_connect(edge_server, tmp_path):
     assert edge_server.align() == ["cu-0 may connect", "cu-1 may connect"]
     admin, peer = edge_server.client(edge_server.control_port), edge_server.client(edge_server.port)
@@ -225,6 +226,7 @@ def test_a_revoked_control_unit_is_refused_and_the_others_stay(edge_server, tmp_
     assert taken_over.activate() >= 400
 
 
+@pytest.mark.slow
 def test_a_key_that_is_missing_in_the_folder_may_no_longer_connect(edge_server):
     edge_server.align()
     (edge_server.files.supernodes / "cu-0.pub").unlink()

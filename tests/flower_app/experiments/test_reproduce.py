@@ -50,6 +50,7 @@ def cell(text):
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_published_number_is_told_by_its_file(name):
     folder = DOCS / "results" / name
@@ -115,6 +116,7 @@ def test_every_experiment_has_curves(name, smoke):
     assert len({curve.label for curve in curves}) * panels == len(curves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANNING)
 def test_an_experiment_leaves_rows_picture_and_findings(name, tmp_path):
     found = reproduce(name, ReproduceOptions(out=tmp_path, smoke=True), quiet)[name]
@@ -129,6 +131,7 @@ def test_an_experiment_leaves_rows_picture_and_findings(name, tmp_path):
     assert (folder / "figure.png").is_file()
 
 
+@pytest.mark.slow
 def test_a_curve_made_again_alone_leaves_rows_and_findings_as_they_are(tmp_path):
     """Once the first curve went last when it was made again, and another took its place in the findings."""
     options = ReproduceOptions(out=tmp_path, smoke=True, sets=["num-rounds=4"])
@@ -140,6 +143,7 @@ def test_a_curve_made_again_alone_leaves_rows_and_findings_as_they_are(tmp_path)
         assert (tmp_path / "fig7" / "results.csv").read_text() == table
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_fig5_tells_its_findings(tmp_path):
     found = reproduce("fig5", ReproduceOptions(out=tmp_path, smoke=True), quiet)["fig5"]
     with (tmp_path / "fig5" / "compact.csv").open() as file:
@@ -174,12 +178,14 @@ def test_fig11_holds_every_cluster_to_the_threshold():
     )
 
 
+@pytest.mark.slow
 def test_the_same_curves_give_the_same_rows(tmp_path):
     for out in ("a", "b"):
         reproduce("drift", ReproduceOptions(out=tmp_path / out, smoke=True), quiet)
     assert read_rows(tmp_path / "a" / "drift") == read_rows(tmp_path / "b" / "drift")
 
 
+@pytest.mark.slow
 def test_a_reader_can_change_a_curve(tmp_path):
     (tmp_path / "curves" / "drift").mkdir(parents=True)
     (tmp_path / "curves" / "drift" / "mine.toml").write_text(CURVE)
@@ -211,6 +217,7 @@ def test_a_wrong_curve_is_named(old, new, message, tmp_path):
     assert "mine.toml" in str(error.value)
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_refused(tmp_path):
     for arguments, message in (
         (["fig3"], "expected all or one of fig4"),

@@ -61,6 +61,7 @@ def curves(experiment="fig6", only="classes-1"):
     return load_curves(experiment, smoke=True, only=only)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_fig6_trains_all_four_frameworks_once_and_draws_without_training(tmp_path, monkeypatch):
     options = ReproduceOptions(out=tmp_path, smoke=True, only="translation", sets=["num-rounds=4"])
@@ -240,6 +241,7 @@ def convex():
     return curve, SoftmaxRegression(curve, 0)
 
 
+@pytest.mark.slow
 def test_the_bound_holds_on_a_convex_problem_in_every_round(tmp_path):
     reproduce("theorem1", ReproduceOptions(out=tmp_path, smoke=True, only="distorted"), quiet)
     rows = read_rows(tmp_path / "theorem1")
@@ -253,6 +255,7 @@ def test_the_bound_holds_on_a_convex_problem_in_every_round(tmp_path):
     assert rows[-1]["gap"] < 0.5 * rows[0]["gap"]
 
 
+@pytest.mark.slow
 def test_the_constants_of_the_convex_problem_are_those_of_its_gradients(convex):
     curve, problem = convex
     generator = torch.Generator().manual_seed(0)

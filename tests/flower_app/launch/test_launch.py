@@ -37,6 +37,7 @@ def run_dir(tmp_path):
     assert left_over(folder) == {}
 
 
+@pytest.mark.slow
 def test_a_run_finishes_with_all_nodes_at_once_and_leaves_nothing_but_its_results(tiny_app, run_dir, monkeypatch):
     # The SuperLink must not look for its packages where the user happens to be.
     (run_dir / "elsewhere" / "tiny").mkdir(parents=True)
@@ -58,6 +59,7 @@ def test_a_run_finishes_with_all_nodes_at_once_and_leaves_nothing_but_its_result
     assert [f"line {n}" in log for n in range(200)] == [True] * 200
 
 
+@pytest.mark.slow
 def test_a_server_app_that_raises_is_a_failed_run_with_its_exception(tiny_app, run_dir):
     outcome = launch_tiny_app(tiny_app, run_dir, "raise")
     assert outcome.exit_code == 1
@@ -66,11 +68,13 @@ def test_a_server_app_that_raises_is_a_failed_run_with_its_exception(tiny_app, r
     assert read_summary(run_dir) == {"status": "failed", "error": outcome.error}
 
 
+@pytest.mark.slow
 def test_what_the_server_app_refuses_is_bad_input(tiny_app, run_dir):
     outcome = launch_tiny_app(tiny_app, run_dir, "refuse")
     assert (outcome.exit_code, outcome.error) == (2, "flour: expected some, found none")
 
 
+@pytest.mark.slow
 def test_a_killed_simulation_is_noticed(tiny_app, run_dir):
     # Flower itself goes on calling it running.
     def kill():
@@ -140,6 +144,7 @@ def test_a_simulation_that_stands_still_is_told_of_and_given_up(tiny_app, run_di
     assert read_summary(run_dir)["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_everything_and_says_so(tiny_app, run_dir):
     def interrupt():
         if read_rounds(run_dir)[0]:
@@ -180,6 +185,7 @@ def test_a_launcher_that_is_killed_leaves_no_process(tiny_app, run_dir):
     assert not ray_folder.exists()
 
 
+@pytest.mark.slow
 def test_a_port_that_somebody_took_after_it_was_chosen_is_chosen_again(tiny_app, run_dir, monkeypatch):
     """Seconds pass until the SuperLink binds its port."""
     free, chosen = superlink._free_port, []

@@ -103,6 +103,7 @@ def test_a_stranger_is_refused_while_a_simulation_goes_on_and_ends_as_if_nobody_
     assert len(tokens[0]) == 1 and len(tokens[0].pop()) == 64
 
 
+@pytest.mark.slow
 def test_no_program_of_the_project_starts_a_ray_that_anybody_may_join():
     """Ray starts in one place, with a secret; everywhere else it is joined by its address."""
     files = [

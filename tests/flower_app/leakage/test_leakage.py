@@ -14,6 +14,8 @@ from flower_app.runs.run_directory import create_run_directory, write_config
 from flower_app.saved_model import save_model
 from flower_app.tasks.base import task
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, WIDTH, LONGEST = 300, 16, 12
 
 

@@ -12,6 +12,8 @@ from flower_app.report.contents import FIGURES
 from flower_app.report.data import RunData
 from flower_app.report.page import to_svg, write_report
 
+pytestmark = pytest.mark.slow
+
 IDS = {"loss", "latency", "queues", "selection", "energy", "memory", "bytes", "timeline"}
 EVENTS = [["F", 0, 0, 0.0, 2.0], ["z", 0, 0, 2.0, 2.5], ["F", 1, 0, 2.5, 3.5], ["B", 1, 0, 3.5, 5.5],
           ["g", 0, 0, 5.5, 6.0], ["B", 0, 0, 6.0, 10.0]]  # fmt: skip

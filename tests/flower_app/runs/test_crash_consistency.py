@@ -142,6 +142,7 @@ def check_goes_on(run_dir, after, least, where):
     return training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_prefix_of_a_runs_writes_goes_on(undisturbed, tmp_path, loss):
     begun, operations, after, ends, accountant = undisturbed
@@ -165,6 +166,7 @@ def test_every_prefix_of_a_runs_writes_goes_on(undisturbed, tmp_path, loss):
     assert 0 < refused < ends[1] + 1
 
 
+@pytest.mark.slow
 def test_a_run_without_space_for_any_one_write_goes_on(undisturbed, tmp_path):
     """A full disk ends the run with its error; when there is space again, it goes on."""
     _, operations, after, _, _ = undisturbed

@@ -58,6 +58,7 @@ def each_kill(folder, before, after):
         number += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saves", [1, 3])
 def test_a_model_folder_is_there_whole_whenever_its_writer_is_killed(tmp_path, saves):
     """Between two renames there was no model at all."""

@@ -25,6 +25,7 @@ def word_by_word(sentence, pick):
     return text[0].upper() + text[1:]
 
 
+@pytest.mark.slow
 def test_word_by_word_translation_with_the_true_dictionary_scores_under_25_bleu(train):
     held_out = generate(500, "test", 0)
     references = [german for _, german in held_out]
@@ -50,6 +51,7 @@ def test_the_dictionary_holds_every_english_word_and_the_german_forms_are_those_
     assert german - known <= {"habe", "hat", "haben", "an", "ab"} | {v.prefix + v.german("1sg") for v in VERBS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_held_out_sentence_occurs_in_training(seed, train):
     sources = {source for source, _ in (train if seed == 0 else generate(5_000, "train", seed))}
@@ -66,6 +68,7 @@ def test_the_same_seed_gives_the_same_corpus_and_another_seed_another():
     assert generate(50, "train", 3) != generate(50, "train", 4)
 
 
+@pytest.mark.slow
 def test_equal_sources_have_equal_translations():
     seen = {}
     for split in SPLITS:

@@ -13,6 +13,7 @@ from helpers.repository import ROOT
 from helpers.task_cases import options, train
 
 
+@pytest.mark.slow
 def test_the_task_of_the_documentation_is_learned(monkeypatch):
     text = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
@@ -26,6 +27,7 @@ def test_the_task_of_the_documentation_is_learned(monkeypatch):
     assert score.metrics["accuracy"] > 0.7
 
 
+@pytest.mark.slow
 def test_the_readmes_task_of_ones_own_is_learned(tmp_path, monkeypatch):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (source,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "Task)" in block)

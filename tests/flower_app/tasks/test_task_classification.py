@@ -92,6 +92,7 @@ def test_tables_of_all_kinds_give_the_same_examples(tmp_path):
         assert list(zip(found.inputs, found.labels, strict=True)) == ROWS, name
 
 
+@pytest.mark.slow
 def test_a_hub_dataset_gives_its_classes_by_number(tmp_path):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
@@ -304,6 +305,7 @@ def pretrained_folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_brings_its_weights_and_tokenizer(pretrained_folder):
     from safetensors.torch import load_file
 
@@ -330,6 +332,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(pretrained_folder, tmp_pat
         prepare(config, options(pretrained=str(pretrained_folder)))
 
 
+@pytest.mark.slow
 def test_generated_labels_are_learned_in_a_few_steps():
     data = DataConfig(num_examples=800, evaluation_examples=100, vocab_size=480, max_length=40)
     chosen = task(TaskConfig(name=NAME))
@@ -379,6 +382,7 @@ def test_the_central_baseline_reports_the_tasks_own_metrics(monkeypatch, capsys)
     assert {"loss", "accuracy", "macro_f1", "train_loss"} <= row.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "folder", "number", "classes"), [("trec6", "trec6", 4952, 6), ("toutiao", "toutiao", 27724, 15)]
 )

@@ -73,6 +73,7 @@ def test_greedy_equals_full_computation_sentence_by_sentence(norm):
         assert all(len(ids) <= limit for ids, limit in zip(together, limits, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @torch.no_grad()

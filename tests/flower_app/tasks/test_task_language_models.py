@@ -183,6 +183,7 @@ def test_a_sequence_is_masked_alike_in_every_batch(prepared):
 # Training, scores and use.
 
 
+@pytest.mark.slow
 @both
 def test_generated_text_is_learned_in_a_few_steps(name):
     data = DataConfig(num_examples=400, evaluation_examples=50, vocab_size=400, max_length=40)

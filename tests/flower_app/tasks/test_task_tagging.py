@@ -162,6 +162,7 @@ def test_generated_spans_begin_before_their_noun():
     assert all(len(words) == len(tags) for words, tags in sentences)
 
 
+@pytest.mark.slow
 def test_generated_spans_are_learned_in_a_few_steps():
     data = DataConfig(num_examples=800, evaluation_examples=100, vocab_size=480, max_length=40)
     found = prepare(NAME, data, options(dropout=0.0))
@@ -183,6 +184,7 @@ def test_other_families_can_be_trained_from_scratch():
         assert torch.isfinite(parts.loss_sum(batch))
 
 
+@pytest.mark.slow
 def test_real_text_is_read_as_the_configuration_says(real_data):
     config = load_config("chinese-ner", [f"data.path={real_data('chinese_ner')}"])
     chosen = task(config.task)

@@ -323,6 +323,7 @@ def translator(request):
     return prepared, parts, losses
 
 
+@pytest.mark.slow
 def test_the_librarys_encoder_decoders_learn_to_translate(translator):
     prepared, parts, losses = translator
     assert losses[-1] < 0.75 * losses[0]

@@ -109,6 +109,7 @@ def test_with_too_few_answers_nothing_changes(flower_process):
     assert joined(AggregatorConfig(name="median", malicious=2), START, []) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(AGGREGATORS) - {"mean"}))
 def test_a_cluster_that_fails_is_the_one_that_the_rule_may_bear_with(flower_process, name):
     """With as few clusters as the rule needs, one that never answers used to stop all learning."""

@@ -23,7 +23,7 @@ from helpers.malformed import KINDS, with_metrics
 from strategies.planned_strategy import start_from
 from strategies.records import reply_content, to_arrays, to_tensors
 
-pytestmark = pytest.mark.usefixtures("flower_process")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("flower_process")]
 FEW = dict(zip(RULES, list(KINDS)[:: len(KINDS) // len(RULES)], strict=False))
 """A kind of malformed reply for each rule; all kinds under all rules are the benchmark's."""
 

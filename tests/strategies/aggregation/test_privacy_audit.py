@@ -7,6 +7,8 @@ import pytest
 from helpers.repository import ROOT
 from strategies.aggregation.accountant import epsilon
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def rows():

@@ -133,6 +133,7 @@ def what_hides_the_first_update(clusters):
     return masked, generate_shared_key(bytes_to_private_key(own), public[1])
 
 
+@pytest.mark.slow
 def test_a_search_for_the_seed_takes_no_mask_off():
     clusters = Clusters(hostile={(2, "collect_masked_vectors"): None})
     masked, seed = what_hides_the_first_update(clusters)

@@ -167,6 +167,7 @@ def check_decoding(data):
     assert again.header == frame.header and again.tensors.keys() == frame.tensors.keys()
 
 
+@pytest.mark.slow
 def test_bytes_are_a_frame_or_are_refused_with_a_reason():
     check_decoding()
     assert COUNTED["decoded"] >= DECODED
@@ -296,6 +297,7 @@ def wrong_hellos(draw):
     return lambda run: data
 
 
+@pytest.mark.slow
 def test_nobody_is_admitted_without_the_rounds_own_token(running):
     running.expired = running.tokens[0]
     running.service.finish_round()
@@ -332,6 +334,7 @@ def test_nobody_is_admitted_without_the_rounds_own_token(running):
         assert running.send(right)[1] is grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.slow
 def test_nothing_is_learned_from_frames_that_are_no_step(running):
     @fuzz(STREAMED)
     @given(st.lists(st.one_of(frames, mutated(VALID[:1]), st.just(VALID[0])), min_size=1, max_size=3))

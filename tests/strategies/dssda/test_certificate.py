@@ -58,6 +58,7 @@ class Round:
         return self.raw["V"] * deadline + oracles.cheapest_matching(costs, [c["skip"] for c in clusters])
 
 
+@pytest.mark.slow
 def test_no_deadline_of_an_interval_costs_less_than_its_bound():
     """The bound once could be replaced by that of the interval's first end without a test that noticed."""
     generator = np.random.default_rng(31)
@@ -101,6 +102,7 @@ def contended(seed):
     return parse_instance(raw, "drawn")
 
 
+@pytest.mark.slow
 def test_the_bound_of_a_search_that_finds_nothing_rises_to_the_optimum_and_not_beyond(monkeypatch):
     """Descents nearly always begin with the optimum, and ``lower_bound <= objective`` hides a wrong bound."""
 

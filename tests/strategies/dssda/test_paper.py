@@ -170,6 +170,7 @@ def same_devices(delta):
 # Algorithms 3 and 4
 
 
+@pytest.mark.slow
 def test_every_answer_meets_all_constraints_and_never_costs_less_than_the_certified_bound():
     generator, feasible, infeasible = np.random.default_rng(10), 0, 0
     for number in range(120):
@@ -187,6 +188,7 @@ def test_every_answer_meets_all_constraints_and_never_costs_less_than_the_certif
     assert feasible > 40 and infeasible > 20
 
 
+@pytest.mark.slow
 def test_the_objective_never_rises_over_the_iterations_and_is_never_below_the_true_cost():
     generator, fell = np.random.default_rng(11), 0
     for number in range(60):
@@ -251,6 +253,7 @@ def test_an_end_by_the_limit_of_iterations_is_told():
     assert trace.answer.status == "feasible"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("printed", [False, True])
 def test_on_table_2_the_cost_is_within_30_percent_of_the_certified_optimum(printed):
     generator = np.random.default_rng(12)
@@ -261,6 +264,7 @@ def test_on_table_2_the_cost_is_within_30_percent_of_the_certified_optimum(print
             assert certified.objective * (1 - 1e-6) <= answer.objective <= 1.3 * certified.objective
 
 
+@pytest.mark.slow
 def test_algorithm_3_finds_the_power_of_least_cost_of_each_cluster():
     generator, checked = np.random.default_rng(13), 0
     for _ in range(15):
@@ -330,6 +334,7 @@ def bound_of(instance, answer, parameters):
     return found
 
 
+@pytest.mark.slow
 def test_c11_holds_in_the_round_when_switched_on_and_costs_something():
     generator, parameters = np.random.default_rng(16), BoundParameters(g0=0.5, phi=1.0)
     held, broken, refused = 0, 0, 0

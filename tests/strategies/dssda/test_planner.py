@@ -33,6 +33,7 @@ def draw(generator):
     return raw
 
 
+@pytest.mark.slow
 def test_the_planned_round_costs_as_little_as_the_best_of_an_enumeration():
     generator = np.random.default_rng(21)
     seen = {"optimal": 0, "infeasible": 0}
@@ -57,6 +58,7 @@ def test_the_planned_round_costs_as_little_as_the_best_of_an_enumeration():
     assert min(seen.values()) > 50
 
 
+@pytest.mark.slow
 def test_no_random_decision_costs_less_than_the_lower_bound():
     generator = np.random.default_rng(22)
     compared = 0

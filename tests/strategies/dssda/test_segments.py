@@ -23,6 +23,7 @@ def solved():
     return cases
 
 
+@pytest.mark.slow
 def test_every_size_has_the_least_pipeline_time_of_all_compositions(solved):
     for raw, expected, table in solved:
         assert set(table.choices) <= set(expected)
@@ -50,6 +51,7 @@ def test_a_cluster_without_any_choice_is_infeasible_and_says_why(solved):
     assert all(table.infeasible is None for _, expected, table in solved if expected)
 
 
+@pytest.mark.slow
 def test_the_segments_problem_has_the_least_cost_of_all_sizes():
     generator = np.random.default_rng(1)
     for _ in range(100):

@@ -18,6 +18,7 @@ def with_planner(scenario, **changes):
     return dataclasses.replace(scenario, planner=dataclasses.replace(scenario.planner, **changes))
 
 
+@pytest.mark.slow
 def test_the_queues_keep_the_mean_bound_below_its_threshold():
     rounds = list(plan_rounds(load_scenario("table2-contended"), make_policy("dssda"), 60))
     late = rounds[15:]
@@ -26,6 +27,7 @@ def test_the_queues_keep_the_mean_bound_below_its_threshold():
     assert all(r.answer.status == "optimal" and r.answer.gap <= 1e-6 and not r.violations for r in rounds)
 
 
+@pytest.mark.slow
 def test_without_queues_the_planner_would_break_the_threshold():
     scenario = with_planner(load_scenario("table2-contended"), gamma_max=1e9)
     rounds = list(plan_rounds(scenario, make_policy("dssda"), 40))
@@ -33,6 +35,7 @@ def test_without_queues_the_planner_would_break_the_threshold():
     assert all(not r.queues.virtual.any() for r in rounds)
 
 
+@pytest.mark.slow
 def test_the_printed_drift_diverges_where_the_true_one_settles():
     """P2 as printed adds Y_n p_n: it lowers the power just when the queue is long. V = 0.01, 120 rounds of table2."""
     scenario = with_planner(load_scenario("table2"), v=0.01)
@@ -46,6 +49,7 @@ def test_the_printed_drift_diverges_where_the_true_one_settles():
     assert last["printed"][2] > 1.5 * last["true"][2]
 
 
+@pytest.mark.slow
 def test_the_energy_queue_keeps_the_mean_upload_energy_below_its_budget():
     scenario = load_scenario("physical")
     budget = scenario.uplinks[0].mean_energy_j
@@ -95,6 +99,7 @@ def test_event_simulated_time_of_even_micro_batches_is_the_flow_shop():
         assert work.pipeline_fused_s == pytest.approx(flow_shop_latency(stages, m), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_planned_s_and_m_are_those_of_the_paper():
     """Fig. 5 has S = 3, 4, 5 with m = 9, 11, 14."""
     choices = []

@@ -39,6 +39,7 @@ def policies(round_, tmp_path):
         yield make_policy(name + "+optimal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_policy_meets_all_constraints_and_none_beats_the_certified_bound(scenario, tmp_path):
     round_ = first_round(scenario)

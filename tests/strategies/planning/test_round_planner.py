@@ -70,6 +70,7 @@ def test_a_restored_planner_plans_as_one_that_never_stopped():
     assert ours.plan(6, FRESH).plans == theirs.plan(6, FRESH).plans
 
 
+@pytest.mark.slow
 def test_with_an_energy_queue_powers_come_from_convex_approximation_and_match_the_line_search():
     ours = planner(scenario="physical")
     seen = []

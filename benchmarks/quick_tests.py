@@ -66,6 +66,7 @@ _TESTS: dict[str, str] = {
     "client_pipeline/runtime/deadline.py": "deadline",
     "client_pipeline/runtime/event_simulator.py": "event_simulator",
     "client_pipeline/runtime/head.py": "decoder_trainer optimizer",
+    "client_pipeline/runtime/measurement.py": "measurement",
     "client_pipeline/runtime/memory.py": "stage",
     "client_pipeline/partition/micro_batches.py": "micro_batches",
     "client_pipeline/runtime/optimizer.py": "optimizer",

@@ -87,14 +87,6 @@ def test_passes_are_repeated_for_two_seconds_and_fifty_times_at_most(passes_of):
     assert len(passes_of(lambda *_: 0.001)[1]) == 2 * 51
 
 
-def test_a_device_runs_what_a_family_carries_beside_its_samples(passes_of):
-    spec = tiny_spec("deberta-v2", "sequence-classification")
-    spec = replace(spec, config={**spec.config, "relative_attention": True, "position_buckets": 4})
-    assert measurement.carried_examples(spec) > 0
-    found, _ = passes_of(lambda number, size: float(size), (1, 2), spec)
-    assert [times.forward_s for times in found] == [1.0, 2.0]
-
-
 def test_a_device_computes_with_the_threads_of_a_run_and_keeps_its_memory(monkeypatch):
     before, kept = torch.get_num_threads(), []
     monkeypatch.setattr(measurement, "keep_freed_memory", lambda: kept.append(1))
@@ -457,3 +449,11 @@ def test_an_address_where_no_ray_answers_is_refused_before_ray_is_asked(monkeypa
     ):
         pass
     assert ray.calls == []
+
+
+def test_a_device_runs_what_a_family_carries_beside_its_samples(passes_of):
+    spec = tiny_spec("deberta-v2", "sequence-classification")
+    spec = replace(spec, config={**spec.config, "relative_attention": True, "position_buckets": 4})
+    assert measurement.carried_examples(spec) > 0
+    found, _ = passes_of(lambda number, size: float(size), (1, 2), spec)
+    assert [times.forward_s for times in found] == [1.0, 2.0]

@@ -146,9 +146,7 @@ def test_a_tensor_that_has_changed_on_the_disk_is_refused_and_not_passed_over(tm
         tensors = load_file(path)
         change(tensors)
         rewrite(path, tensors)
-        with pytest.raises(
-            ValueError, match=r"round-000002\.safetensors: .*SHA-256 of the tensors: .*restore"
-        ):
+        with pytest.raises(ValueError, match=r"round-000002\.safetensors: .*SHA-256 of the tensors: .*restore"):
             read(tmp_path, 2)
 
 

@@ -12,6 +12,7 @@ from ray import exceptions
 from client_pipeline.partition import transformer
 from client_pipeline.runtime import measurement, placement
 from client_pipeline.runtime.measurement import (
+    DeviceMeasurement,
     LinkMeasurement,
     MeasuredDevice,
     Measurement,
@@ -270,6 +271,14 @@ def test_a_link_that_cannot_be_measured_names_both_devices(monkeypatch):
     monkeypatch.setattr(ReadyRay, "get", get)
     with pytest.raises(MeasurementError, match="link between the devices 1 and 2: device 1: its process ended"):
         link_between(monkeypatch, [None, Gone(0, 1), Gone(0, 1)])
+
+
+@pytest.mark.parametrize(("small_s", "overhead_s", "sample_s"), [(2.0, 1.0, 0.25), (1.25, 0.0, 0.3125), (9.0, 0.0, 0.3125)])
+def test_overhead_and_samples_add_up_to_the_large_micro_batchs_seconds(small_s, overhead_s, sample_s):
+    times = [PassTimes(samples=n, forward_s=s / 5, backward_s=s * 4 / 5) for n, s in ((4, small_s), (16, 5.0))]
+    found = DeviceMeasurement(node="a", frequency_hz=1e9, memory_bytes=1.0, small=times[0], large=times[1])
+    assert found.overhead_s == pytest.approx(overhead_s, abs=1e-12)
+    assert found.sample_s == pytest.approx(sample_s)
 
 
 def test_every_device_has_a_link_to_the_next_and_the_last_one_to_the_first():

@@ -320,7 +320,7 @@ def test_who_is_silent_while_others_lost_a_neighbour_is_at_fault(three, happens,
 def test_a_fault_waits_a_moment_for_the_one_that_is_at_the_bottom_of_it(three, ray):
     pool, _ = three
     late = Reference(ended(), late=True)
-    assert pool.fault_of({0: Reference(LOST_NEIGHBOUR), 1: late}, None).devices == (1,)
+    assert pool.fault_of({0: Reference(LOST_NEIGHBOUR), 1: late, 2: Reference("done")}, None).devices == (1,)
     assert ray.waits_s == [0.0, GRACE_S]
     ray.waits_s.clear()
     assert pool.fault_of({0: Reference(LOST_NEIGHBOUR), 1: late}, TransportError("cut")).devices == (1,)

@@ -52,7 +52,7 @@ _TESTS: dict[str, str] = {
     "client_pipeline/link/address.py": "addresses decoder_tls",
     "client_pipeline/link/base.py": "privacy",
     "client_pipeline/link/compression.py": "update_codec activation_codec",
-    "client_pipeline/link/connection.py": "connection decoder_stream",
+    "client_pipeline/link/reopened_connection.py": "reopened_connection decoder_stream",
     "client_pipeline/link/frames.py": "frames",
     "client_pipeline/link/hosts.py": "addresses",
     "client_pipeline/runtime/local_decoder.py": "runtime_in_threads tied_stream",

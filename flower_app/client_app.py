@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from torch import Tensor
 
-from client_pipeline.link.connection import give_up
+from client_pipeline.link.reopened_connection import give_up
 from client_pipeline.partition.families import num_blocks_of
 from client_pipeline.partition.plan import ClusterPlan, uniform_plan
 from client_pipeline.partition.spec import ModelSpec

@@ -20,8 +20,8 @@ from client_pipeline.link.address import (
     read_pem,
 )
 from client_pipeline.link.base import Cut, Gradient, LinkError
-from client_pipeline.link.connection import DecoderConnection
 from client_pipeline.link.frames import PROTOCOL_VERSION, TARGET_PREFIX, Frame, FrameError, decode, encode
+from client_pipeline.link.reopened_connection import DecoderConnection
 from client_pipeline.link.tied import TiedRows, pieces
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import target_weight

@@ -19,3 +19,4 @@ class ExitCode(IntEnum):
 Config = Annotated[str | None, typer.Option("--config", help="A TOML file, or the name of a packaged one.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key; repeatable.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output and nothing else.")]
+Run = Annotated[str, typer.Argument(help="A run directory, a name in runs, or latest.")]

@@ -63,6 +63,8 @@ class LaunchOrder:
     """As many nodes run at once."""
     watch: Callable[[], None] = lambda: None
     """Called after each poll, to show progress."""
+    say: Callable[[str], None] = lambda text: None
+    """Told what the user may have to look after while the run goes on."""
     poll_s: float = 0.5
     """Time between polls [s]."""
     kept: Sequence[int] = ()

@@ -86,6 +86,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still by SIGSTOP, SIGTSTP or a debugger."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Let a closing terminal and a polite kill end the run as Ctrl-C does."""

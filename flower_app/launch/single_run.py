@@ -119,6 +119,7 @@ def launch_run(
                 run_config=config_file,
                 num_clusters=config.num_clusters,
                 watch=progress.update,
+                say=say,
                 kept=[lock],
             )
             outcome = (launcher or SimulationLauncher()).launch(order)

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Message
 
 from client_pipeline.link.base import LinkError
-from client_pipeline.link.connection import give_up
+from client_pipeline.link.reopened_connection import give_up
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId

@@ -103,6 +103,7 @@ def test_each_part_of_flower_is_noted_where_it_is_imported_for_the_type_checker(
     assert typed == {name: place for name, place in noted.items() if place.endswith(f".{name}")}
 
 
+@pytest.mark.slow
 def test_the_door_to_flower_loads_only_what_is_asked_for():
     code = (
         "import sys, strategies.flower_internals as door; assert 'flwr' not in sys.modules; door.log; "
@@ -119,6 +120,7 @@ def test_nothing_unpickles():
             assert "torch.load(" not in file.read_text(encoding="utf-8"), file
 
 
+@pytest.mark.slow
 def test_importing_the_packages_loads_neither_flower_nor_torch():
     code = (
         "import sys, client_pipeline, strategies, flower_app, client_pipeline.partition.plan, "

@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from helpers.repository import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -13,6 +15,7 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_python_example_runs():
     code, _task = blocks("python")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)

@@ -11,6 +11,8 @@ import pytest
 from flower_app.launch.app_folder import PACKAGES
 from helpers.repository import ROOT
 
+pytestmark = pytest.mark.slow
+
 USE = """
 import sys
 from pathlib import Path

@@ -27,6 +27,8 @@ from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import make_policy
 from strategies.records import to_arrays, to_tensors
 
+pytestmark = pytest.mark.slow
+
 SGD = OptimizerConfig(name="sgd", lr=0.1)
 
 

@@ -15,6 +15,8 @@ from flower_app.tasks.tokenizer import train_tokenizer
 from helpers.deployed_stack import COLLAPIPE, CONFIG, NAMES, NUM_CLUSTERS, NUM_DEVICES, PATIENCE_S, Stack, write_text
 from helpers.hosts import Loopback, Namespaces, namespaces_missing
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 3
 SCENARIO = """
 format = "collapipe-scenario/1"

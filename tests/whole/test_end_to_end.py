@@ -12,6 +12,8 @@ import pytest
 from helpers.command_line import TINY, collapipe, rounds, sets
 from helpers.repository import ROOT
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = ROOT
 
 

@@ -16,6 +16,8 @@ from helpers.deployed_stack import PATIENCE_S
 from helpers.hosts import Namespaces, namespaces_missing
 from helpers.lost_machines import lone_stack
 
+pytestmark = pytest.mark.slow
+
 CLUSTERS, ROUNDS = 3, 200
 GONE = ("its stream broke off", "sent no heartbeat", "was started again", "did not join", "its node is not connected")
 """How the server may learn that a machine has died."""

@@ -71,6 +71,7 @@ ALONE = ClusterPlan(delta=(5,), order=(0,), m=2)
 COMPRESSED = {"compression.update": "top-k", "compression.density": 0.2, "compression.activations": "int8"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     straight, killed = tmp_path / "straight", tmp_path / "killed"

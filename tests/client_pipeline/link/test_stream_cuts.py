@@ -13,7 +13,7 @@ import torch
 
 from client_pipeline.link.address import LinkCertificates, channel_options
 from client_pipeline.link.base import LinkError, NotFiniteLink
-from client_pipeline.link.connection import give_up
+from client_pipeline.link.reopened_connection import give_up
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.parts import target_weight
 from client_pipeline.runtime.optimizer import OptimizerConfig
@@ -176,7 +176,7 @@ def test_dropping_a_step_frees_whoever_waits_for_its_answers():
 
 def test_a_cluster_that_does_not_come_back_is_left_behind(monkeypatch):
     monkeypatch.setattr("strategies.decoder.round.AWAY_S", 0.5)
-    monkeypatch.setattr("client_pipeline.link.connection._PAUSES_S", (60.0,))
+    monkeypatch.setattr("client_pipeline.link.reopened_connection._PAUSES_S", (60.0,))
     with service_of(num_clusters=2) as service:
         addresses = service.open_round(1, [0, 1], 1)
         away = DecoderStream.open(addresses[1])
@@ -232,6 +232,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_control_unit_that_is_stopped_holds_nobody_for_long(monkeypatch):
     """Its stream stays open, and its kernel goes on acknowledging: it answers no keepalive."""
     options = dict(channel_options(2**26))
@@ -288,7 +289,7 @@ def test_a_resume_token_opens_one_stream_of_its_own_round():
 
 def test_a_welcome_that_comes_too_late_costs_only_the_attempt(monkeypatch):
     """The decoder computes for others, and attempts that were given up find their seat all the same, in any order."""
-    monkeypatch.setattr("client_pipeline.link.connection._WELCOME_S", 0.3)
+    monkeypatch.setattr("client_pipeline.link.reopened_connection._WELCOME_S", 0.3)
     with service_of(num_clusters=2) as service:
         address = service.open_round(1, [0], 1)[0]
         admitted = []
@@ -314,8 +315,8 @@ def test_a_welcome_that_comes_too_late_costs_only_the_attempt(monkeypatch):
 
 def test_an_attempt_that_was_given_up_does_not_look_as_if_it_were_there(monkeypatch):
     monkeypatch.setattr("strategies.decoder.round.AWAY_S", 0.5)
-    monkeypatch.setattr("client_pipeline.link.connection._WELCOME_S", 0.2)
-    monkeypatch.setattr("client_pipeline.link.connection._PAUSES_S", (0.0, 60.0))
+    monkeypatch.setattr("client_pipeline.link.reopened_connection._WELCOME_S", 0.2)
+    monkeypatch.setattr("client_pipeline.link.reopened_connection._PAUSES_S", (0.0, 60.0))
     with service_of(num_clusters=2) as service:
         addresses = service.open_round(1, [0, 1], 1)
         away = DecoderStream.open(addresses[1])

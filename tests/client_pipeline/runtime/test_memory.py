@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import resource, torch
 from client_pipeline.runtime.memory import keep_freed_memory

@@ -250,6 +250,7 @@ def test_clipping_parts_by_the_whole_norm_equals_torchs_clipping():
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_a_device_steps_without_torchs_compiler():
     """Its import would take a second of every device's start, and 70 MB of its memory."""
     code = (

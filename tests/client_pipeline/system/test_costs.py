@@ -164,6 +164,7 @@ def test_c8_of_table2_lets_adapters_up_and_not_the_encoder():
         model_costs(BERT_BASE, sequence_length=8, batch_size=1, optimizer="lion")
 
 
+@pytest.mark.slow
 def test_the_planner_imports_neither_torch_nor_flower_nor_ray_and_cvxpy_only_to_solve():
     script = (
         "import sys, flower_app.planning.plan, flower_app.compare.planned, client_pipeline.system.costs\n"

@@ -345,6 +345,7 @@ def test_segments_of_a_verification_are_whole_numbers():
     assert "--segments: expected whole numbers with commas, such as 2,1,3; found '2,x'" in result.stderr
 
 
+@pytest.mark.slow
 def test_help_does_not_wait_for_heavy_libraries():
     code = (
         "import sys; from flower_app.cli.main import app\n"
@@ -357,6 +358,7 @@ def test_help_does_not_wait_for_heavy_libraries():
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_the_console_script_passes_exit_codes_on():
     program = Path(sys.executable).parent / "collapipe"
     result = subprocess.run([program, "run", "--set", "seed=-1"], capture_output=True, text=True)

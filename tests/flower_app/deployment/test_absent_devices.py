@@ -51,6 +51,7 @@ def device_machine(ray, ray_secret, host, device, log):
         shutil.rmtree(temp, ignore_errors=True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_cluster_goes_on_without_the_machine_that_is_down(local_ray, ray_secret, end_actors, monkeypatch, tmp_path):
     monkeypatch.setattr(actors, "DEVICES_TIMEOUT_S", 0.1)

@@ -99,6 +99,7 @@ def test_nothing_else_is_sent_to_docker():
     assert [rule for rule in rules if rule.startswith("!deploy")] == ["!deploy/requirements.lock"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SECRETS)
 def test_secrets_are_not_added_to_the_repository(path):
     if not (ROOT / ".git").exists():

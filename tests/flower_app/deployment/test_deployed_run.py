@@ -94,6 +94,7 @@ def test_a_command_that_hangs_is_no_contact(follow, capsys):
     assert "flwr ls: no answer within 1 s" in outcome.error
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_its_summary_whatever_flower_does(follow, capsys):
     follow.monkeypatch.setattr(deployed_run, "_COMMAND_S", 1.0)
     follow.monkeypatch.setattr(deployed_run, "_STOP_S", 0.1)

@@ -34,6 +34,8 @@ from flower_app.launch.processes import MARK, RunProcesses
 from flower_app.launch.superlink import flower_environment
 from helpers.decoder_cases import batch_of, service_of, step_id, train_step
 
+pytestmark = pytest.mark.slow
+
 HOST = "127.0.0.1"
 PATIENCE_S = 240
 

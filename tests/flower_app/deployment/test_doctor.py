@@ -28,6 +28,8 @@ from flower_app.deployment.ray_node import RayNode, ray_environment
 from flower_app.launch.superlink import flower_environment, program_path, short_folder
 from helpers.running_programs import HOST, free_block, free_port, running
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def certs(tmp_path_factory):

@@ -13,6 +13,8 @@ from flower_app.deployment.programs import wait_until_listens
 from flower_app.launch.processes import is_alive
 from helpers.signals import default_signals
 
+pytestmark = pytest.mark.slow
+
 BOX = """
 import os, sys
 from pathlib import Path

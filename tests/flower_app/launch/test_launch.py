@@ -1,6 +1,7 @@
 """The launcher, with a real SuperLink and a tiny real Flower app."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import psutil
 import pytest
 import tomli_w
 
-from flower_app.launch import superlink
+from flower_app.launch import simulation, superlink
 from flower_app.launch.launcher import Outcome, last_error
 from flower_app.launch.processes import MARK, RunProcesses, _family, is_alive
 from flower_app.launch.simulation import _death
@@ -95,6 +96,7 @@ def test_a_run_whose_log_breaks_off_goes_on(code):
     assert death(submission=code, simulation=os.getpid()) == ""
 
 
+@pytest.mark.slow
 def test_a_run_is_given_up_when_nobody_is_left_to_end_it():
     with subprocess.Popen(["true"]) as ended:
         pass
@@ -103,6 +105,39 @@ def test_a_run_is_given_up_when_nobody_is_left_to_end_it():
     assert death(submission=2) == "flwr run did not accept the app"
     assert death(server=1, simulation=os.getpid()) == "the SuperLink ended with exit code 1; see superlink.log"
     assert death() == "" and death(waited_s=1e6) == "no simulation started within 300 s; see superlink.log"
+
+
+@pytest.mark.slow
+def test_a_simulation_that_stands_still_is_told_of_and_given_up(tiny_app, run_dir, monkeypatch):
+    """Its SuperLink answers, and Flower calls it running."""
+    monkeypatch.setattr(simulation, "_STOPPED_SAY_S", 0.5)
+    monkeypatch.setattr(simulation, "_STOPPED_S", 5.0)
+    messages, stops, going_on_at = [], [], [0.0]
+
+    def signal_all(number):
+        for pid, command in left_over(run_dir).items():
+            if "flwr-simulation" in command:
+                os.kill(pid, number)
+
+    def stop():
+        # Not at once again: the launcher must see it run in between.
+        if read_rounds(run_dir)[0] and len(stops) == len(messages) < 2 and time.monotonic() > going_on_at[0]:
+            stops.append(signal.SIGSTOP)
+            signal_all(signal.SIGSTOP)
+
+    def say(text):
+        messages.append(text)
+        if len(messages) == 1:
+            signal_all(signal.SIGCONT)
+            going_on_at[0] = time.monotonic() + 2.0
+
+    outcome = launch_tiny_app(tiny_app, run_dir, "hang", stop, say)
+    assert len(messages) == 2 and re.fullmatch(
+        r"The simulation \(process (\d+)\) is stopped\. `kill -CONT \1` lets it go on; after 5 s .*", messages[0]
+    )
+    assert outcome.exit_code == 1
+    assert re.match(r"the simulation \(process \d+\) has been stopped for [5-9]", outcome.error), outcome.error
+    assert read_summary(run_dir)["status"] == "failed"
 
 
 def test_an_interrupted_run_ends_everything_and_says_so(tiny_app, run_dir):
@@ -117,6 +152,7 @@ def test_an_interrupted_run_ends_everything_and_says_so(tiny_app, run_dir):
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_no_process(tiny_app, run_dir):
     # A simulation survives the deaths of SuperLink and SuperExec, for hours.
     config = run_dir / "config.toml"
@@ -209,6 +245,7 @@ STUBBORN = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 def test_processes_that_left_their_family_and_ignore_requests_are_ended(tmp_path):
     mark = os.urandom(8).hex()
     child = subprocess.Popen([sys.executable, "-c", STUBBORN, f"{tmp_path}/"], env={**os.environ, MARK: mark})
@@ -230,6 +267,7 @@ def test_processes_that_left_their_family_and_ignore_requests_are_ended(tmp_path
         other.wait()
 
 
+@pytest.mark.slow
 def test_a_family_is_found_by_its_tree_where_environments_are_hidden():
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     child = subprocess.Popen([sys.executable, "-c", code])

@@ -120,6 +120,7 @@ print_json({"status": outcome.status})
 """
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_no_run(tmp_path):
     """As in ``collapipe run | head``: the run died of its first line that nobody read, without a summary."""
     command = [sys.executable, "-c", RUN, str(tmp_path / "run")]

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from flower_app.launch.ray_folders import RayFolder, remove_abandoned
 
 RUN = """
@@ -16,6 +18,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_killed_run_goes_when_the_next_begins_and_that_of_a_running_one_stays(tmp_path):
     """A run that was killed together with its guard left its folder in the folder for temporary files for good."""
     runs = [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import psutil
+import pytest
 
 from flower_app.runs.run_directory import read_rounds
 from helpers.repository import ROOT
@@ -82,6 +83,7 @@ def check_family(pids, token):
     assert "InvalidAuthToken" in attempt.stderr
 
 
+@pytest.mark.slow
 def test_a_stranger_is_refused_while_a_simulation_goes_on_and_ends_as_if_nobody_had_come(tmp_path):
     """Who had the address of a simulation's Ray, which listened on every address of the machine, ran code as the
     user. Runs that share a simulation have the same launcher."""
@@ -121,6 +123,7 @@ def test_no_program_of_the_project_starts_a_ray_that_anybody_may_join():
     assert starts == ["client_pipeline/runtime/private_ray.py"]
 
 
+@pytest.mark.slow
 def test_what_verify_starts_refuses_a_stranger_and_passes(tmp_path):
     """The commands that compare and measure on this machine have a Ray of their own, as runs have."""
     command = [

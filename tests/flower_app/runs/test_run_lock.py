@@ -16,6 +16,8 @@ from flower_app.runs.run_directory import read_summary, write_config
 from flower_app.training.prepared_run import prepare
 from flower_app.training.training_run import train
 
+pytestmark = pytest.mark.slow
+
 SERVER = """
 import sys
 from flwr.app import Context, RecordDict

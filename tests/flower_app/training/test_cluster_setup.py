@@ -10,6 +10,8 @@ from flwr.clientapp import ClientApp
 from helpers.cluster_states import states
 from helpers.simulation import simulate
 
+pytestmark = pytest.mark.slow
+
 
 def answering(restored):
     """A ClientApp whose node n answers that it found its own checkpoint as ``restored[n]`` says."""

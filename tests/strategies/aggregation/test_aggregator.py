@@ -191,6 +191,7 @@ def poisoned(message, cluster):
     return answer(message, order, weights, weight, loss)
 
 
+@pytest.mark.slow
 def test_one_poisoned_cluster_breaks_the_mean_and_none_of_the_others():
     initial = learned(NUM_CLUSTERS, steps=20)
 

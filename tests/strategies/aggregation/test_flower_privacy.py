@@ -15,6 +15,8 @@ from helpers.simulation import simulate
 from strategies.aggregation.rules import AggregatorConfig, build_aggregator
 from strategies.aggregation.server_optimizers import ServerOptimizerConfig
 
+pytestmark = pytest.mark.slow
+
 NUM_CLUSTERS, CLIP, NOISE = 3, 0.5, 0.2
 
 

@@ -324,7 +324,7 @@ def test_a_decoder_that_is_not_there_is_named():
 
 
 def test_a_decoder_that_goes_away_ends_every_wait(monkeypatch):
-    monkeypatch.setattr("client_pipeline.link.connection.REOPEN_S", 1.0)
+    monkeypatch.setattr("client_pipeline.link.reopened_connection.REOPEN_S", 1.0)
     with service_of(num_clusters=2) as service:
         stream = DecoderStream.open(service.open_round(1, [0, 1], 1)[0])
         train_step(stream, step_id(0), batch_of(0, 3), 1)

@@ -14,6 +14,8 @@ from strategies.baselines.stock import make_stock
 from strategies.grid.recording import RecordingGrid, RoundFailed
 from strategies.records import read_train_config
 
+pytestmark = pytest.mark.slow
+
 
 def start(grid, rounds=2, codec=None):
     nodes = wait_for_nodes(grid, 2, 60)

@@ -7,6 +7,8 @@ import pytest
 
 from helpers.repository import ROOT
 
+pytestmark = pytest.mark.slow
+
 NUMBER = 2_500
 FUZZ = ROOT / "benchmarks" / "fuzz_replies.py"
 

@@ -292,6 +292,7 @@ print("refused")
 """
 
 
+@pytest.mark.slow
 def test_headers_that_announce_huge_arrays_cost_no_memory():
     """In a process that may take 200 MB more than it has: the smallest of them would be 512 MB."""
     assert resource.getrlimit(resource.RLIMIT_AS)[0] in (resource.RLIM_INFINITY, -1)

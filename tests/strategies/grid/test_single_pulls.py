@@ -91,6 +91,7 @@ print("refused")
 """
 
 
+@pytest.mark.slow
 def test_one_chunk_a_million_times_takes_no_memory():
     """Four gigabytes of three megabytes, in a process that may take 200 MB more than it has."""
     done = subprocess.run([sys.executable, "-c", BOMB], capture_output=True, text=True, check=False, timeout=300)

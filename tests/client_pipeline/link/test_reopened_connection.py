@@ -8,11 +8,11 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from client_pipeline.link import connection as module
+from client_pipeline.link import reopened_connection as module
 from client_pipeline.link.address import DecoderAddress, LinkCertificates
 from client_pipeline.link.base import LinkError, NotFiniteLink
-from client_pipeline.link.connection import DecoderConnection, Journal
 from client_pipeline.link.frames import decode, encode
+from client_pipeline.link.reopened_connection import DecoderConnection, Journal
 
 ADDRESS = DecoderAddress(target="10.0.0.1:50", token="first", round=3, cluster=1, join_timeout_s=20.0)
 CODES = grpc.StatusCode

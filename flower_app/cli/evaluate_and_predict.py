@@ -1,0 +1,94 @@
+"""``collapipe evaluate``, ``predict`` and ``translate``: the use of a run's model."""
+
+# Heavy imports stay inside the commands: --help answers at once.
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flower_app.cli.options import Json, Run, Sets
+from flower_app.console import print_json, say
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (evaluate, predict, translate):
+        app.command()(command)
+
+
+def evaluate(
+    run: Run = "latest",
+    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Score the model of a run on its held-out data."""
+    from flower_app.tasks.base import task
+
+    if split not in ("test", "validation"):
+        raise ValueError(f"--split: expected test or validation, found {split!r}")
+    run_dir, config, model = _saved(run, sets)
+    score = task(config.task).evaluator(config.data, model.tokenizer_json).evaluate(model.parts, split)
+    for name, value in score.metrics.items():
+        say(f"{name} {value:.4g}")
+    say(f"{score.examples} examples of {split}  {score.signature}")
+    if score.truncated:
+        say(f"warning: {score.truncated} sequences of {split} were cut at data.max-length = {config.data.max_length}")
+    if as_json:
+        score_values = {
+            "split": split,
+            "examples": score.examples,
+            "metrics": score.metrics,
+            "signature": score.signature,
+        }
+        print_json({"run_dir": str(run_dir), **score_values, "truncated": score.truncated})
+
+
+def predict(
+    run: Run,
+    texts: Annotated[list[str], typer.Argument(help="What to translate, classify, tag, fill or continue.")],
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Use the model of a run: a line of output for each text."""
+    predictions = _predict(run, texts, sets)
+    if as_json:
+        print_json({"inputs": texts, "predictions": predictions})
+    else:
+        typer.echo("\n".join(predictions))
+
+
+def translate(
+    run: Run,
+    sentences: Annotated[list[str], typer.Argument(help="What to translate.")],
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Translate sentences with the model of a run: predict, for translation alone."""
+    translations = _predict(run, sentences, sets, only="translation")
+    if as_json:
+        print_json({"sources": sentences, "translations": translations})
+    else:
+        typer.echo("\n".join(translations))
+
+
+def _saved(run: str, sets: list[str] | None) -> tuple[Path, Any, Any]:
+    """Directory, configuration (with overrides) and model of a run."""
+    from flower_app.config.sources import load_config
+    from flower_app.runs.run_directory import CONFIG, find_run
+    from flower_app.saved_model import load_model
+
+    run_dir = find_run(run)
+    return run_dir, load_config(str(run_dir / CONFIG), sets or ()), load_model(run_dir)
+
+
+def _predict(run: str, texts: list[str], sets: list[str] | None, only: str = "") -> list[str]:
+    from flower_app.tasks.base import task
+
+    run_dir, config, model = _saved(run, sets)
+    if only and config.task.name != only:
+        raise ValueError(f"{run_dir.name} has learned {config.task.name}, not {only}; use collapipe predict")
+    return task(config.task).predict(model.parts, model.tokenizer_json, texts)

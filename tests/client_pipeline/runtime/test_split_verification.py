@@ -153,22 +153,22 @@ def test_a_drawn_batch_fits_its_head_and_every_example_has_a_target(head):
     family = {"seq2seq": "bart", "causal-lm": "gpt2"}.get(head, "bert")
     spec = CLASSIC if head == "seq2seq" else tiny_spec(family, head)
     assert head in adapter(spec.family).HEADS
-    batch = random_batch(spec, 64, 10, seed=2)
+    batch = random_batch(spec, 4096, 10, seed=2)
     ids, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]
-    assert ids.shape == mask.shape == (64, 10) and mask.dtype == torch.bool
+    assert ids.shape == mask.shape == (4096, 10) and mask.dtype == torch.bool
     # From 3 on: what comes before is padding and the like.
     assert 3 <= int(ids.min()) and int(ids.max()) < 40
     lengths = mask.sum(1)
     assert int(lengths.min()) == 5 and int(lengths.max()) == 10
     assert torch.equal(mask, torch.arange(10) < lengths[:, None])
     if head == "sequence-classification":
-        assert labels.shape == (64,) and set(labels.tolist()) == set(range(spec.config["num_labels"]))
+        assert labels.shape == (4096,) and set(labels.tolist()) == set(range(spec.config["num_labels"]))
         return
-    assert labels.shape == (64, 10)
+    assert labels.shape == (4096, 10)
     real = labels != IGNORED_LABEL
     assert not (real & ~mask).any() and real.any(1).all()
     if head == "masked-lm":
-        # The first token of each, and a fifth of the others: of 400 or more, four standard deviations.
+        # The first token of each, and a fifth of the others: of thousands, four standard deviations.
         others = int(mask[:, 1:].sum())
         share = int(real[:, 1:].sum()) / others
         assert real[:, 0].all() and abs(share - 0.2) < 4 * (0.16 / others) ** 0.5

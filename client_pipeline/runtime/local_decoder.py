@@ -50,7 +50,6 @@ class LocalDecoder:
         self._total_weight = 0.0
         self._tied: dict[str, Tensor] = {}
         self._num_done = 0
-        self._closed = False
         # close() comes from another thread while receive() computes: what is computed then must not be kept.
         self._compute = threading.Lock()
 
@@ -126,7 +125,6 @@ class LocalDecoder:
 
     def close(self) -> None:
         """End the round; an unclosed step does not count."""
-        self._closed = True
         self.drop_step()
 
     abort = close

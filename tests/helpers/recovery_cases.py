@@ -44,8 +44,7 @@ def control_unit(run, *, cluster=0, optimizer=ADAMW, spec=SPEC, runtime=None, **
             optimizer=optimizer,
             runtime=RuntimeConfig(**{"timeout": 120.0, **(runtime or {})}),
             seed=3,
-            load_data=Examples,
-            **{"batch_size": 6, "local_steps": LOCAL_STEPS, **more},
+            **{"load_data": Examples, "batch_size": 6, "local_steps": LOCAL_STEPS, **more},
         )
     )
 

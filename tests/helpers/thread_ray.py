@@ -14,6 +14,8 @@ from types import SimpleNamespace
 
 from ray import exceptions
 
+from client_pipeline.runtime import control_unit, device, device_pool, pipeline, recovery, snapshots
+
 AT_ONCE = ("alive", "interrupt")
 """Methods of the liveness group, which answer while others run."""
 
@@ -147,3 +149,16 @@ class ThreadRay:
 
     def get_runtime_context(self):
         return SimpleNamespace(get_node_id=lambda: "here")
+
+
+def run_in_threads(monkeypatch):
+    """Have the whole runtime use threads in the place of Ray's actors; nobody needs seconds to start there."""
+    ray = ThreadRay()
+    for module in (control_unit, device, device_pool, snapshots):
+        monkeypatch.setattr(module, "ray", ray)
+    for module in (device_pool, pipeline):
+        monkeypatch.setattr(module, "LEAST_S", 0.5)
+    monkeypatch.setattr(device_pool, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(device_pool, "GRACE_S", 0.3)
+    monkeypatch.setattr(recovery, "_LOOK_S", 0.01)
+    return ray

@@ -202,6 +202,12 @@ def test_numbers_that_are_not_finite_are_refused():
         decode(blob(json.dumps(STEP_END).replace("0.5", "1e999")))
 
 
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_words_that_json_does_not_have_make_a_header_unreadable(word):
+    with pytest.raises(FrameError, match="no readable JSON header"):
+        decode(blob(json.dumps(STEP_END).replace("0.5", word)))
+
+
 def test_missing_and_unknown_tensors_are_refused():
     tensors = micro_batch_tensors()
     for wrong in [{}, {"hidden": tensors["hidden"]}, {**tensors, "weights": torch.zeros(1)}]:

@@ -1,6 +1,7 @@
 """Plans for the devices that are left: memory is kept, and so are the micro-batches."""
 
 import itertools
+import random
 
 import pytest
 
@@ -52,6 +53,29 @@ def test_a_device_that_holds_one_teb_gets_one_and_one_that_holds_none_gets_none(
     )
     with pytest.raises(NoPlan, match="hold 5 TEBs, 6 are needed"):
         ProportionalReplan(speed=(1.0,) * 4, capacity=(1, 1, 0, 3))(plan, range(4), {})
+
+
+def test_a_device_that_takes_part_has_one_teb_however_slow_it_is():
+    plan = ClusterPlan(delta=(1, 1, 1), order=(0, 1, 2), m=5)
+    assert ProportionalReplan(speed=(100.0, 1.0, 1.0), capacity=(3, 3, 3))(plan, range(3), {}).delta == (1, 1, 1)
+    wide = ClusterPlan(delta=(2, 2, 2), order=(0, 1, 2), m=5)
+    assert ProportionalReplan(speed=(100.0, 1.0, 1.0), capacity=(6, 6, 6))(wide, range(3), {}).delta == (4, 1, 1)
+
+
+def test_shares_are_as_near_to_the_speeds_as_whole_tebs_can_be():
+    """Every other split of as many TEBs misses some device's share by more, in sum of squares."""
+    generator = random.Random(4)
+    for _ in range(60):
+        speed = tuple(generator.uniform(1.0, 4.0) for _ in range(3))
+        plan = ClusterPlan(delta=(3, 3, 3), order=(0, 1, 2), m=5)
+        found = ProportionalReplan(speed=speed, capacity=(9, 9, 9))(plan, range(3), {}).delta
+        shares = [9 * v / sum(speed) for v in speed]
+
+        def missed(delta, shares=shares):
+            return sum((part - share) ** 2 for part, share in zip(delta, shares, strict=True))
+
+        splits = [(a, b, 9 - a - b) for a in range(1, 8) for b in range(1, 9 - a)]
+        assert missed(found) <= min(map(missed, splits)) + 1e-9
 
 
 @pytest.fixture(scope="module")

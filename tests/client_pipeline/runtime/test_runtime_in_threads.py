@@ -6,14 +6,6 @@ import pytest
 import torch
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime import (
-    control_unit as control_unit_module,
-    device,
-    device_pool,
-    pipeline as pipeline_module,
-    recovery,
-    snapshots,
-)
 from client_pipeline.runtime.faults import FailedRound
 from helpers.recovery_cases import (
     ADAMW,
@@ -29,7 +21,7 @@ from helpers.recovery_cases import (
     train as train_weights,
     within,
 )
-from helpers.thread_ray import ThreadRay
+from helpers.thread_ray import run_in_threads
 
 PLAIN = replace(SPEC, config={**SPEC.config, "dropout": 0.0})
 HANG_S = 60.0
@@ -38,16 +30,7 @@ EVEN = ClusterPlan(delta=(2, 2, 0), order=(0, 1), m=3, schedule="1f1b")
 
 @pytest.fixture
 def threads(monkeypatch):
-    ray = ThreadRay()
-    for module in (device_pool, device, snapshots, control_unit_module):
-        monkeypatch.setattr(module, "ray", ray)
-    # Nobody needs seconds to start here.
-    monkeypatch.setattr(device_pool, "LEAST_S", 0.5)
-    monkeypatch.setattr(pipeline_module, "LEAST_S", 0.5)
-    monkeypatch.setattr(device_pool, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(device_pool, "GRACE_S", 0.3)
-    monkeypatch.setattr(recovery, "_LOOK_S", 0.01)
-    return ray
+    return run_in_threads(monkeypatch)
 
 
 @pytest.fixture

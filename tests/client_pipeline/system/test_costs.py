@@ -96,6 +96,16 @@ def test_uploads_count_the_encoder_and_the_activations_of_the_local_steps():
     assert alone.upload_time_bits == alone.upload_energy_bits == costs.upload_energy_bits + 32 * head
 
 
+@pytest.mark.parametrize(("local_steps", "accumulation"), [(1, 4), (3, 2), (4, 1)])
+def test_all_batches_of_all_local_steps_go_to_the_decoder(local_steps, accumulation):
+    def stream_bits(**more):
+        costs = model_costs(BERT_BASE, sequence_length=16, batch_size=8, **more)
+        return costs.upload_time_bits - costs.upload_energy_bits
+
+    found = stream_bits(local_steps=local_steps, gradient_accumulation=accumulation)
+    assert found == local_steps * accumulation * stream_bits()
+
+
 def test_adapters_of_bert_base_are_all_that_goes_up_and_all_that_has_gradients():
     lora = replace(BERT_BASE, lora=LoraConfig(rank=8))
     full, costs = (model_costs(spec, sequence_length=128, batch_size=16) for spec in (BERT_BASE, lora))

@@ -282,6 +282,39 @@ def test_the_service_says_when_a_step_comes_again():
         assert repeats == [2 * int(batch[1].sum())]
 
 
+def test_nothing_is_private_unless_it_is_asked_for():
+    config = PrivacyConfig()
+    assert not (config.on_updates or config.on_activations or config.secure_aggregation)
+    accountant = PrivacyAccountant(config, {0: 1})
+    assert accountant.on is False
+    assert {"updates", "activations"}.isdisjoint(accountant.record())
+
+
+@pytest.mark.parametrize("which", ["update", "activation"])
+def test_noise_on_either_is_accounted_for(which):
+    config = PrivacyConfig(**{f"{which}_clip": 1.0, f"{which}_noise": 0.5})
+    assert PrivacyAccountant(config, {0: 1}).on is True
+    # A bound without noise hides nothing.
+    assert PrivacyAccountant(replace(config, **{f"{which}_noise": 0.0}), {0: 1}).on is False
+
+
+def test_what_was_received_is_counted_by_examples_and_tokens():
+    seen = Sent()
+    assert (seen.examples, seen.tokens, seen.longest, seen.repeats) == (0, 0, 0, 0)
+    none = torch.zeros(2, 4, dtype=torch.bool)
+    assert not seen.add((1, 1), 0, none)
+    assert (seen.examples, seen.tokens, seen.longest) == (2, 0, 0)
+    some = torch.tensor([[True, True, True, False], [True, False, False, False]])
+    assert not seen.add((1, 1), 1, some)
+    assert (seen.examples, seen.tokens, seen.longest, seen.step_examples) == (4, 4, 3, 4)
+    # The next step begins to count anew; what has no lengths counts as one token each.
+    assert not seen.add((1, 2), 0, torch.ones(5, dtype=torch.bool))
+    assert (seen.examples, seen.tokens, seen.longest, seen.step_examples) == (9, 9, 3, 5)
+    assert seen.add((1, 2), 0, some) and seen.add((1, 1), 0, some) and seen.repeats == 2
+    assert not seen.add((2, 1), 0, torch.zeros(0, 4, dtype=torch.bool))
+    assert (seen.examples, seen.longest, seen.step_examples) == (13, 3, 0)
+
+
 def test_only_what_is_noised_is_accounted_for():
     updates = PrivacyAccountant(PrivacyConfig(update_clip=1.0, update_noise=1.0), {0: 10})
     updates.count_round([0], [], {0: sent(8, 40, 6)})

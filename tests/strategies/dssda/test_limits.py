@@ -49,6 +49,14 @@ def test_a_budget_that_is_met_exactly_is_met():
     assert caps({"Emax": 1.8 * (1 - 1e-6)})[1][1] == 1
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_what_counts_as_met_is_a_share_of_the_budget_whatever_its_size(scale):
+    # The link keeps its rate.
+    device = {"kappa": 1e-25 * scale, "p": 0.1 * scale, "h": 1.0 / scale}
+    for short, holds in ((1e-10, 2), (1e-8, 1)):
+        assert caps(device | {"Emax": 1.8 * scale * (1 - short)})[1][1] == holds
+
+
 def test_times_are_those_of_the_micro_batches():
     limits = Limits.of(by_hand(), 0)
     assert limits.teb_s == pytest.approx(np.array([[6.0] * 3, [4.0] * 3]))

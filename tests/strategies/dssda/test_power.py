@@ -1,5 +1,6 @@
 """Transmit power against fine grids, and the facts that the planner builds on."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,8 @@ from strategies.dssda.instance import Instance
 from strategies.dssda.instance_file import instance_to_dict, parse_instance
 from strategies.dssda.power import (
     Uplinks,
+    _expm1_over_slope,
+    _largest_within_budget,
     cheapest_power,
     least_power_for_time,
     power_interval,
@@ -195,3 +198,32 @@ def test_only_without_noise_and_interference_is_a_channel_refused():
     clusters = (replace(clusters[0], I=(0.0,)),)
     thermal = Uplinks.of(replace(instance, N0=1e-9, clusters=clusters)).select(0, 0)
     assert float(thermal.noise_gain) == pytest.approx(1e-3)
+
+
+def test_the_energys_slope_is_its_power_series_on_both_sides_of_where_it_is_summed():
+    """Of expm1(x) / x = 1 + x / 2! + x^2 / 3! + ...: all terms are positive, so that the sum is exact."""
+    x = np.concatenate([10 ** np.linspace(-12, -1.302, 60), np.linspace(0.05, 3.0, 60)])
+    expected = [math.fsum(k * v ** (k - 1) / math.factorial(k + 1) for k in range(1, 60)) for v in x]
+    np.testing.assert_allclose(_expm1_over_slope(x), expected, rtol=2e-12)
+    # Where nothing cancels, to the last digits.
+    np.testing.assert_allclose(_expm1_over_slope(x[x < 0.05]), np.array(expected)[x < 0.05], rtol=2e-13)
+    assert _expm1_over_slope(np.zeros(1))[0] == 0.5
+
+
+def test_the_largest_power_of_a_budget_keeps_it_and_the_next_number_does_not():
+    generator = np.random.default_rng(11)
+    largest, e0 = 10 ** generator.uniform(-3, 1.5, 300), 10 ** generator.uniform(-3, 3, 300)
+    budget = e0 * 10 ** generator.uniform(-0.2, 3, 300)
+    found = _largest_within_budget(largest, e0, budget)
+
+    def energy(x):
+        return e0 * np.where(x > 0, np.expm1(x) / np.where(x > 0, x, 1.0), 1.0)
+
+    bound, none = (energy(largest) > budget) & (budget >= e0), budget < e0
+    assert bound.sum() > 50 and none.sum() > 10
+    assert np.all(energy(found)[bound] <= budget[bound])
+    assert np.all(energy(np.nextafter(found, np.inf))[bound] > budget[bound])
+    # A budget below the least energy of any upload leaves nothing; one that is large leaves all.
+    assert np.all(found[none] <= 0.0)
+    free = energy(largest) <= budget
+    assert free.any() and np.array_equal(found[free], largest[free])

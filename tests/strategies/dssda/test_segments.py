@@ -66,7 +66,9 @@ def test_the_segments_problem_has_the_least_cost_of_all_sizes():
             expected.append(min(costs, default=math.inf))
         if math.inf in expected:
             assert answer.status == "infeasible"
-            assert {i.cluster for i in answer.infeasible} == {n for n, c in enumerate(expected) if c == math.inf}
+            without = {n for n, c in enumerate(expected) if c == math.inf}
+            assert {i.cluster for i in answer.infeasible} == without
+            assert [c.selected for c in answer.clusters] == [n not in without for n in range(len(expected))]
         else:
             assert answer.status == "optimal"
             assert [c.cost for c in answer.clusters] == pytest.approx(expected, rel=1e-9)

@@ -1,0 +1,157 @@
+"""Addresses of hosts and of the decoder: what is read, what is refused, and how a channel is opened."""
+
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from client_pipeline.link.address import DecoderAddress, LinkCertificates, channel_options, open_channel, read_pem
+from client_pipeline.link.hosts import HostPort, is_loopback, split_address
+
+ADDRESS = DecoderAddress(target="10.0.0.1:50", token="secret", round=3, cluster=1)
+PEM = b"-----BEGIN CERTIFICATE-----\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "bare", "port"),
+    [
+        ("127.0.0.1:0", "127.0.0.1", "127.0.0.1", 0),
+        ("box.example:65535", "box.example", "box.example", 65535),
+        ("[::1]:80", "[::1]", "::1", 80),
+    ],
+)
+def test_a_host_and_its_port_are_read(text, host, bare, port):
+    found = split_address("here", text)
+    assert found == HostPort(host, port) and found.bare_host == bare and str(found) == text
+
+
+@pytest.mark.parametrize("text", ["", ":80", "host", "host:", "host:-1", "host:1.5", "host:x", "host:65536", "::1:80"])
+def test_what_is_no_host_and_port_is_refused(text):
+    with pytest.raises(ValueError, match="here: expected host:port, such as .*found"):
+        split_address("here", text)
+
+
+def test_a_port_may_be_left_out_where_there_is_a_usual_one():
+    assert split_address("here", "box", 6379) == HostPort("box", 6379)
+    assert split_address("here", "box:1", 6379) == HostPort("box", 1)
+    # There, 0 would be no port that anybody can be found at.
+    for text in ("box:0", "box:", ":1", "", "::1"):
+        with pytest.raises(ValueError, match="here: expected HOST or HOST:PORT, found"):
+            split_address("here", text, 6379)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("0.0.0.0", False),
+        ("localhost.example", False),
+        ("", False),
+    ],
+)
+def test_only_this_machine_reaches_its_loopback(host, expected):
+    assert is_loopback(host) == expected
+
+
+# The decoder's.
+
+
+def test_an_address_survives_the_trip_and_says_no_secret():
+    assert DecoderAddress.from_dict(ADDRESS.to_dict()) == ADDRESS
+    assert "secret" not in repr(ADDRESS)
+    assert all(type(value) in (str, int, float, bool) for value in ADDRESS.to_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"round": 1.0}, "round"),
+        ({"round": True}, "round"),
+        ({"tls": 1}, "tls"),
+        ({"join_timeout_s": 1}, "join_timeout_s"),
+        ({"more": 1}, "more"),
+        ({"more": 1, "cluster": "0"}, "more, cluster"),
+    ],
+)
+def test_an_address_that_was_changed_is_refused_by_its_values(change, names):
+    with pytest.raises(ValueError, match=f"missing, unknown or of another type: {names}$"):
+        DecoderAddress.from_dict(ADDRESS.to_dict() | change)
+    short = {name: value for name, value in ADDRESS.to_dict().items() if name != "token"}
+    with pytest.raises(ValueError, match="another type: token$"):
+        DecoderAddress.from_dict(short)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """What gRPC is asked for."""
+    seen = []
+    monkeypatch.setattr(grpc, "insecure_channel", lambda target, options: seen.append((target, None, dict(options))))
+    monkeypatch.setattr(
+        grpc, "secure_channel", lambda target, credentials, options: seen.append((target, credentials, dict(options)))
+    )
+    monkeypatch.setattr(grpc, "ssl_channel_credentials", lambda **files: files)
+    return seen
+
+
+def test_without_tls_a_channel_is_plain_and_takes_frames_of_the_agreed_size(opened):
+    open_channel(ADDRESS, LinkCertificates())
+    [(target, credentials, options)] = opened
+    assert (target, credentials) == ("10.0.0.1:50", None)
+    for way in ("send", "receive"):
+        assert options[f"grpc.max_{way}_message_length"] == ADDRESS.max_frame_bytes
+    # Streams do not share a connection: one that is cut must not take another with it.
+    assert options["grpc.use_local_subchannel_pool"] == 1
+    assert "grpc.enable_http_proxy" not in options
+    assert set(channel_options(ADDRESS.max_frame_bytes)) <= set(options.items())
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:50", "localhost:50", "[::1]:50"])
+def test_no_proxy_stands_between_two_processes_of_a_machine(opened, target):
+
+    open_channel(replace(ADDRESS, target=target), LinkCertificates())
+    assert opened[0][2]["grpc.enable_http_proxy"] == 0
+
+
+@pytest.mark.parametrize("which", ["certificate", "key", "root_certificate"])
+def test_who_has_certificates_does_not_speak_in_the_clear(opened, which):
+    given = LinkCertificates(**{which: "file.pem"})
+    assert given.given and not LinkCertificates().given
+    with pytest.raises(ValueError, match=r"decoder at 10\.0\.0\.1:50: the order says no TLS"):
+        open_channel(ADDRESS, given)
+    assert opened == []
+
+
+def test_under_tls_an_own_root_comes_before_the_one_that_was_sent(opened, tmp_path):
+    files = {}
+    for name in ("certificate", "key", "root_certificate"):
+        path = tmp_path / name
+        path.write_bytes(PEM + name.encode())
+        files[name] = str(path)
+    secure = DecoderAddress.from_dict(ADDRESS.to_dict() | {"tls": True, "root_certificate": "sent"})
+    open_channel(secure, LinkCertificates(**files))
+    open_channel(secure, LinkCertificates())
+    open_channel(DecoderAddress.from_dict(ADDRESS.to_dict() | {"tls": True}), LinkCertificates())
+    assert [credentials for _, credentials, _ in opened] == [
+        {
+            "root_certificates": PEM + b"root_certificate",
+            "private_key": PEM + b"key",
+            "certificate_chain": PEM + b"certificate",
+        },
+        {"root_certificates": b"sent", "private_key": None, "certificate_chain": None},
+        # The roots of the system.
+        {"root_certificates": None, "private_key": None, "certificate_chain": None},
+    ]
+
+
+def test_a_file_that_is_no_pem_is_named(tmp_path):
+    assert read_pem("", "private key") is None
+    with pytest.raises(ValueError, match="private key .*none.pem: No such file or directory; give the path"):
+        read_pem(str(tmp_path / "none.pem"), "private key")
+    (tmp_path / "other.pem").write_bytes(b"PK\x03")
+    with pytest.raises(ValueError, match="private key .*other.pem: expected a PEM file"):
+        read_pem(str(tmp_path / "other.pem"), "private key")

@@ -1,0 +1,84 @@
+"""What the system says of a machine: its clock and its free memory."""
+
+from pathlib import Path
+
+import psutil
+
+from client_pipeline.runtime.machine import FALLBACK_FREQUENCY_HZ, available_memory, clock_frequency
+
+
+def files(root, **content):
+    for name, text in content.items():
+        path = Path(root, *name.split("__"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_the_clock_is_the_systems_or_one_gigahertz(tmp_path):
+    assert clock_frequency(tmp_path) == FALLBACK_FREQUENCY_HZ
+    files(tmp_path, proc__cpuinfo="processor\t: 0\ncpu MHz\t\t: 2300.000\n\nprocessor\t: 1\ncpu MHz\t\t: 800\n")
+    assert clock_frequency(tmp_path) == 2.3e9
+    files(tmp_path, sys__devices__system__cpu__cpu0__cpufreq__cpuinfo_max_freq="3500000\n")
+    assert clock_frequency(tmp_path) == 3.5e9
+
+
+def test_a_clock_that_the_system_does_not_know_is_another_files(tmp_path):
+    files(tmp_path, proc__cpuinfo="cpu MHz : 0.000\n")
+    assert clock_frequency(tmp_path) == FALLBACK_FREQUENCY_HZ
+    files(tmp_path, proc__cpuinfo="cpu MHz : unknown\ncpu MHz : 800.0\n")
+    for text in ("0\n", "-1\n", "\n", "unknown\n"):
+        files(tmp_path, sys__devices__system__cpu__cpu0__cpufreq__cpuinfo_max_freq=text)
+        assert clock_frequency(tmp_path) == 8e8
+    files(tmp_path, proc__cpuinfo="cpu MHz : 1 2\n")
+    assert clock_frequency(tmp_path) == 1e6
+
+
+def test_memory_is_what_machine_and_control_groups_leave(tmp_path, monkeypatch):
+    assert 0 < available_memory(tmp_path) <= psutil.virtual_memory().total
+    fields = {"MemTotal": 8_000_000, "MemAvailable": 4_000_000}
+    fields |= dict.fromkeys(("MemFree", "Buffers", "Cached", "Shmem", "Active", "Inactive"), 1_000_000)
+    files(tmp_path, proc__meminfo="".join(f"{name}: {size} kB\n" for name, size in fields.items()))
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
+    assert available_memory(tmp_path) == 4_096_000_000
+
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("4:cpu:/\n3:memory:/a/b\n0::/\n")
+    group = tmp_path / "sys/fs/cgroup/memory/a"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("3000000000\n")
+    (group / "memory.usage_in_bytes").write_text("1000000000\n")
+    assert available_memory(tmp_path) == 2_000_000_000
+    (group / "memory.stat").write_text("cache 5\ntotal_inactive_file 400000000\n")
+    assert available_memory(tmp_path) == 2_400_000_000
+
+    (tmp_path / "proc/self/cgroup").write_text("0::/x/y\n")
+    own = tmp_path / "sys/fs/cgroup/x/y"
+    own.mkdir(parents=True)
+    (own / "memory.max").write_text("max\n")
+    (own / "memory.current").write_text("7\n")
+    assert available_memory(tmp_path) == 4_096_000_000
+    (own.parent / "memory.max").write_text("1500000000\n")
+    (own.parent / "memory.current").write_text("500000000\n")
+    assert available_memory(tmp_path) == 1_000_000_000
+
+
+def test_a_group_that_uses_more_than_its_limit_has_nothing_left(tmp_path):
+    files(tmp_path, proc__self__cgroup="0::/x\n")
+    for mount in ("cgroup", "cgroup/unified"):
+        group = files(tmp_path / "sys/fs" / mount / "x", **{"memory.max": "1000\n", "memory.current": "1500\n"})
+        assert available_memory(tmp_path) == 0
+        # Pages of files go when a process needs them.
+        files(group, **{"memory.stat": "anon 9\ninactive_file 700\n"})
+        assert available_memory(tmp_path) == 200
+        files(group, **{"memory.max": "max\n"})
+    assert available_memory(tmp_path) > 200
+
+
+def test_a_group_of_other_things_than_memory_does_not_count(tmp_path):
+    files(tmp_path, proc__self__cgroup="4:cpu,cpuacct:/x\n")
+    limits = {"memory.limit_in_bytes": "1000\n", "memory.usage_in_bytes": "900\n"}
+    files(tmp_path / "sys/fs/cgroup/memory/x", **limits)
+    assert available_memory(tmp_path) > 100
+    files(tmp_path, proc__self__cgroup="4:hugetlb,memory:/x\n")
+    assert available_memory(tmp_path) == 100

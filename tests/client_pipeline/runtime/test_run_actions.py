@@ -1,0 +1,184 @@
+"""What a stage sends and receives in one step, and when, if its pace is set."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.runtime import pacing, stage as stage_module
+from client_pipeline.runtime.pacing import Pace, PacedClock, StagePace
+from client_pipeline.runtime.schedules import actions
+from client_pipeline.runtime.stage import StepOrder, run_actions
+from client_pipeline.runtime.transport import BACKWARD, FORWARD
+
+STEP = StepId(seed=0, round=1, step=1, cluster=0)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 10.0
+        self.oversleeps_s = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    time = monotonic
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.now += seconds + self.oversleeps_s
+
+
+class Wire:
+    """A place in a ring of four; says what was posted and sent, in the order of both."""
+
+    def __init__(self, rank, size=4):
+        self.rank, self.size = rank, size
+        self.log = []
+        self.shapes = {}
+
+    def receive(self, shape, peer, direction, micro_batch):
+        self.log.append(("post", peer, direction, micro_batch))
+        self.shapes[direction, micro_batch] = shape
+        return SimpleNamespace(wait=lambda: (direction, micro_batch))
+
+    def send(self, tensor, peer, direction, micro_batch):
+        self.log.append(("send", peer, direction, micro_batch))
+        assert tensor == (direction, micro_batch)
+
+    def flush(self):
+        self.log.append("flush")
+
+
+class Computed:
+    """Hands on what it gets, and says with which mask."""
+
+    def __init__(self, clock=None, seconds=0.0):
+        self.clock, self.seconds = clock, seconds
+        self.masks = []
+
+    def _pass(self, step, micro_batch, x, mask_BT):
+        assert step is STEP
+        if self.clock:
+            self.clock.now += self.seconds
+        self.masks.append((micro_batch, tuple(mask_BT[:, 0].tolist())))
+        return x
+
+    forward = backward = _pass
+
+
+def order(sizes=(2, 1, 1), schedule="gpipe", **more):
+    mask_BT = torch.arange(sum(sizes))[:, None].expand(-1, 5)
+    return StepOrder(step=STEP, schedule=schedule, sizes=list(sizes), mask_BT=mask_BT, width=8, **more)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_stage_hands_everything_on_to_its_neighbours(rank, schedule):
+    wire, stage = Wire(rank), Computed()
+    done = run_actions(stage, wire, order(schedule=schedule))
+    assert [(a.kind, a.micro_batch) for a in done] == [tuple(a) for a in actions(schedule, rank - 1, 3, 3)]
+    following = (rank + 1) % 4
+    sent = [entry[1:] for entry in wire.log if entry[0] == "send"]
+    assert sent == [
+        (following, FORWARD, a.micro_batch) if a.kind == "F" else (rank - 1, BACKWARD, a.micro_batch) for a in done
+    ]
+    posted = {entry[1:] for entry in wire.log if entry[0] == "post"}
+    assert posted == {(rank - 1, FORWARD, i) for i in range(3)} | {(following, BACKWARD, i) for i in range(3)}
+    assert wire.log[-1] == "flush"
+    # Each micro-batch with its own rows of the mask.
+    assert set(stage.masks) == {(0, (0, 1)), (1, (2,)), (2, (3,))}
+    assert all(action.start <= action.end for action in done)
+
+
+@pytest.mark.parametrize(("rank", "carried_back"), [(1, 2), (2, 2), (3, 0)])
+def test_what_is_carried_beside_the_examples_comes_back_from_all_but_the_control_unit(rank, carried_back):
+    wire = Wire(rank)
+    run_actions(Computed(), wire, order(carried=2))
+    for i, size in enumerate((2, 1, 1)):
+        assert wire.shapes[FORWARD, i] == (size + 2, 5, 8)
+        assert wire.shapes[BACKWARD, i] == (size + carried_back, 5, 8)
+
+
+def posts_before_first_send(rank, schedule, micro_batches=9):
+    wire = Wire(rank)
+    run_actions(Computed(), wire, order((1,) * micro_batches, schedule))
+    first = next(i for i, entry in enumerate(wire.log) if entry[0] == "send")
+    assert sum(entry[0] == "post" for entry in wire.log) == 2 * micro_batches
+    return {entry[2:] for entry in wire.log[:first]}
+
+
+def test_all_is_posted_before_anything_moves_but_to_a_first_stage_that_could_be_flooded():
+    everything = {(direction, i) for direction in (FORWARD, BACKWARD) for i in range(9)}
+    for rank, schedule in ((1, "gpipe"), (2, "gpipe"), (2, "1f1b"), (3, "1f1b")):
+        assert posts_before_first_send(rank, schedule) == everything
+    # As many as there are members, and one more.
+    assert posts_before_first_send(1, "1f1b") == everything - {(FORWARD, i) for i in range(5, 9)}
+
+
+# Paced.
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(pacing, "time", made)
+    monkeypatch.setattr(stage_module, "time", made)
+    return made
+
+
+PACE = StagePace([2.0, 3.0], [4.0, 5.0], [0.5, 0.25], [0.125, 1.0])
+
+
+def test_a_paced_stage_computes_and_sends_as_long_as_its_profile_says(clock):
+    pace = Pace([StagePace([9.0] * 2, [9.0] * 2, [9.0] * 2, [9.0] * 2), PACE, PACE], uplink_s=0.0)
+    done = run_actions(Computed(clock, 0.01), Wire(2), order((1, 1), pace=pace))
+    seconds = [(a.kind, a.micro_batch, a.start - 10.0, a.end - 10.0) for a in done]
+    assert sorted(entry[:2] for entry in seconds) == [("B", 0), ("B", 1), ("F", 0), ("F", 1)]
+    now = 0.0
+    for kind, i, start, end in seconds:
+        compute, link = (
+            (PACE.forward_s, PACE.forward_link_s) if kind == "F" else (PACE.backward_s, PACE.backward_link_s)
+        )
+        assert (start, end) == pytest.approx((now, now + compute[i]))
+        now = end + link[i]
+    assert clock.now == pytest.approx(10.0 + now)
+
+
+def test_a_stage_that_is_slower_than_its_profile_does_not_wait(clock):
+    pace = Pace([StagePace([0.1] * 2, [0.1] * 2, [0.0] * 2, [0.0] * 2)], uplink_s=0.0)
+    run_actions(Computed(clock, 3.0), Wire(1, 2), order((1, 1), pace=pace))
+    assert clock.now == pytest.approx(10.0 + 4 * 3.0)
+
+
+def test_what_one_wait_oversleeps_the_next_one_makes_up_for(clock):
+    clock.oversleeps_s = 0.001
+    paced = PacedClock(StagePace([1.0] * 100, [], [], []))
+    for i in range(100):
+        paced.begin()
+        paced.compute("F", i)
+    assert clock.now == pytest.approx(110.0 + 0.001, abs=1e-6)
+
+
+def test_after_an_idle_wait_a_stage_begins_when_its_input_is_there(clock):
+    paced = PacedClock(StagePace([1.0] * 2, [], [], []))
+    paced.begin()
+    paced.compute("F", 0)
+    clock.now += 7.0
+    paced.begin()
+    paced.compute("F", 1)
+    assert clock.now == pytest.approx(10.0 + 1.0 + 7.0 + 1.0)
+
+
+def test_a_pace_is_the_clusters_times_scaled_and_each_link_is_its_senders():
+    forward, backward = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[5.0, 6.0], [7.0, 8.0]])
+    sent_on, sent_back = np.array([[0.5, 0.25]]), np.array([[0.75, 1.5]])
+    pace = Pace.of((forward, backward, sent_on, sent_back), uplink_s=10.0, scale=2.0)
+    assert pace.uplink_s == 20.0
+    assert pace.stages == [
+        StagePace([2.0, 4.0], [10.0, 12.0], [1.0, 0.5], [0.0, 0.0]),
+        StagePace([6.0, 8.0], [14.0, 16.0], [0.0, 0.0], [1.5, 3.0]),
+    ]
+    assert Pace.from_dict(pace.to_dict()) == pace

@@ -207,9 +207,7 @@ def _answer(actor: Any, reference: Any, name: str, timeout_s: float) -> Any:
         return ray.get(reference)
     except ray.exceptions.GetTimeoutError as error:
         _end(actor, ray.get(first) if ray.wait([first], timeout=0)[0] else None)
-        raise ControlUnitLost(
-            f"{name}: the control unit has given no sign of life for {allowed_s:g} s that it lives"
-        ) from error
+        raise ControlUnitLost(f"{name}: the control unit has given no sign of life for {allowed_s:g} s") from error
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ValueError | FileNotFoundError):
             raise error.cause from None

@@ -120,8 +120,10 @@ def test_no_proxy_stands_between_two_processes_of_a_machine(opened, target):
 @pytest.mark.parametrize("which", ["certificate", "key", "root_certificate"])
 def test_who_has_certificates_does_not_speak_in_the_clear(opened, which):
     given = LinkCertificates(**{which: "file.pem"})
-    assert given.given and not LinkCertificates().given
-    with pytest.raises(ValueError, match=r"decoder at 10\.0\.0\.1:50: the order says no TLS"):
+    assert given.requires_tls and not LinkCertificates().requires_tls
+    with pytest.raises(
+        ValueError, match=r"decoder at 10\.0\.0\.1:50: this control unit has certificates, but the order says no TLS"
+    ):
         open_channel(ADDRESS, given)
     assert opened == []
 

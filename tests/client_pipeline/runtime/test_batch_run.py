@@ -129,7 +129,7 @@ def parts(monkeypatch):
             embedding=made.embedding,
             transport=made.ring,
             link=made.link,
-            shared=dict(shared),
+            tied_parameters=dict(shared),
             precision="float32",
             progress=lambda kind, i: made.arrived.append((kind, i)),
         )

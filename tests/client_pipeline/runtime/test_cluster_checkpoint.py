@@ -112,10 +112,10 @@ def test_a_folder_that_is_not_there_has_no_round(tmp_path):
         (
             RunIdentity("run-a", "c" * 64),
             "feed",
-            "configuration: .*SHA-256 c{12}\\), found another one .config-a",
+            "configuration: .*SHA-256 c{12}\\), found another .config-a",
         ),
-        (OURS, "d" * 64, "data: .*SHA-256 d{12}\\), found another one .feed"),
-        (OURS, "", "data: .*SHA-256 none\\), found another one .feed"),
+        (OURS, "d" * 64, "data: .*SHA-256 d{12}\\), found another .feed"),
+        (OURS, "", "data: .*SHA-256 none\\), found another .feed"),
     ],
 )
 def test_another_configuration_or_other_data_is_refused(tmp_path, identity, data, message):

@@ -11,7 +11,7 @@ import torch
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime import control_unit as control_unit_module
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, read_checkpoint, write_checkpoint
-from client_pipeline.runtime.fault_files import keep, kept, note_injected, read_injected
+from client_pipeline.runtime.fault_files import keep, note_injected, read_injected, recorded_faults
 from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.pacing import Pace, StagePace
 from client_pipeline.runtime.stage import MovedBlock
@@ -73,7 +73,7 @@ def test_without_checkpoints_a_run_goes_on_where_its_data_order_was(units, caplo
     with caplog.at_level(logging.WARNING):
         assert not unit.prepare()["restored"]
     assert unit.order.next_batch() == expected
-    assert "no checkpoints are written: optimizer states begin anew" in caplog.text
+    assert "checkpoints are off: the optimizer states start afresh" in caplog.text
 
 
 RECORD = FaultRecord(kind="device", cluster=0, round=1, recovered=True)
@@ -92,7 +92,7 @@ def test_a_new_run_begins_without_files_and_one_that_goes_on_keeps_them(units, t
     unit = units(checkpoints=tmp_path / "states", folder=folder, **changes)
     unit.prepare()
     assert (list((tmp_path / "states").iterdir()) == []) == clears
-    assert (read_injected(folder) == [] and kept(folder, 1) == []) == forgets
+    assert (read_injected(folder) == [] and recorded_faults(folder, 1) == []) == forgets
     assert unit.restored == (not clears)
     if unit.restored:
         assert unit.order.drawn == 18

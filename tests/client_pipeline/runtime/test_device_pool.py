@@ -104,7 +104,7 @@ def test_an_idle_device_that_stands_still_is_a_fault(three, ray):
 @pytest.mark.parametrize("answer", [PENDING, ended()], ids=["silent", "ended"])
 def test_a_device_that_does_not_start_is_lost(pool, ray, answer):
     ray.next_actors = [ScriptedActor(), ScriptedActor(alive=answer)]
-    with pytest.raises(DeviceFault, match="cluster: device 1: it did not start within 30 s") as error:
+    with pytest.raises(DeviceFault, match="cluster: device 1: did not start within 30 s") as error:
         pool.start([0, 1])
     assert (error.value.kind, error.value.devices) == (KILLED, (1,))
     assert pool.running == [0] and pool.lost == {1: KILLED}

@@ -10,7 +10,7 @@ import torch
 
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime import fault_files, fault_injection
-from client_pipeline.runtime.fault_files import forget, keep, kept, note_injected, read_injected
+from client_pipeline.runtime.fault_files import forget, keep, note_injected, read_injected, recorded_faults
 from client_pipeline.runtime.fault_injection import (
     INJECTED_KINDS,
     FaultConfig,
@@ -80,11 +80,11 @@ def test_faults_come_as_often_as_their_rate_says_in_any_step_and_at_any_moment()
     assert abs(len(struck) / 800 - 0.25) < 4 * (0.25 * 0.75 / 800) ** 0.5
     assert {fault.step for fault in struck} == {1, 2, 3}
     assert {fault.moment for fault in struck} == {"F", "G", "B"}
-    for where in ("place", "who"):
+    for where in ("place", "device_share"):
         values = sorted(getattr(fault, where) for fault in struck)
         assert 0 <= values[0] < 0.1 and 0.9 < values[-1] < 1
     # Who is struck does not follow from the place.
-    assert len({(fault.place < 0.5, fault.who < 0.5) for fault in struck}) == 4
+    assert len({(fault.place < 0.5, fault.device_share < 0.5) for fault in struck}) == 4
 
 
 def test_the_server_dies_as_often_as_its_rate_says_and_clusters_do_not_draw_it():
@@ -177,7 +177,7 @@ def test_a_device_is_killed_once_at_the_moment_that_was_drawn(tmp_path, signals,
     injector = injector_of(tmp_path, "device", round_=round_)
     [fault] = draw_faults(injector.config, round_, 1, 2)
     assert all_moments(injector, PIDS) == [(fault.step, fault.moment, int(4 * fault.place))]
-    device = int(3 * fault.who)
+    device = int(3 * fault.device_share)
     assert signals == [(PID + device, signal.SIGKILL)]
     [line] = read_injected(tmp_path)
     assert line.pop("time") > 0
@@ -186,9 +186,9 @@ def test_a_device_is_killed_once_at_the_moment_that_was_drawn(tmp_path, signals,
 
 
 def test_the_last_device_is_chosen_by_the_largest_draw_and_no_other(tmp_path, signals):
-    for who, device in ((0.0, 0), (0.34, 1), (0.999, 2), (1.0, 2)):
+    for share, device in ((0.0, 0), (0.34, 1), (0.999, 2), (1.0, 2)):
         injector = injector_of(tmp_path, "device")
-        injector._due = [InjectedFault(kind="device", step=1, moment="F", place=0.0, who=who)]
+        injector._due = [InjectedFault(kind="device", step=1, moment="F", place=0.0, device_share=share)]
         injector.arrived(1, "F", 0, 4, PIDS)
         assert signals.pop() == (PID + device, signal.SIGKILL)
 
@@ -303,11 +303,11 @@ def test_records_of_the_round_in_progress_outlive_the_process(tmp_path):
     folder = tmp_path / "a" / "cluster-0"
     keep(folder, 3, [record(), record(device=1, kind="freeze")])
     keep(folder, 3, [record(device=1)])
-    [found] = kept(folder, 3)
+    [found] = recorded_faults(folder, 3)
     assert found == {field.name: getattr(record(device=1), field.name) for field in fields(FaultRecord)}
-    assert kept(folder, 4) == []
+    assert recorded_faults(folder, 4) == []
     keep(folder, 4, [])
-    assert kept(folder, 4) == [] and kept(folder, 3) == []
+    assert recorded_faults(folder, 4) == [] and recorded_faults(folder, 3) == []
     # Nothing stays aside.
     assert [path.name for path in folder.iterdir()] == ["faults.json"]
 
@@ -315,7 +315,7 @@ def test_records_of_the_round_in_progress_outlive_the_process(tmp_path):
 def test_where_there_is_no_folder_nothing_is_kept(tmp_path):
     note_injected(None, "device", 1)
     keep(None, 1, [record()])
-    assert read_injected(tmp_path) == [] and kept(tmp_path, 1) == []
+    assert read_injected(tmp_path) == [] and recorded_faults(tmp_path, 1) == []
 
 
 def test_a_new_run_forgets_both_files_of_an_older_one_and_no_other(tmp_path):

@@ -126,7 +126,7 @@ def test_nodes_stand_for_the_devices_that_they_name(ray_of):
 
 def test_two_nodes_cannot_be_the_same_device(ray_of):
     ray_of([node("10.0.0.1", "collapipe-device-1"), node("10.0.0.2", "collapipe-device-1")])
-    with pytest.raises(ValueError, match=r"device 1: both 10\.0\.0\.1 and 10\.0\.0\.2 say they are it"):
+    with pytest.raises(ValueError, match=r"device 1: 10\.0\.0\.1 and 10\.0\.0\.2 both claim this number"):
         joined_devices()
 
 
@@ -143,7 +143,7 @@ def test_devices_are_waited_for_until_all_have_joined_and_others_do_not_count(ra
 
 def test_devices_that_do_not_join_are_named_in_the_end(ray_of, clock):
     ray_of([ONE, MORE])
-    with pytest.raises(ValueError, match=r"devices 1, 2 of 3 have not joined .* within 4 s \(there: 0, 9\)"):
+    with pytest.raises(ValueError, match=r"devices 1, 2 of 3 have not joined .* within 4 s \(joined: 0, 9\)"):
         wait_for_devices(3, timeout_s=4.0)
     assert 4.0 < clock.now <= 5.0
 
@@ -163,7 +163,7 @@ def test_a_cluster_goes_on_with_those_that_came_where_they_are_enough(ray_of, cl
 def test_nobody_is_needed_where_a_cluster_has_no_devices(ray_of, clock):
     ray_of([])
     assert wait_for_devices(0, timeout_s=4.0) == {} and clock.slept == 0
-    with pytest.raises(ValueError, match=r"devices 0 of 1 .*\(there: none\)"):
+    with pytest.raises(ValueError, match=r"devices 0 of 1 .*\(joined: none\)"):
         wait_for_devices(1, timeout_s=4.0)
 
 

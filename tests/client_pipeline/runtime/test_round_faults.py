@@ -7,7 +7,7 @@ import pytest
 
 from client_pipeline.link.base import Cut, LinkError, NotFiniteLink
 from client_pipeline.runtime import fault_files, round_faults
-from client_pipeline.runtime.fault_files import kept
+from client_pipeline.runtime.fault_files import recorded_faults
 from client_pipeline.runtime.faults import FaultRecord, NotFinite, PipelineError
 from client_pipeline.runtime.recovery import Recovery
 from client_pipeline.runtime.round_faults import RoundFaults
@@ -113,7 +113,7 @@ def test_records_are_written_when_they_change_and_not_each_time(recovery, tmp_pa
     faults.begin_link(link(cut(1.0, 9)))
     faults.keep()
     assert len(written) == 2
-    found = [(entry["kind"], entry["device"], entry["recovered"]) for entry in kept(tmp_path, ROUND)]
+    found = [(entry["kind"], entry["device"], entry["recovered"]) for entry in recorded_faults(tmp_path, ROUND)]
     assert found == [("device", 1, True), ("device", 0, False), ("stream", None, True)]
 
 
@@ -122,10 +122,10 @@ def test_a_new_round_forgets_the_records_of_the_one_before(recovery, tmp_path):
     recovery.note(of_device(1))
     faults.keep()
     faults.begin_round(ROUND + 1)
-    assert kept(tmp_path, ROUND) == [] and kept(tmp_path, ROUND + 1) == []
+    assert recorded_faults(tmp_path, ROUND) == [] and recorded_faults(tmp_path, ROUND + 1) == []
     # The same record again is a new one there.
     faults.keep()
-    assert len(kept(tmp_path, ROUND)) == 1
+    assert len(recorded_faults(tmp_path, ROUND)) == 1
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_a_device_that_does_not_start_is_named(units, threads):
     unit = units(runtime={"timeout": 2.0})
     weights, [result] = train(unit, [1])
     assert [(f["kind"], f["device"]) for f in result.report["faults"]] == [("device", 1)]
-    assert "it did not start within 2 s" in result.report["faults"][0]["reason"]
+    assert "did not start within 2 s" in result.report["faults"][0]["reason"]
     assert_equal(weights, train(units(), [1])[0])
 
 

@@ -70,7 +70,7 @@ def held(made, method, *arguments):
 
 
 def left(made):
-    return {n: member.left for n, member in made.members.items()}
+    return {n: member.departure for n, member in made.members.items()}
 
 
 def stands(made):
@@ -205,7 +205,7 @@ def test_a_stream_that_was_cut_may_come_back_for_a_while(opened, clock):
     made.away(back)
     clock.now += AWAY_S
     assert stands(made)[0] == "lost" and "did not come back within 18 s" in left(made)[0]
-    assert left(made)[1] is None and other.member.left is None
+    assert left(made)[1] is None and other.member.departure is None
 
 
 def test_a_stream_that_brings_nothing_is_given_up_after_twice_the_longest_wait(opened, clock):

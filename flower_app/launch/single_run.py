@@ -28,7 +28,7 @@ from flower_app.runs.run_directory import (
     read_summary,
     write_config,
 )
-from flower_app.runs.run_lock import locked
+from flower_app.runs.run_lock import locked, remove_abandoned_nodes
 
 
 def new_run(config: str | None, sets: Sequence[str] = ()) -> tuple[Path, RunConfig]:
@@ -120,7 +120,11 @@ def launch_run(
                 say=say,
                 inherited_fds=[lock],
             )
-            outcome = (launcher or SimulationLauncher()).launch(order)
+            try:
+                outcome = (launcher or SimulationLauncher()).launch(order)
+            finally:
+                # A server app that was killed could not.
+                remove_abandoned_nodes()
             progress.update()
     if outcome.status != FINISHED:
         say(f"error: {outcome.error}\nlogs: {run_dir / 'logs'}")

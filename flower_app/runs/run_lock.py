@@ -78,12 +78,12 @@ def nodes_held(nodes: Sequence[int], run_dir: Path) -> Iterator[None]:
     ValueError
         If another run holds one of them; the message names it.
     """
-    folder = Path(tempfile.gettempdir()) / f"collapipe-nodes-{os.getuid()}"
+    folder = _nodes_folder()
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise ValueError(f"{folder}: belongs to another user; have it removed, or set TMPDIR to a folder of your own")
     with ExitStack() as held:
-        _remove_abandoned(folder)
+        remove_abandoned_nodes()
         for node in sorted(nodes):
             path = folder / str(node)
             file = held.enter_context(_removable_lock(path, _PROBES_S))
@@ -98,11 +98,15 @@ def nodes_held(nodes: Sequence[int], run_dir: Path) -> Iterator[None]:
         yield
 
 
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the files of runs that were killed; those that somebody holds stay."""
-    for path in folder.iterdir():
+def remove_abandoned_nodes() -> None:
+    """Remove the files of nodes whose run was killed; those that somebody holds stay."""
+    for path in _nodes_folder().glob("*"):
         with _removable_lock(path):
             pass
+
+
+def _nodes_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"collapipe-nodes-{os.getuid()}"
 
 
 @contextmanager

@@ -188,7 +188,7 @@ def test_a_device_is_killed_once_at_the_moment_that_was_drawn(tmp_path, signals,
 def test_the_last_device_is_chosen_by_the_largest_draw_and_no_other(tmp_path, signals):
     for share, device in ((0.0, 0), (0.34, 1), (0.999, 2), (1.0, 2)):
         injector = injector_of(tmp_path, "device")
-        injector._due = [InjectedFault(kind="device", step=1, moment="F", place=0.0, device_share=share)]
+        injector._due_faults = [InjectedFault(kind="device", step=1, moment="F", place=0.0, device_share=share)]
         injector.arrived(1, "F", 0, 4, PIDS)
         assert signals.pop() == (PID + device, signal.SIGKILL)
 

@@ -13,6 +13,7 @@ from flower_app import server_app
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.single_run import continued_run
 from flower_app.runs.run_directory import read_summary, write_config
+from flower_app.runs.run_lock import remove_abandoned_nodes
 from flower_app.training.prepared_run import prepare
 from flower_app.training.training_run import train
 
@@ -152,9 +153,13 @@ def test_a_second_run_does_not_take_the_nodes_of_one_that_lives(tmp_path, monkey
         assert "asked\n" in iter(holder.stdout.readline, "")
         message = refusal(train, prepare(config, tmp_path), Nodes())
         assert f"node 8 serves another run, {first}" in message
+        remove_abandoned_nodes()
+        assert {path.name for path in tmp_path.glob("collapipe-nodes-*/*")} == {"8", "9"}
     finally:
         holder.kill()
         holder.wait()
+    remove_abandoned_nodes()
+    assert not list(tmp_path.glob("collapipe-nodes-*/*"))
     for _ in range(2):
         assert "messages have gone out" in refusal(train, prepare(config, tmp_path), Nodes())
     # That of the killed one's other node has gone, too.

@@ -31,15 +31,17 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.fast)
 
 
-@pytest.fixture(autouse=True)
-def programs_of_slow_tests_alone(request, monkeypatch):
-    """Fast tests start no program: what they say must not depend on the machine's load."""
-    if request.node.get_closest_marker("fast"):
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Fast tests and their fixtures start no program: what they say must not depend on the machine's load."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("fast"):
 
-        def refuse(self, command, *arguments, **options):
-            raise AssertionError(f"a fast test starts {command}; mark it as slow")
+            def refuse(self, command, *arguments, **options):
+                raise AssertionError(f"a fast test starts {command}; mark it as slow")
 
-        monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+            patch.setattr(subprocess.Popen, "__init__", refuse)
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -200,7 +200,7 @@ def test_a_family_finds_the_sizes_of_the_model_and_of_its_tokenizer():
 
 
 def test_a_family_that_lacks_the_tasks_head_is_refused():
-    with pytest.raises(ValueError, match="expected a model.family with the head masked-lm, found 'outside.* with seq"):
+    with pytest.raises(ValueError, match="a model.family with the head masked-lm, found 'helpers.outside.* with seq"):
         config = load_config(None, [f"model.family={FAMILY}", "task.name=masked-lm"])
         task(config.task).check(config.data, config.model, 0, 2)
     with pytest.raises(ValueError, match="HEADS: expected a tuple of sequence-classification, .* found \\('headline',"):
@@ -288,7 +288,7 @@ def test_a_rule_that_makes_no_encoder_is_named(name, message, flower_process):
 
 def test_what_a_rule_declares_decides_on_secure_aggregation_and_resuming():
     secure = {"privacy.secure-aggregation": True}
-    with pytest.raises(ValueError, match=f"goes with aggregator.name = mean, found '{RULE}'"):
+    with pytest.raises(ValueError, match=f"which needs aggregator.name = mean, found '{RULE}'"):
         RunConfig.from_flat(secure | {"aggregator.name": RULE})
     of_mean = RunConfig.from_flat(secure | {"aggregator.name": f"{HERE}:OfTheMean"})
     with pytest.raises(ValueError, match='resume: aggregator.name: .*OfTheMean may keep .* keeps = "nothing"'):

@@ -22,6 +22,8 @@ from flower_app.training.network import training_scenario
 from helpers.command_line import TINY, rounds
 from strategies.registry import COLLAPIPE, STRATEGIES
 
+pytestmark = pytest.mark.slow
+
 SCENARIO = """
 format = "collapipe-scenario/1"
 clusters = 2

@@ -97,6 +97,7 @@ def actor_ends(unit, *numbers):
     return lambda: [actor(unit, number).end_process() for number in numbers]
 
 
+@pytest.mark.slow
 def test_a_device_that_stands_still_is_found_and_given_up(units):
     expected, _ = train(units())
     unit = units()

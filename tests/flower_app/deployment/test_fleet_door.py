@@ -57,7 +57,8 @@ class EdgeServer:
         self.application = create_app(lifespan_config(str(folder / "superlink.db")), SuperLinkLifespan)
         doors = Doors(self.application, (HOST, self.control_port))
         tls = {"ssl_certfile": str(self.files.certificate), "ssl_keyfile": str(self.files.key)}
-        self.server = uvicorn.Server(uvicorn.Config(doors, lifespan="off", log_level="error", **tls))
+        config = uvicorn.Config(doors, lifespan="off", log_level="error", timeout_graceful_shutdown=1, **tls)
+        self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": sockets})
         self.thread.start()
         while not self.server.started:

@@ -119,6 +119,6 @@ def test_a_superlink_without_keys_or_certificates_does_not_start():
 
 @pytest.mark.parametrize(("port", "control", "found"), [(9092, 9092, 9092), (9092, -5, -5), (65535, 0, 65536)])
 def test_a_control_port_is_another_than_that_of_the_supernodes(port, control, found):
-    with pytest.raises(ValueError, match=f"--control-port: expected 1 to 65535, .* found {found}"):
+    with pytest.raises(ValueError, match=f"--control-port: expected 1 to 65535 and not --port {port}, found {found}"):
         EdgeServer(host="127.0.0.1", certs=None, state=None, port=port, control_port=control)
     assert control_address(9092) == "127.0.0.1:9093" and control_address(9092, 7000) == "127.0.0.1:7000"

@@ -100,7 +100,7 @@ def test_what_has_finished_is_not_trained_again_and_what_has_not_begins_anew(tmp
     assert [run_dir for run_dir, _ in trained] == [one.run_dir for one in wanted[1:]]
     assert not (wanted[1].run_dir / "rounds.jsonl").exists()
     other = [replace(one, config=replace(one.config, batch_size=7)) for one in wanted]
-    with pytest.raises(ValueError, match="was trained with batch-size = 32, wanted is 7; remove the folder"):
+    with pytest.raises(ValueError, match="was trained with batch-size = 32, expected 7; remove the folder"):
         training.train_all(other, tmp_path, quiet)
 
 
@@ -197,7 +197,7 @@ def test_every_panel_of_fig6_is_told_from_its_runs(panel, score, unit, tmp_path,
 def test_table3_reads_the_largest_device_of_a_run(tmp_path, monkeypatch):
     wanted = training.trainings(load_curves("table3", smoke=True, only="1-collapipe"), tmp_path)
     finish(wanted)
-    monkeypatch.setattr(table3, "load_model", lambda run_dir: SimpleNamespace(spec=None))
+    monkeypatch.setattr(table3, "load_model", lambda run_dir, family: SimpleNamespace(spec=None))
     monkeypatch.setattr(table3, "model_costs", lambda spec, **_: SimpleNamespace(block_memory=30e6))
     row = table3._row(wanted[0])
     # Four TEBs in the last round, above what the process had before.

@@ -174,7 +174,7 @@ def test_empty_texts_are_left_out_and_the_run_says_how_many(tmp_path, caplog, na
     assert (list(found.texts), found.skipped) == (["a", "b"], 2)
     with caplog.at_level("WARNING", "flwr.collapipe.text"):
         CausalLMTask(TaskConfig(name="causal-lm")).prepare(config, options(family="gpt2"), seed=0, num_clusters=1)
-    said = "2 empty texts of the {} data were left out, 2 stay".format
+    said = "2 empty texts of the {} data were left out, 2 remain".format
     assert caplog.messages == [said(split) for split in ("train", "validation", "test")]
 
 

@@ -16,6 +16,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_
 
 from helpers.fake_grid import FIRST_NODE, FakeGrid
 from strategies.aggregation.secagg import SecureGrid, secure_mod
+from strategies.aggregation.secagg_masks import use_whole_seeds
 from strategies.records import ARRAYS, CONFIG, ROUND_KEY, reply_content, to_arrays, to_tensors
 
 pytestmark = pytest.mark.usefixtures("flower_process")
@@ -153,6 +154,7 @@ def test_seeds_whose_words_cancel_out_have_other_masks():
     one = secrets.token_bytes(32)
     swapped = one[4:8] + one[:4] + one[8:]
     flipped = bytes(b ^ 255 for b in one[:8]) + one[8:]
+    use_whole_seeds()
     for end in (CLIENT_END, SERVER_END):
         expand = import_module(end).pseudo_rand_gen
         masks = [expand(seed, RANGE, [(64,)])[0].tolist() for seed in (one, swapped, flipped)]

@@ -78,5 +78,5 @@ def test_a_service_says_at_the_end_of_a_round_what_each_cluster_did():
         addresses = service.open_round(1, [0, 1], 1)
         all_at_once(*(lambda n=n: train_round(addresses[n], [batch_of(n, 3)]) for n in (0, 1)))
         found = service.end_round()
-        assert [(n, found[n].steps, found[n].left) for n in sorted(found)] == [(0, 1, None), (1, 1, None)]
+        assert [(n, found[n].steps, found[n].departure) for n in sorted(found)] == [(0, 1, None), (1, 1, None)]
         assert service.finish_round({0: 1.0, 1: 1.0}).clusters == found

@@ -188,7 +188,7 @@ def test_a_stream_that_outlives_its_round_is_refused_with_the_reason():
         service.finish_round()
         stream.begin_step(step_id(0), 1, 1)
         stream.send(0, *batch_of(0, 1))
-        with pytest.raises(LinkError, match="round 1 of the decoder is not open: it ended"):
+        with pytest.raises(LinkError, match="round 1 of the decoder is not open: it has ended"):
             stream.receive()
         stream.close()
         assert_still_serves(service, 2)

@@ -157,6 +157,7 @@ def test_streams_that_say_nothing_are_few_and_shut_nobody_out(monkeypatch):
         assert_still_serves(service, 2)
 
 
+@pytest.mark.slow
 def test_a_first_hello_that_a_busy_decoder_turns_away_is_said_again():
     with service_of(num_clusters=1) as service:
         address = service.open_round(1, [0], 1)[0]

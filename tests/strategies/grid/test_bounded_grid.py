@@ -72,6 +72,7 @@ def test_a_node_that_beats_and_never_answers_holds_a_round_only_for_the_grace_af
         assert set(grid.get_node_ids()) == set(link.nodes)
 
 
+@pytest.mark.slow
 def test_a_node_that_never_joins_the_decoder_fails_when_the_others_have_waited_for_it():
     link = Link(2)
     with service_of(2, join_s=0.5) as service:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from client_pipeline.partition import lora
+from client_pipeline.partition.default_generator import drawn_aside, undisturbed
 from client_pipeline.partition.family import Family
 from client_pipeline.partition.hub_ids import check_source
 from client_pipeline.partition.hugging_face import AUTO_MODELS, SERVER_LAYERS, auto_model, spec_from_config
@@ -151,27 +152,29 @@ def _file_to_add(family: str) -> str:
 
 def build_parts(spec: ModelSpec, seed: int) -> ModelParts:
     """Build a model with fresh weights that depend on ``seed`` alone, with its adapters if it has some."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawn_aside(seed):
         parts = adapter(spec.family).build_parts(replace(spec, lora=None))
     return parts if spec.lora is None else lora.adapt(parts, spec.lora, seed)
 
 
 def build_embedding(spec: ModelSpec) -> nn.Module:
     """Build the embedding alone, for a control unit; frozen beside adapters."""
-    embedding = adapter(spec.family).build_embedding(spec)
+    with undisturbed():
+        embedding = adapter(spec.family).build_embedding(spec)
     return embedding if spec.lora is None else embedding.requires_grad_(False)
 
 
 def build_block(spec: ModelSpec, index: int) -> nn.Module:
     """Build TEB ``index`` alone, for a device; with its adapters if the model has some."""
-    block = adapter(spec.family).build_block(spec, index)
-    return block if spec.lora is None else lora.adapt_block(block, spec.lora)
+    with undisturbed():
+        block = adapter(spec.family).build_block(spec, index)
+        return block if spec.lora is None else lora.adapt_block(block, spec.lora)
 
 
 def build_head(spec: ModelSpec) -> nn.Module:
     """Build the decoder or head alone; what it reads from a frozen embedding is a frozen parameter of its own."""
-    head = adapter(spec.family).build_head(spec)
+    with undisturbed():
+        head = adapter(spec.family).build_head(spec)
     return head if spec.lora is None else lora.untie(head)
 
 
@@ -329,8 +332,7 @@ def load_pretrained(source: str, head: str, num_labels: int = 0, seed: int = 0, 
     spec = spec_from_config(config, head, **our_settings)
     family = library_adapter(spec.family, source)
     library_config = family.library_config(spec)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawn_aside(seed):
         try:
             model, loading = auto_model(head).from_pretrained(
                 source,

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from client_pipeline.partition.default_generator import drawn_aside
 from client_pipeline.partition.parts import ModelParts, tied_names
 from client_pipeline.partition.spec import ALL_LINEAR, LoraConfig
 
@@ -47,8 +47,7 @@ def adapt(parts: ModelParts, config: LoraConfig, seed: int) -> ModelParts:
         If a TEB has no layer of a name in ``lora.targets``.
     """
     parts.embedding.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawn_aside(seed):
         for block in parts.blocks:
             adapt_block(block, config)
     untie(parts.head)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from client_pipeline.partition.default_generator import drawn_from
 from client_pipeline.partition.plan import micro_batch_sizes
-
-_GENERATOR_LOCK = threading.Lock()
 
 EMBEDDING_UNIT = -1
 """Stands for the embedding where a TEB's index is asked for; the head is unit L."""
@@ -57,10 +54,5 @@ class StepId:
 
         They belong to the process, so units that run in several threads take turns here.
         """
-        seed = self.dropout_seed(unit, micro_batch)
-        with _GENERATOR_LOCK:
-            torch.default_generator.manual_seed(seed)
-            # A part that is on a GPU draws there. To ask costs nothing, and wakes no driver where there is none.
-            if torch.cuda.is_initialized():
-                torch.cuda.manual_seed_all(seed)
+        with drawn_from(self.dropout_seed(unit, micro_batch)):
             yield

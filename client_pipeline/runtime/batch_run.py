@@ -27,7 +27,7 @@ from client_pipeline.runtime.faults import PipelineError
 from client_pipeline.runtime.head import check_tied
 from client_pipeline.runtime.precision import autocast
 from client_pipeline.runtime.stage import StepOrder
-from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport
+from client_pipeline.runtime.transport import BACKWARD, FORWARD, Transport
 
 Progress = Callable[[str, int], None]
 """Told what has arrived at the control unit: ``F`` (activations that the devices have made), ``G`` (the decoder's
@@ -66,7 +66,7 @@ class BatchRun:
         order: StepOrder,
         batch: Batch,
         embedding: nn.Module,
-        transport: GlooTransport,
+        transport: Transport,
         link: DecoderLink,
         tied_parameters: Mapping[str, nn.Parameter],
         precision: str,

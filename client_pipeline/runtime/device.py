@@ -25,8 +25,9 @@ from client_pipeline.runtime.memory import (
     resident_bytes,
 )
 from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.shared_process import join_group
 from client_pipeline.runtime.stage import BlockArrays, DoneAction, MovedBlock, Stage, StepOrder, run_actions
-from client_pipeline.runtime.transport import GlooTransport, GroupAddress
+from client_pipeline.runtime.transport import GroupAddress, Transport
 
 LIVENESS = "liveness"
 """Ray concurrency group of what an actor answers at once, whatever else it does."""
@@ -89,7 +90,7 @@ class DeviceActor:
         keep_freed_memory()
         self._idle_bytes = resident_bytes()
         self.stage = Stage(spec, optimizer, recompute=runtime.recompute, precision=runtime.precision)
-        self.transport: GlooTransport | None = None
+        self.transport: Transport | None = None
         self._lineage = ""
         self._threads = runtime.threads
         self.watch = Watch(runtime.actor_idle)
@@ -217,7 +218,7 @@ class DeviceActor:
         """Join a generation of the cluster's group."""
         with self.watch:
             self.disconnect()
-            self.transport = GlooTransport(address, rank)
+            self.transport = join_group(address, rank)
 
     def disconnect(self) -> None:
         """Leave the group."""

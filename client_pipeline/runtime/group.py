@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import uuid
+
+import ray
 
 from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.faults import PARTED, DeviceFault
-from client_pipeline.runtime.transport import GlooTransport, GroupAddress, open_store
+from client_pipeline.runtime.shared_process import join_group
+from client_pipeline.runtime.transport import GroupAddress, Transport, open_store
 
 JOIN_S = 30.0
 """How long members wait for each other to come; all have answered a moment before [s]."""
@@ -29,8 +34,9 @@ class Group:
         self._ring: tuple[int, ...] = ()
         self.generation = 0
         """Generation of the last group."""
-        self._transport: GlooTransport | None = None
+        self._transport: Transport | None = None
         self._store = open_store(host, pool.runtime.timeout)
+        self._name = uuid.uuid4().hex
 
     @property
     def joined(self) -> bool:
@@ -38,7 +44,7 @@ class Group:
         return self._transport is not None
 
     @property
-    def transport(self) -> GlooTransport:
+    def transport(self) -> Transport:
         """The control unit's end of it."""
         assert self._transport is not None
         return self._transport
@@ -63,11 +69,13 @@ class Group:
             timeout_s=timeout_s,
             join_s=min(JOIN_S, timeout_s),
             codec=self._codec,
+            name=self._name,
+            processes=self._processes(ring),
         )
         references = {device: self._pool[device].connect.remote(address, rank + 1) for rank, device in enumerate(ring)}
         # In a thread of its own: a device that dies now keeps whoever waits for it until the end of join_s.
         thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="join")
-        membership = thread.submit(GlooTransport, address, 0)
+        membership = thread.submit(join_group, address, 0)
         try:
             self._pool.answers(references, "joining the cluster's group")
             self._transport = membership.result(timeout=address.join_s)
@@ -81,6 +89,13 @@ class Group:
             thread.shutdown(wait=False)
         self._ring = ring
 
+    def _processes(self, ring: tuple[int, ...]) -> tuple[int, ...]:
+        """Number of the process of each rank; empty if no two share one."""
+        node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        processes = [(os.getpid(), node), *(self._pool.pids[device] for device in ring)]
+        distinct = list(dict.fromkeys(processes))
+        return () if len(distinct) == len(processes) else tuple(distinct.index(process) for process in processes)
+
     def leave(self) -> None:
         """Leave the group; the next plan builds another."""
         self._ring = ()
@@ -89,7 +104,7 @@ class Group:
             self._transport = None
 
 
-def _close(joined: concurrent.futures.Future[GlooTransport]) -> None:
+def _close(joined: concurrent.futures.Future[Transport]) -> None:
     """Leave a group that was joined too late."""
     if joined.exception() is None:
         joined.result().close()

@@ -20,7 +20,8 @@ from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, gr
 from client_pipeline.runtime.pacing import Pace, PacedClock
 from client_pipeline.runtime.precision import autocast
 from client_pipeline.runtime.schedules import Action, actions
-from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, PostedReceive
+from client_pipeline.runtime.shared_process import turn_to_compute
+from client_pipeline.runtime.transport import BACKWARD, FORWARD, Receive, Transport
 
 BlockArrays = list[dict[str, NDArray[Any]]]
 """A TEB away from a device, as NumPy arrays."""
@@ -214,7 +215,7 @@ class Stage:
             block.optimizer.discard()
 
 
-def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> list[DoneAction]:
+def run_actions(stage: Stage, transport: Transport, order: StepOrder) -> list[DoneAction]:
     """Run this stage's action list for one local step; returns what was done when.
 
     All receives are posted before the first action and sends are not waited for, so the links work while the stage
@@ -226,7 +227,7 @@ def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> lis
     masks = order.mask_BT.split(order.sizes)
     previous, following = rank - 1, (rank + 1) % transport.size
 
-    def post(action: Action) -> PostedReceive:
+    def post(action: Action) -> Receive:
         peer, direction = (previous, FORWARD) if action.kind == "F" else (following, BACKWARD)
         shape = order.shapes(last=direction == BACKWARD and rank == last_rank)[action.micro_batch]
         return transport.receive(shape, peer, direction, action.micro_batch)
@@ -239,17 +240,20 @@ def run_actions(stage: Stage, transport: GlooTransport, order: StepOrder) -> lis
     for action in todo:
         kind, micro_batch = action
         received_tensor = posted.pop(action).wait()
-        # Not a monotonic clock: the stages may be on several machines.
-        start = time.time()
-        if clock:
-            clock.begin()
-        if kind == "F":
-            result = stage.forward(order.step, micro_batch, received_tensor, masks[micro_batch])
-        else:
-            result = stage.backward(order.step, micro_batch, received_tensor, masks[micro_batch])
+        with turn_to_compute():
+            # Not a monotonic clock: the stages may be on several machines.
+            start = time.time()
+            if clock:
+                clock.begin()
+            if kind == "F":
+                result = stage.forward(order.step, micro_batch, received_tensor, masks[micro_batch])
+            else:
+                result = stage.backward(order.step, micro_batch, received_tensor, masks[micro_batch])
+            end = time.time()
         if clock:
             clock.compute(kind, micro_batch)
-        done_actions.append(DoneAction(kind, micro_batch, start, time.time()))
+            end = time.time()
+        done_actions.append(DoneAction(kind, micro_batch, start, end))
         if clock:
             clock.send(kind, micro_batch)
         if kind == "F":

@@ -1,8 +1,9 @@
-"""Tensors between the stages of one cluster: point-to-point gloo inside the actors.
+"""Tensors between the stages of one cluster: point-to-point gloo between its processes.
 
-Rank 0 is the control unit, rank s + 1 is stage s. A group belongs to one plan: when the stages change, every member
-builds the next generation (tens of milliseconds) and the old one closes. A peer that dies raises at once, one that
-freezes at the timeout.
+Rank 0 is the control unit, rank s + 1 is stage s; ranks that share a process, as in a simulation, are one member of the
+gloo group (:mod:`client_pipeline.runtime.shared_process`). A group belongs to one plan: when the stages change, every
+member builds the next generation (tens of milliseconds) and the old one closes. A peer that dies raises at once, one
+that freezes at the timeout.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +32,39 @@ class TransportError(RuntimeError):
     """A neighbour in the pipeline is gone or silent."""
 
 
+class Receive(Protocol):
+    """A tensor on its way."""
+
+    def wait(self) -> Tensor:
+        """Wait for the tensor; raises :class:`TransportError` if the peer left or stayed silent."""
+        ...
+
+
+class Transport(Protocol):
+    """One rank's place in a cluster's group. A tensor that was sent must not be written to any more."""
+
+    rank: int
+    generation: int
+    size: int
+    """Ranks of the group."""
+
+    def send(self, tensor: Tensor, peer: int, direction: int, micro_batch: int) -> None:
+        """Start sending to a rank; returns at once."""
+        ...
+
+    def receive(self, shape: tuple[int, ...], peer: int, direction: int, micro_batch: int) -> Receive:
+        """Post a receive of float32 of ``shape`` from a rank."""
+        ...
+
+    def flush(self) -> None:
+        """Wait until other processes have read all that was sent."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group; whoever waits here, in another thread or at a neighbour, gets an error at once."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupAddress:
     """Where the members of one generation meet."""
@@ -45,6 +79,15 @@ class GroupAddress:
     """How long the members wait for each other to come [s]; ``timeout_s`` if None."""
     codec: str = "none"
     """How activations and gradients travel between the members; see :class:`ActivationCodec`."""
+    name: str = ""
+    """Of the cluster's groups, where processes hold several ranks."""
+    processes: tuple[int, ...] = ()
+    """Number of the process that holds each rank; empty: each rank has its own."""
+
+    @property
+    def longest_join_s(self) -> float:
+        """How long the members wait for each other to come [s]."""
+        return self.timeout_s if self.join_s is None else self.join_s
 
 
 @dataclass
@@ -106,12 +149,13 @@ class GlooTransport:
                 raise TransportError(f"sending micro-batch {micro_batch} to rank {peer}: {error}") from error
             self._pending_sends.append((tensor, work))
 
-    def receive(self, shape: tuple[int, ...], peer: int, direction: int, micro_batch: int) -> PostedReceive:
+    def receive(
+        self, shape: tuple[int, ...], peer: int, direction: int, micro_batch: int, activity: str = ""
+    ) -> PostedReceive:
         """Post a receive of float32 of ``shape``; ``wait`` on what it returns."""
         wire_shape, dtype = self.codec.wire(shape)
         tensor = torch.empty(wire_shape, dtype=dtype)
-        name = "activations" if direction == FORWARD else "the gradient"
-        activity = f"waiting for {name} of micro-batch {micro_batch} from rank {peer}"
+        activity = activity or receive_activity(direction, micro_batch, peer)
         with self._lock:
             try:
                 work = self._group(direction).recv([tensor], peer, micro_batch)
@@ -146,6 +190,12 @@ class GlooTransport:
                 group.recv([torch.empty(1)], (self.rank + 1) % self.size, _UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
+def receive_activity(direction: int, micro_batch: int, peer: int) -> str:
+    """What a rank does that waits for a tensor, for messages."""
+    name = "activations" if direction == FORWARD else "the gradient"
+    return f"waiting for {name} of micro-batch {micro_batch} from rank {peer}"
+
+
 def _options(address: GroupAddress) -> Any:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = _join_timeout(address)
@@ -154,7 +204,7 @@ def _options(address: GroupAddress) -> Any:
 
 
 def _join_timeout(address: GroupAddress) -> timedelta:
-    return timedelta(seconds=address.timeout_s if address.join_s is None else address.join_s)
+    return timedelta(seconds=address.longest_join_s)
 
 
 def _own_address(address: GroupAddress) -> str:

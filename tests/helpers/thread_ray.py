@@ -5,6 +5,7 @@ neighbours in the gloo group lose it, and the next one of its name is another.
 """
 
 import contextlib
+import os
 import pickle
 import queue
 import threading
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 
 from ray import exceptions
 
-from client_pipeline.runtime import control_unit, device, device_pool, pipeline, recovery, snapshots
+from client_pipeline.runtime import control_unit, device, device_pool, group, pipeline, recovery, snapshots
 
 AT_ONCE = ("alive", "interrupt")
 """Methods of the liveness group, which answer while others run."""
@@ -23,7 +24,8 @@ AT_ONCE = ("alive", "interrupt")
 class ThreadActor:
     """One actor: a thread for its work, and one for what it answers at once."""
 
-    def __init__(self, cls, args):
+    def __init__(self, cls, args, process=-1):
+        self._process = process
         self._queues = {"work": queue.Queue(), "alive": queue.Queue()}
         self._instance = None
         self._ended = threading.Event()
@@ -67,6 +69,8 @@ class ThreadActor:
             try:
                 args = [pickle.loads(pickle.dumps(a.result() if isinstance(a, Future) else a)) for a in args]
                 result = pickle.loads(pickle.dumps(getattr(self._instance, method)(*args)))
+                if result == (os.getpid(), "here"):
+                    result = (self._process, "here")
                 outcomes = list(result) if len(answers) > 1 else [result]
             except exceptions.RayError as error:
                 outcomes = [error] * len(answers)
@@ -87,12 +91,18 @@ class ThreadActor:
 
     def end_process(self):
         """As SIGKILL does: what it was asked stays without an answer, its connections close."""
+        self.answer_no_more()
+        self.close_connections()
+
+    def answer_no_more(self):
         with self._lock:
             self._ended.set()
             unanswered, self._open = self._open, set()
         self._goes_on.set()
         for answer in unanswered:
             answer.set_exception(exceptions.RayActorError())
+
+    def close_connections(self):
         if self._instance is not None:
             with contextlib.suppress(Exception):
                 self._instance.interrupt(1 << 30)
@@ -108,7 +118,9 @@ class ThreadRay:
     exceptions = exceptions
     WORKER_MODE = 1
 
-    def __init__(self):
+    def __init__(self, process_of=lambda name: None):
+        self.process_of = process_of
+        """Number of the process that an actor says it is in, by its name; None: one of its own."""
         self.actors = {}
         self.number_made = 0
         self.refuses = set()
@@ -121,8 +133,8 @@ class ThreadRay:
 
     def _actor(self, name, cls, args):
         if name not in self.actors or self.actors[name].has_ended:
-            self.actors[name] = ThreadActor(cls, args)
             self.number_made += 1
+            self.actors[name] = ThreadActor(cls, args, self.process_of(name) or -self.number_made)
             if name in self.refuses:
                 self.actors[name].end_process()
         return self.actors[name]
@@ -151,10 +163,10 @@ class ThreadRay:
         return SimpleNamespace(get_node_id=lambda: "here")
 
 
-def run_in_threads(monkeypatch):
+def run_in_threads(monkeypatch, process_of=lambda name: None):
     """Have the whole runtime use threads in the place of Ray's actors; nobody needs seconds to start there."""
-    ray = ThreadRay()
-    for module in (control_unit, device, device_pool, snapshots):
+    ray = ThreadRay(process_of)
+    for module in (control_unit, device, device_pool, group, snapshots):
         monkeypatch.setattr(module, "ray", ray)
     for module in (device_pool, pipeline):
         monkeypatch.setattr(module, "LEAST_S", 0.5)

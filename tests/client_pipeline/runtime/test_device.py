@@ -58,7 +58,7 @@ class Wire:
 
 
 def connected(device, monkeypatch, *blocks):
-    monkeypatch.setattr(device_module, "GlooTransport", lambda address, rank: Wire(address))
+    monkeypatch.setattr(device_module, "join_group", lambda address, rank: Wire(address))
     device.place(list(blocks), 0, *(None for _ in blocks))
     device.connect(3, 1)
     return device.transport

@@ -44,6 +44,7 @@ class Pool:
 
     name = "cluster"
     runtime = RuntimeConfig(timeout=120.0)
+    pids = {device: (1000 + device, "here") for device in range(3)}
 
     def __init__(self):
         self.told = []
@@ -66,7 +67,7 @@ class Pool:
 @pytest.fixture
 def group(monkeypatch):
     members = Members()
-    monkeypatch.setattr(group_module, "GlooTransport", members)
+    monkeypatch.setattr(group_module, "join_group", members)
     monkeypatch.setattr(group_module, "open_store", lambda host, timeout_s: SimpleNamespace(port=77))
     made = Group(Pool(), "10.0.0.1", "int8")
     yield made, made._pool, members

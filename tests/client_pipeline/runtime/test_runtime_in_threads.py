@@ -1,10 +1,12 @@
 """A cluster's whole runtime, but for Ray: its actors are threads here, so that a test takes less than a second."""
 
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 
+from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.faults import FailedRound
 from helpers.recovery_cases import (
@@ -25,6 +27,7 @@ from helpers.thread_ray import run_in_threads
 
 PLAIN = replace(SPEC, config={**SPEC.config, "dropout": 0.0})
 HANG_S = 60.0
+HERE = os.getpid()
 EVEN = ClusterPlan(delta=(2, 2, 0), order=(0, 1), m=3, schedule="1f1b")
 
 
@@ -57,6 +60,50 @@ def initial():
 
 def train(unit, rounds=(1, 2), plan=THREE, weights=None):
     return within(HANG_S, train_weights, unit, weights or initial(), rounds, plan)
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+@pytest.mark.parametrize("processes", [(HERE, HERE, HERE), (1, 1, 1), (1, 2, 1), (HERE, 2, 2), (HERE, HERE, 2)])
+def test_devices_that_share_a_process_train_the_same_bit_for_bit(processes, codec, monkeypatch):
+    """Tensors pass in memory between some, by gloo between others; the control unit is in ``HERE``."""
+
+    def trained(process_of):
+        with monkeypatch.context() as patch:
+            run_in_threads(patch, process_of)
+            # With dropout: devices of one process draw from the same generator.
+            unit = control_unit("shared", compression=CompressionConfig(activations=codec))
+            try:
+                return within(HANG_S, train_weights, unit, initial_of(SPEC), (1, 2), THREE)
+            finally:
+                unit.close()
+
+    expected, alone = trained(lambda name: None)
+    found, shared = trained(lambda name: processes[int(name[-1])])
+    assert_equal(found, expected)
+    assert [result.loss for result in shared] == [result.loss for result in alone]
+    assert [result.report["link_bytes"] for result in shared] == [result.report["link_bytes"] for result in alone]
+
+
+@pytest.mark.parametrize("processes", [(HERE, HERE, HERE), (1, 1, 2), (HERE, 2, 2)])
+def test_all_devices_of_a_process_may_end_with_it(processes, monkeypatch):
+    threads = run_in_threads(monkeypatch, lambda name: processes[int(name[-1])])
+    expected, _ = train(quiet := control_unit("quiet", spec=PLAIN))
+    unit = control_unit("ends", spec=PLAIN)
+    shared = [device for device in range(3) if processes[device] == processes[1]]
+
+    def end():
+        actors = [threads.actors[f"{unit.setup.actor_name}/device-{device}"] for device in shared]
+        for each in actors:
+            each.answer_no_more()
+        for each in actors:
+            each.close_connections()
+
+    once(unit, round_=2, step=2, kind="G", micro_batch=1, act=end)
+    weights, results = train(unit)
+    assert_equal(weights, expected)
+    assert {who for kind, who, *_ in faults(results) if kind == "device"} == set(shared)
+    for each in (quiet, unit):
+        each.close()
 
 
 def test_every_plan_trains_the_same_as_one_device(units):

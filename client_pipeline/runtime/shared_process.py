@@ -1,0 +1,202 @@
+"""Stages that share a process: tensors pass between them in memory, and to other processes by gloo.
+
+In simulation one actor hosts several devices, and the control unit too where it has room. The ranks of one process are
+one member of the gloo group, which :class:`ProcessMember` is for all of them; ranks of one process never use it among
+each other. What was sent must not be written to any more: in memory it is not copied.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from client_pipeline.link.activation_codec import ActivationCodec
+from client_pipeline.runtime.transport import (
+    GlooTransport,
+    GroupAddress,
+    Receive,
+    Transport,
+    TransportError,
+    receive_activity,
+)
+
+_COMPUTE = threading.RLock()
+_REGISTRY = threading.Lock()
+_MEMBERS: dict[tuple[str, int, int], Future[ProcessMember]] = {}
+"""Members of this process, by group, generation and first rank."""
+
+
+@contextmanager
+def turn_to_compute() -> Iterator[None]:
+    """Let the stages of one process compute one after the other.
+
+    An actor stands for one processor core: stages that computed at the same time would only slow each other down, and
+    the times that they report would hold each other's work.
+    """
+    with _COMPUTE:
+        yield
+
+
+def join_group(address: GroupAddress, rank: int) -> Transport:
+    """Take a rank's place in a group; waits until all members have come.
+
+    Raises
+    ------
+    RuntimeError, TimeoutError
+        If one does not come in time.
+    """
+    return SharedTransport(address, rank) if address.processes else GlooTransport(address, rank)
+
+
+class _Place(NamedTuple):
+    """Where a tensor waits for the rank that is to have it."""
+
+    receiver: int
+    direction: int
+    micro_batch: int
+
+
+class ProcessMember:
+    """All ranks of a group that one process holds.
+
+    Parameters
+    ----------
+    address : the group
+    ranks : those of this process
+    """
+
+    def __init__(self, address: GroupAddress, ranks: tuple[int, ...]) -> None:
+        self.ranks = frozenset(ranks)
+        self._timeout_s = address.timeout_s
+        self._arrived = threading.Condition()
+        self._waiting: dict[_Place, Tensor] = {}
+        self._closed = False
+        self._gloo: GlooTransport | None = None
+        numbers = sorted(set(address.processes))
+        self._process_by_rank = [numbers.index(process) for process in address.processes]
+        self._size = address.size
+        if len(numbers) > 1:
+            between = replace(address, size=len(numbers), processes=())
+            self._gloo = GlooTransport(between, self._process_by_rank[ranks[0]])
+
+    def hand_over(self, tensor: Tensor, place: _Place) -> None:
+        """Give a tensor to a rank of this process."""
+        with self._arrived:
+            if self._closed:
+                raise TransportError("this member has left the group")
+            self._waiting[place] = tensor
+            self._arrived.notify_all()
+
+    def take(self, place: _Place, activity: str) -> Tensor:
+        """Wait for a tensor from a rank of this process.
+
+        Raises
+        ------
+        TransportError
+            If the group was left, or nothing came within its timeout.
+        """
+        with self._arrived:
+            self._arrived.wait_for(lambda: place in self._waiting or self._closed, self._timeout_s)
+            if place not in self._waiting:
+                cause = "this member has left the group" if self._closed else f"nothing came in {self._timeout_s:g} s"
+                raise TransportError(f"{activity}: {cause}")
+            return self._waiting.pop(place)
+
+    def between_processes(self, rank: int) -> tuple[GlooTransport, int]:
+        """Gloo's member for this process, and the number among the members of the process that holds ``rank``."""
+        assert self._gloo is not None
+        return self._gloo, self._process_by_rank[rank]
+
+    def tag(self, receiver: int, micro_batch: int) -> int:
+        """Gloo's tag for what goes to a rank: a process holds several."""
+        return micro_batch * self._size + receiver
+
+    def flush(self) -> None:
+        """Wait until other processes have read all that was sent."""
+        if self._gloo is not None:
+            self._gloo.flush()
+
+    def close(self) -> None:
+        """Leave the group with all ranks; whoever waits here or at a neighbour gets an error at once."""
+        with self._arrived:
+            self._closed = True
+            self._waiting.clear()
+            self._arrived.notify_all()
+        if self._gloo is not None:
+            self._gloo.close()
+
+
+class _HandedOver:
+    """A receive from a rank of the same process."""
+
+    def __init__(self, member: ProcessMember, place: _Place, activity: str, codec: ActivationCodec) -> None:
+        self._member, self._place, self._activity, self._codec = member, place, activity, codec
+
+    def wait(self) -> Tensor:
+        """Wait for the tensor; raises as :meth:`ProcessMember.take`."""
+        return self._codec.decode(self._member.take(self._place, self._activity))
+
+
+class SharedTransport:
+    """One rank of a group in a process that holds several of its ranks; used as :class:`GlooTransport` is."""
+
+    def __init__(self, address: GroupAddress, rank: int) -> None:
+        self.rank = rank
+        self.generation = address.generation
+        self.size = address.size
+        self.codec = ActivationCodec(address.codec)
+        self._key, self._member = _join(address, rank)
+
+    def send(self, tensor: Tensor, peer: int, direction: int, micro_batch: int) -> None:
+        """Start sending; returns at once."""
+        if peer in self._member.ranks:
+            wire = self.codec.encode(tensor.detach()).contiguous()
+            self._member.hand_over(wire, _Place(peer, direction, micro_batch))
+            return
+        gloo, process = self._member.between_processes(peer)
+        gloo.send(tensor, process, direction, self._member.tag(peer, micro_batch))
+
+    def receive(self, shape: tuple[int, ...], peer: int, direction: int, micro_batch: int) -> Receive:
+        """Post a receive of float32 of ``shape``; ``wait`` on what it returns."""
+        activity = receive_activity(direction, micro_batch, peer)
+        if peer in self._member.ranks:
+            return _HandedOver(self._member, _Place(self.rank, direction, micro_batch), activity, self.codec)
+        gloo, process = self._member.between_processes(peer)
+        return gloo.receive(shape, process, direction, self._member.tag(self.rank, micro_batch), activity)
+
+    def flush(self) -> None:
+        """Wait until other processes have read all that was sent."""
+        self._member.flush()
+
+    def close(self) -> None:
+        """Leave the group, with all ranks of this process."""
+        with _REGISTRY:
+            _MEMBERS.pop(self._key, None)
+        self._member.close()
+
+
+def _join(address: GroupAddress, rank: int) -> tuple[tuple[str, int, int], ProcessMember]:
+    """Join with the first rank of this process that comes; the others wait for it."""
+    process = address.processes[rank]
+    ranks = tuple(r for r, other in enumerate(address.processes) if other == process)
+    key = (address.name, address.generation, ranks[0])
+    with _REGISTRY:
+        joined = _MEMBERS.get(key)
+        is_first = joined is None
+        if joined is None:
+            joined = _MEMBERS[key] = Future()
+    if is_first:
+        try:
+            joined.set_result(ProcessMember(address, ranks))
+        except BaseException as error:
+            with _REGISTRY:
+                _MEMBERS.pop(key, None)
+            joined.set_exception(error)
+            raise
+    return key, joined.result(timeout=address.longest_join_s)

@@ -33,6 +33,7 @@ from client_pipeline.runtime.actors import (
     train_round,
     workers_at_once,
 )
+from client_pipeline.runtime.arrangement import Arrangement
 from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder, TrainingData
 from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.placement import Placement
@@ -128,6 +129,8 @@ def _keep(context: Context, setup_values: Mapping[str, Any], state: ClusterState
     entries = {
         "spec": setup_values["spec"],
         "plans": setup_values["plans"],
+        "device-actors": setup_values.get("device-actors", 0),
+        "cluster-actors": setup_values.get("cluster-actors", 0),
         "cluster": json.dumps(state.to_dict()),
         "folder": str(folder),
     }
@@ -192,7 +195,7 @@ def _cluster_setup(
         resume_round=int(setup_values["resume-round"]),
         identity=RunIdentity(str(setup_values.get("run-identity", "")), str(setup_values.get("config-identity", ""))),
         data=data_digest(RunConfig.as_sent(flat_config).data, node.cluster),
-        placement=_placement(node, num_devices),
+        placement=_placement(node, num_devices, setup_values),
         faults=config.faults,
     )
 
@@ -280,7 +283,7 @@ def _train(message: Message, context: Context) -> Message:
         replan=_replan(context.run_id, config, node, state, spec, order),
         counted=order.counted[node.cluster] if node.cluster < len(order.counted) else 0,
     )
-    place = _placement(node, len(state.devices))
+    place = _placement(node, len(state.devices), setup_record)
     train_it = partial(train_round, str(context.run_id), node.cluster, round_order, config.runtime.timeout, place)
     start_again = partial(_start_again, context, node, len(state.devices), max(config.checkpoint_every, 1))
     try:
@@ -370,7 +373,11 @@ def own_plan(plans: str, state: ClusterState, config: RunConfig, num_blocks: int
     return ClusterPlan.from_dict(raw_plans[state.cluster])
 
 
-def _placement(node: NodeConfig, num_devices: int) -> Placement:
+def _placement(node: NodeConfig, num_devices: int, setup_values: Mapping[str, Any]) -> Placement:
+    if node.simulated:
+        device_actors, cluster_actors = (int(setup_values.get(f"{kind}-actors", 0)) for kind in ("device", "cluster"))
+        arrangement = Arrangement(device_actors=device_actors, cluster_actors=cluster_actors)
+        return arrangement.placement(node.cluster, num_devices)
     if not node.ray_address:
         return Placement()
     return Placement(ray_address=node.ray_address, host=node.host, num_devices=num_devices)

@@ -15,10 +15,17 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder, RoundResult
-from client_pipeline.runtime.device import LIVENESS
-from client_pipeline.runtime.device_pool import NAMESPACE
 from client_pipeline.runtime.faults import FailedRound
+from client_pipeline.runtime.idle_watch import LIVENESS
 from client_pipeline.runtime.placement import Placement, check_answers, check_devices, wait_for_devices
+from client_pipeline.runtime.shared_actor import (
+    NAMESPACE,
+    MemberAbsent,
+    all_actors,
+    end_actor,
+    find_actor,
+    start_member,
+)
 
 logger = logging.getLogger("collapipe.actors")
 
@@ -32,6 +39,7 @@ YIELD_S = 60.0
 """How long a control unit of another run may be in its round until a new run is refused: one that has lost its server
 leaves its round within 20 s [s]."""
 _ASK_S = 5.0
+_NOT_RUNNING = "no control unit is running; it ends itself when idle (runtime.actor-idle)"
 
 
 class ControlUnitError(RuntimeError):
@@ -143,6 +151,9 @@ def _make(setup: ClusterSetup, joined_devices: Collection[int]) -> Any:
     absent_devices = tuple(device for device in range(setup.placement.num_devices) if device not in joined_devices)
     if absent_devices:
         logger.warning("%s: continues without devices %s", setup.actor_name, ", ".join(map(str, absent_devices)))
+    setup = replace(setup, absent=absent_devices)
+    if shared_actor := setup.placement.shared_actor:
+        return start_member(shared_actor, setup.runtime.actor_idle, setup.actor_name, ControlUnit, setup)
     # The data is here, on the node that this process belongs to.
     this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # A thread of its own answers whether the process still runs while another trains.
@@ -156,7 +167,7 @@ def _make(setup: ClusterSetup, joined_devices: Collection[int]) -> Any:
             num_cpus=0,
             scheduling_strategy=this_node,
         )
-        .remote(replace(setup, absent=absent_devices))
+        .remote(setup)
     )
 
 
@@ -186,11 +197,9 @@ def train_round(
     join_ray(placement)
     name = f"collapipe/{run}/cluster-{cluster}"
     try:
-        actor = ray.get_actor(name, namespace=NAMESPACE)
+        actor = find_actor(name, placement.shared_actor)
     except ValueError:
-        raise ControlUnitAbsent(
-            f"{name}: no control unit is running; it ends itself when idle (runtime.actor-idle)"
-        ) from None
+        raise ControlUnitAbsent(f"{name}: {_NOT_RUNNING}") from None
     result: RoundResult = _answer(actor, actor.train_round.remote(order), name, timeout_s)
     return result
 
@@ -211,6 +220,8 @@ def _answer(actor: Any, reference: Any, name: str, timeout_s: float) -> Any:
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ValueError | FileNotFoundError):
             raise error.cause from None
+        if isinstance(error.cause, MemberAbsent):
+            raise ControlUnitAbsent(f"{name}: {_NOT_RUNNING}") from None
         if isinstance(error.cause, FailedRound):
             raise ControlUnitError(f"{name}: {error.cause}", error.cause.faults) from error
         raise ControlUnitError(f"{name}: {type(error.cause).__name__}: {error.cause}") from error
@@ -220,7 +231,7 @@ def _answer(actor: Any, reference: Any, name: str, timeout_s: float) -> Any:
 
 def _end(actor: Any, process: tuple[int, str] | None) -> None:
     """End a control unit that hears nobody: a stopped process does not hear Ray, either."""
-    ray.kill(actor)
+    end_actor(actor, with_its_process=True)
     if process is not None and process[1] == ray.get_runtime_context().get_node_id():
         with contextlib.suppress(ProcessLookupError):
             os.kill(process[0], signal.SIGKILL)
@@ -235,32 +246,30 @@ def _end_older_runs(setup: ClusterSetup) -> None:
         If a control unit of another run stays in its round.
     """
     own_prefix, cluster = f"collapipe/{setup.run}/", f"cluster-{setup.cluster}"
-    older = []
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        name = str(entry["name"])
+    older = {}
+    for name, shared_actor in all_actors(SILENT_S).items():
         parts = name.split("/")
-        is_other = entry["namespace"] == NAMESPACE and parts[0] == "collapipe" and not name.startswith(own_prefix)
-        if is_other and len(parts) > 2 and parts[2] == cluster:
-            older.append(name)
-    for name in older:
+        if parts[0] == "collapipe" and not name.startswith(own_prefix) and len(parts) > 2 and parts[2] == cluster:
+            older[name] = shared_actor
+    for name, shared_actor in older.items():
         _, run, *place = name.split("/")
-        if place == [cluster] and not _gives_way(name):
+        if place == [cluster] and not _gives_way(name, shared_actor):
             raise ValueError(
                 f"cluster {setup.cluster}: its control unit has been in a round of another run, {run}, for "
                 f"{YIELD_S:g} s; a control unit serves one run at a time: wait until that run ends, or stop it (flwr "
                 "stop)"
             )
-    for name in older:
+    for name, shared_actor in older.items():
         # ValueError: it ended in the meantime.
         with contextlib.suppress(ValueError):
-            ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+            end_actor(find_actor(name, shared_actor))
 
 
-def _gives_way(name: str) -> bool:
+def _gives_way(name: str, shared_actor: str) -> bool:
     """Wait for a control unit to be between rounds; one that says nothing may be ended."""
     deadline = time.monotonic() + YIELD_S
     try:
-        actor = ray.get_actor(name, namespace=NAMESPACE)
+        actor = find_actor(name, shared_actor)
         while ray.get(actor.in_use.remote(), timeout=SILENT_S):
             if time.monotonic() > deadline:
                 return False

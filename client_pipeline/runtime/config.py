@@ -14,6 +14,11 @@ SNAPSHOTS = ("step", "round")
 class RuntimeConfig:
     """Table ``[runtime]``: the actors of a cluster. Equal on all clusters."""
 
+    devices_per_actor: int = 0
+    """Most simulated devices in one actor; 1: each has its own; 0: as many as
+    :func:`client_pipeline.runtime.arrangement.arrange` finds best. On real machines each device has its own."""
+    clusters_per_actor: int = 0
+    """Most control units in one actor, likewise."""
     threads: int = 1
     """Torch threads of each device's actor."""
     server_threads: int = 1
@@ -38,6 +43,9 @@ class RuntimeConfig:
             raise ValueError(f"runtime.precision: expected one of {', '.join(PRECISIONS)}, found {self.precision!r}")
         if self.snapshots not in SNAPSHOTS:
             raise ValueError(f"runtime.snapshots: expected one of {', '.join(SNAPSHOTS)}, found {self.snapshots!r}")
+        for name in ("devices_per_actor", "clusters_per_actor"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"runtime.{name.replace('_', '-')}: expected at least 0, found {getattr(self, name)}")
         for name in ("threads", "server_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"runtime.{name.replace('_', '-')}: expected at least 1, found {getattr(self, name)}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +15,7 @@ from torch import Tensor
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.faults import NotFinite
+from client_pipeline.runtime.idle_watch import LIVENESS, Watch
 from client_pipeline.runtime.memory import (
     forget_peak,
     give_freed_memory_back,
@@ -28,9 +27,6 @@ from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.shared_process import join_group
 from client_pipeline.runtime.stage import BlockArrays, DoneAction, MovedBlock, Stage, StepOrder, run_actions
 from client_pipeline.runtime.transport import GroupAddress, Transport
-
-LIVENESS = "liveness"
-"""Ray concurrency group of what an actor answers at once, whatever else it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,39 +43,6 @@ class StepReport:
     def busy_s(self) -> float:
         """Seconds spent computing, waits left out; of a paced device, as its profile says."""
         return sum(action.end - action.start for action in self.actions)
-
-
-class Watch:
-    """Ends an actor's process when nobody has called for ``idle_s`` seconds: it outlives the message that made it.
-
-    Elsewhere, as in a test or a notebook, the process is not ours to end.
-    """
-
-    def __init__(self, idle_s: float) -> None:
-        self._called_at = time.monotonic()
-        self._idle_s = idle_s
-        self._busy = 0
-        if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
-            threading.Thread(target=self._run, daemon=True, name="idle-watch").start()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a call goes on."""
-        return self._busy > 0
-
-    def __enter__(self) -> Watch:
-        self._busy += 1
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._busy -= 1
-        self._called_at = time.monotonic()
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(min(self._idle_s / 4, 5.0))
-            if not self._busy and time.monotonic() - self._called_at > self._idle_s:
-                os._exit(0)
 
 
 class DeviceActor:
@@ -225,6 +188,12 @@ class DeviceActor:
         if self.transport is not None:
             self.transport.close()
             self.transport = None
+
+    def close(self) -> None:
+        """Leave the group, and let go of all TEBs."""
+        self.disconnect()
+        self.stage.blocks.clear()
+        self.stage.discard()
 
     def run(self, order: StepOrder, apply_step: int | None) -> StepReport:
         """Run the action list of one local step, and take optimizer step ``apply_step`` if it is given."""

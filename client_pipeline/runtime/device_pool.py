@@ -15,14 +15,13 @@ import ray
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
-from client_pipeline.runtime.device import LIVENESS, DeviceActor
+from client_pipeline.runtime.device import DeviceActor
 from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, NotFinite, PipelineError
+from client_pipeline.runtime.idle_watch import LIVENESS
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.placement import Placement
+from client_pipeline.runtime.shared_actor import NAMESPACE, end_actor, start_member
 from client_pipeline.runtime.transport import TransportError
-
-NAMESPACE = "collapipe"
-"""Ray namespace of all actors: a named actor is found by any process of the cluster."""
 
 WATCH_INTERVAL_S = 0.2
 """How often a wait looks for a device that is gone."""
@@ -118,11 +117,14 @@ class DevicePool:
             self._actors[device] = new_actors[device]
 
     def _make(self, device: int) -> Any:
+        name = f"{self.name}/device-{device}"
+        if shared_actor := self._placement.shared_actor_of(device):
+            return start_member(shared_actor, self.runtime.actor_idle, name, DeviceActor, *self._made_with)
         # A thread of its own says whether the process is there while another computes.
         return (
             ray.remote(concurrency_groups={LIVENESS: 1})(DeviceActor)
             .options(
-                name=f"{self.name}/device-{device}",
+                name=name,
                 namespace=NAMESPACE,
                 lifetime="detached",
                 get_if_exists=True,
@@ -303,7 +305,7 @@ class DevicePool:
         """End all devices."""
         this_node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
         for device, actor in [*self._actors.items(), *((d, lost.actor) for d, lost in self._lost.items())]:
-            ray.kill(actor)
+            end_actor(actor)
             pid, node = self.pids.get(device, (0, ""))
             # A process that was stopped hears no one but the system.
             if device in self._lost and pid and node == this_node:

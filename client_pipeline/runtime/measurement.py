@@ -27,12 +27,12 @@ from client_pipeline.partition.families import adapter, carried_examples
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.device_pool import NAMESPACE
 from client_pipeline.runtime.machine import available_memory, clock_frequency
 from client_pipeline.runtime.memory import keep_freed_memory
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.runtime.placement import check_answers, device_nodes
 from client_pipeline.runtime.private_ray import private_ray
+from client_pipeline.runtime.shared_actor import NAMESPACE
 from client_pipeline.runtime.stage import Stage
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, open_store
 

@@ -44,11 +44,19 @@ class Placement:
     """Address of the control unit that its devices reach."""
     num_devices: int = 0
     """Devices that must have joined."""
+    shared_actors: tuple[str, ...] = ()
+    """Name of the shared actor that hosts each device; empty: each device has an actor of its own."""
+    shared_actor: str = ""
+    """Name of the shared actor that hosts the control unit; empty: it has one of its own."""
 
     @property
     def spread(self) -> bool:
         """Whether devices are nodes of their own."""
         return bool(self.ray_address)
+
+    def shared_actor_of(self, device: int) -> str:
+        """Name of the shared actor that hosts a device; empty: it has one of its own."""
+        return self.shared_actors[device] if self.shared_actors else ""
 
     def device_options(self, device: int) -> dict[str, Any]:
         """Ray options that put an actor on its device."""

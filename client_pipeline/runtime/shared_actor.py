@@ -1,0 +1,171 @@
+"""One Ray actor for several simulated devices and control units: a process that imports torch costs seconds and memory.
+
+Each member has a thread of its own in which it was made and answers one call after the other, as an actor would; what
+actors answer at once (the group ``LIVENESS``), members do, too. They share nothing but the process: a member's name is
+what its own actor would be called, so that nobody who calls it needs to know which of the two it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+
+from client_pipeline.runtime.idle_watch import LIVENESS, Watch
+
+NAMESPACE = "collapipe"
+"""Ray namespace of all actors: a named actor is found by any process of the cluster."""
+SHARED = "collapipe-shared"
+_MOST_CALLS = 100_000
+"""Calls that a shared actor holds at the same time; each member takes one after the other."""
+
+
+class MemberAbsent(RuntimeError):
+    """A shared actor has no such member: it was dismissed, or the process was started again."""
+
+
+@dataclass(frozen=True)
+class _Member:
+    thread: ThreadPoolExecutor
+    instance: Future[Any]
+
+
+class SharedActor:
+    """The members of one process.
+
+    Parameters
+    ----------
+    idle_s : without members, or with members that are all without work, the process ends itself after this time [s]
+    """
+
+    def __init__(self, idle_s: float) -> None:
+        self._members: dict[str, _Member] = {}
+        self._watch = Watch(idle_s)
+
+    async def admit(self, name: str, cls: type, *arguments: Any) -> None:
+        """Make a member, unless it is there already; whoever calls it waits for it, or meets its error."""
+        if name not in self._members:
+            thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+            self._members[name] = _Member(thread, thread.submit(cls, *arguments))
+
+    async def call(self, name: str, method: str, *arguments: Any) -> Any:
+        """Have a member answer.
+
+        Raises
+        ------
+        MemberAbsent
+            If there is no such member. Else what the member raises.
+        """
+        if name not in self._members:
+            raise MemberAbsent(f"{name}: no such member of this shared actor")
+        member = self._members[name]
+        with self._watch:
+            answer = partial(getattr(await asyncio.wrap_future(member.instance), method), *arguments)
+            if getattr(answer.func, "__ray_concurrency_group__", None) == LIVENESS:
+                return await asyncio.to_thread(answer)
+            return await asyncio.get_running_loop().run_in_executor(member.thread, answer)
+
+    async def names(self) -> list[str]:
+        """Names of all members."""
+        return sorted(self._members)
+
+    async def dismiss(self, name: str) -> None:
+        """Close a member and let go of it; it may be gone already."""
+        if (member := self._members.pop(name, None)) is not None:
+            if member.instance.done() and member.instance.exception() is None:
+                await asyncio.to_thread(member.instance.result().close)
+            member.thread.shutdown(wait=False)
+
+
+class _Method:
+    """What ``handle.method`` of an actor gives."""
+
+    def __init__(self, call: Any, name: str, method: str) -> None:
+        self._call, self._place = call, (name, method)
+
+    def remote(self, *arguments: Any) -> Any:
+        return self._call.remote(*self._place, *arguments)
+
+    def options(self, **options: Any) -> _Method:
+        return _Method(self._call.options(**options), *self._place)
+
+
+class MemberHandle:
+    """Calls a member as an actor of its own is called."""
+
+    def __init__(self, actor: Any, name: str) -> None:
+        self._actor, self._name = actor, name
+
+    def __getattr__(self, method: str) -> _Method:
+        """Return what a call of a method begins with."""
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return _Method(self._actor.call, self._name, method)
+
+
+def start_shared_actor(name: str, idle_s: float) -> Any:
+    """Start a shared actor, or find it."""
+    return (
+        ray.remote(SharedActor)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=_MOST_CALLS,
+        )
+        .remote(idle_s)
+    )
+
+
+def start_member(actor_name: str, idle_s: float, name: str, cls: type, *arguments: Any) -> MemberHandle:
+    """Make a member of a shared actor, which is started if need be."""
+    actor = start_shared_actor(actor_name, idle_s)
+    actor.admit.remote(name, cls, *arguments)
+    return MemberHandle(actor, name)
+
+
+def find_actor(name: str, shared_actor: str = "") -> Any:
+    """Find an actor by name, or a member of a shared one.
+
+    Raises
+    ------
+    ValueError
+        If there is no such actor; a member that is missing says so when it is called.
+    """
+    if not shared_actor:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    return MemberHandle(ray.get_actor(shared_actor, namespace=NAMESPACE), name)
+
+
+def end_actor(actor: Any, *, with_its_process: bool = False) -> None:
+    """End an actor. Of a shared one the member alone goes, unless the process does not answer any more."""
+    if not isinstance(actor, MemberHandle):
+        ray.kill(actor)
+    elif with_its_process:
+        ray.kill(actor._actor)
+    else:
+        actor._actor.dismiss.remote(actor._name)
+
+
+def all_actors(timeout_s: float) -> dict[str, str]:
+    """Names of all actors and members of this Ray, with the shared actor that a member is in; empty for an actor."""
+    names = [
+        str(entry["name"])
+        for entry in ray.util.list_named_actors(all_namespaces=True)
+        if entry["namespace"] == NAMESPACE
+    ]
+    shared_actor_of = {name: "" for name in names if not name.startswith(f"{SHARED}/")}
+    for name in names:
+        if name.startswith(f"{SHARED}/"):
+            try:
+                members = ray.get(ray.get_actor(name, namespace=NAMESPACE).names.remote(), timeout=timeout_s)
+            except (ValueError, ray.exceptions.RayError):
+                continue  # it has ended in the meantime, with all its members
+            shared_actor_of |= dict.fromkeys(members, name)
+    return shared_actor_of

@@ -144,4 +144,4 @@ def test_the_classes_from_outside_are_known_to_no_package():
         for path in (ROOT / package).rglob("*"):
             if path.suffix in (".py", ".toml"):
                 assert "outside_" not in path.read_text(encoding="utf-8").replace("is_outside", ""), path
-    assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(Path(__file__).parent)
+    assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT / "tests")

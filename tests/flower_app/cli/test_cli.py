@@ -284,7 +284,7 @@ def test_predict_uses_the_model_of_any_task(saved_run, tmp_path):
         assert call("evaluate", run).exit_code == 0
     refused = call("translate", run, "a dog")
     assert refused.exit_code == 2
-    assert "has learned token-classification, not translation; use collapipe predict" in refused.stderr
+    assert "was trained on token-classification, not translation; use collapipe predict" in refused.stderr
 
 
 def test_a_saved_model_translates(saved_run):

@@ -135,7 +135,7 @@ def test_an_interrupted_comparison_goes_on_and_another_configuration_is_refused(
     # The same command goes on; once the unfinished run's folder was in its way.
     compare(configs, 1, tmp_path, train=run)
     assert trained == ["dssda-seed0", "uniform-seed0", "uniform-seed0"]
-    with pytest.raises(ValueError, match="dssda-seed0: was trained with local-steps = 4, wanted is 2"):
+    with pytest.raises(ValueError, match="dssda-seed0: was trained with local-steps = 4, expected 2"):
         compare(contenders(base(**{"local-steps": 2}), "dssda", ""), 1, tmp_path)
 
 

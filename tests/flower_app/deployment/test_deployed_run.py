@@ -113,7 +113,7 @@ def test_ctrl_c_leaves_its_summary_whatever_flower_does(follow, capsys):
     with pytest.raises(KeyboardInterrupt):
         follow.run(watch=lambda: signal.raise_signal(signal.SIGTERM), stop={"sleep": 60}, log={"sleep": 60})
     assert read_summary(follow.run_dir)["status"] == "interrupted"
-    assert "it may go on: flwr stop: no answer within 1 s" in capsys.readouterr().err
+    assert "which may go on: flwr stop: no answer within 1 s" in capsys.readouterr().err
 
 
 @pytest.mark.slow

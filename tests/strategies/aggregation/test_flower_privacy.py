@@ -206,7 +206,7 @@ def test_of_too_few_clusters_there_is_no_secure_mean(outcomes):
             {"privacy.update-mechanism": "client-fixed", "compression.update": "int8"},
             "compression.update: int8 sends no weights, which Flower's mod",
         ),
-        ({"privacy.secure-aggregation": True}, "goes with privacy.update-mechanism = local, found 'server-fixed'"),
+        ({"privacy.secure-aggregation": True}, "which needs privacy.update-mechanism = local, found 'server-fixed'"),
         (
             {"privacy.secure-aggregation": True, "privacy.update-mechanism": "local", "num-clusters": 2},
             "secure-aggregation: expected at least 3 clusters in a round, found 2",

@@ -155,6 +155,7 @@ class DeviceActor:
         with self.watch:
             give_freed_memory_back()
             forget_peak()
+            self.stage.activations.forget_peak()
             self.stage.load(weights)
 
     def weights(self) -> dict[int, dict[str, Tensor]]:
@@ -168,9 +169,16 @@ class DeviceActor:
             return self.stage.states()
 
     def memory(self) -> dict[str, int]:
-        """Memory of this process before it had anything to do, and its peak since the round's weights came [byte]."""
+        """What this device holds at its peak, counted; what its process had before, and its peak [byte].
+
+        Peaks are those since the round's weights came.
+        """
         with self.watch:
-            return {"idle_bytes": self._idle_bytes, "peak_bytes": peak_bytes()}
+            return {
+                "held_bytes": self.stage.held_bytes(),
+                "idle_bytes": self._idle_bytes,
+                "peak_bytes": peak_bytes(),
+            }
 
     def gradients(self) -> dict[int, dict[str, Tensor]]:
         """Give the gradients that wait to be applied."""

@@ -71,6 +71,11 @@ class DevicePool:
             self.miss(device)
 
     @property
+    def shares_processes(self) -> bool:
+        """Whether a process may hold more than one device."""
+        return bool(self._placement.shared_actors)
+
+    @property
     def running(self) -> list[int]:
         """Devices that were started and are not lost."""
         return sorted(self._actors)

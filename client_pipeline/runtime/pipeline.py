@@ -201,8 +201,11 @@ class Pipeline:
         return _merged_by_block(self._on_devices(lambda actor, _: actor.states.remote(), "collecting optimizer state"))
 
     def memory(self) -> dict[int, dict[str, int]]:
-        """Memory of each scheduled device's process, as :meth:`DeviceActor.memory` says."""
-        return self._on_devices(lambda actor, _: actor.memory.remote(), "asking for memory")
+        """Memory of each scheduled device, as :meth:`DeviceActor.memory` says; of its process if that is its own."""
+        answers = self._on_devices(lambda actor, _: actor.memory.remote(), "asking for memory")
+        if self.pool.shares_processes:
+            return {device: {"held_bytes": answer["held_bytes"]} for device, answer in answers.items()}
+        return answers
 
     def gradients(self) -> dict[int, dict[str, Tensor]]:
         """Collect the gradients that wait to be applied (for ``collapipe verify``)."""

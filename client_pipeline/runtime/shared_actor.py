@@ -8,6 +8,7 @@ what its own actor would be called, so that nobody who calls it needs to know wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ from client_pipeline.runtime.idle_watch import LIVENESS, Watch
 NAMESPACE = "collapipe"
 """Ray namespace of all actors: a named actor is found by any process of the cluster."""
 SHARED = "collapipe-shared"
+_ADMISSION_S = 60.0
+"""How long a call waits for the member that was asked for just before it [s]."""
 _MOST_CALLS = 100_000
 """Calls that a shared actor holds at the same time; each member takes one after the other."""
 
@@ -44,6 +47,7 @@ class SharedActor:
 
     def __init__(self, idle_s: float) -> None:
         self._members: dict[str, _Member] = {}
+        self._admitted = asyncio.Condition()
         self._watch = Watch(idle_s)
 
     async def admit(self, name: str, cls: type, *arguments: Any) -> None:
@@ -51,19 +55,31 @@ class SharedActor:
         if name not in self._members:
             thread = ThreadPoolExecutor(1, thread_name_prefix=name)
             self._members[name] = _Member(thread, thread.submit(cls, *arguments))
+            async with self._admitted:
+                self._admitted.notify_all()
 
-    async def call(self, name: str, method: str, *arguments: Any) -> Any:
+    async def call(self, name: str, comes: bool, method: str, *arguments: Any) -> Any:
         """Have a member answer.
+
+        Parameters
+        ----------
+        name : of the member
+        comes : whether the member may still be on its way: Ray does not promise to begin calls in their order
+        method, arguments : what is called
 
         Raises
         ------
         MemberAbsent
             If there is no such member. Else what the member raises.
         """
-        if name not in self._members:
-            raise MemberAbsent(f"{name}: no such member of this shared actor")
-        member = self._members[name]
         with self._watch:
+            if comes and name not in self._members:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_ADMISSION_S), self._admitted:
+                        await self._admitted.wait_for(lambda: name in self._members)
+            if name not in self._members:
+                raise MemberAbsent(f"{name}: no such member of this shared actor")
+            member = self._members[name]
             answer = partial(getattr(await asyncio.wrap_future(member.instance), method), *arguments)
             if getattr(answer.func, "__ray_concurrency_group__", None) == LIVENESS:
                 return await asyncio.to_thread(answer)
@@ -84,8 +100,8 @@ class SharedActor:
 class _Method:
     """What ``handle.method`` of an actor gives."""
 
-    def __init__(self, call: Any, name: str, method: str) -> None:
-        self._call, self._place = call, (name, method)
+    def __init__(self, call: Any, name: str, comes: bool, method: str) -> None:
+        self._call, self._place = call, (name, comes, method)
 
     def remote(self, *arguments: Any) -> Any:
         return self._call.remote(*self._place, *arguments)
@@ -97,14 +113,14 @@ class _Method:
 class MemberHandle:
     """Calls a member as an actor of its own is called."""
 
-    def __init__(self, actor: Any, name: str) -> None:
-        self._actor, self._name = actor, name
+    def __init__(self, actor: Any, name: str, *, comes: bool = False) -> None:
+        self._actor, self._name, self._comes = actor, name, comes
 
     def __getattr__(self, method: str) -> _Method:
         """Return what a call of a method begins with."""
         if method.startswith("_"):
             raise AttributeError(method)
-        return _Method(self._actor.call, self._name, method)
+        return _Method(self._actor.call, self._name, self._comes, method)
 
 
 def start_shared_actor(name: str, idle_s: float) -> Any:
@@ -127,7 +143,7 @@ def start_member(actor_name: str, idle_s: float, name: str, cls: type, *argument
     """Make a member of a shared actor, which is started if need be."""
     actor = start_shared_actor(actor_name, idle_s)
     actor.admit.remote(name, cls, *arguments)
-    return MemberHandle(actor, name)
+    return MemberHandle(actor, name, comes=True)
 
 
 def find_actor(name: str, shared_actor: str = "") -> Any:

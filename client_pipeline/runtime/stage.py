@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from client_pipeline.partition.families import Adapter, adapter, build_block
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import frozen_parameters, load_parameters, own_parameters
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.held_memory import StoredActivations
 from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, gradients
 from client_pipeline.runtime.pacing import Pace, PacedClock
 from client_pipeline.runtime.precision import autocast
@@ -124,6 +125,7 @@ class Stage:
         self._outputs: dict[int, Tensor] = {}
         self.peak_stored = 0
         """Most micro-batches whose activations were held at once."""
+        self.activations = StoredActivations()
 
     # TEBs come and go with the plan.
 
@@ -157,6 +159,17 @@ class Stage:
         """All weights by TEB: not copies, since they are serialized where they leave the process."""
         return {i: {n: p.detach() for n, p in block.parameters.items()} for i, block in self.blocks.items()}
 
+    def _weights_here(self) -> Iterator[Tensor]:
+        for block in self.blocks.values():
+            yield from (*block.parameters.values(), *block.frozen.values())
+
+    def held_bytes(self) -> int:
+        """Bytes of weights, gradients, optimizer states, and of the activations at their peak."""
+        weights = sum(tensor.nbytes for tensor in self._weights_here())
+        gradients = sum(p.nbytes for block in self.blocks.values() for p in block.parameters.values())
+        states = sum(t.nbytes for block in self.blocks.values() for t in block.optimizer.state().values())
+        return weights + gradients + states + self.activations.peak_bytes
+
     def gradients(self) -> dict[int, dict[str, Tensor]]:
         """Copies of the waiting gradients by TEB."""
         return {i: gradients(block.parameters) for i, block in self.blocks.items()}
@@ -178,9 +191,12 @@ class Stage:
         self._inputs[micro_batch] = x_BTD
         self.peak_stored = max(self.peak_stored, len(self._inputs))
         if self.recompute:
+            self.activations.keep(micro_batch, x_BTD)
             with torch.no_grad():
                 return self._compute(step, micro_batch, x_BTD, mask_BT)
-        y_BTD = self._compute(step, micro_batch, x_BTD, mask_BT)
+        key = (tuple(self.blocks), *x_BTD.shape)
+        with self.activations.count(micro_batch, key, self._weights_here()):
+            y_BTD = self._compute(step, micro_batch, x_BTD, mask_BT)
         self._outputs[micro_batch] = y_BTD
         return y_BTD
 
@@ -189,6 +205,7 @@ class Stage:
         x_BTD = self._inputs.pop(micro_batch)
         y_BTD = self._compute(step, micro_batch, x_BTD, mask_BT) if self.recompute else self._outputs.pop(micro_batch)
         torch.autograd.backward(y_BTD, gradient_BTD)
+        self.activations.free(micro_batch)
         assert x_BTD.grad is not None
         return x_BTD.grad
 
@@ -211,6 +228,7 @@ class Stage:
         """Drop gradients and activations of a step that will not complete."""
         self._inputs.clear()
         self._outputs.clear()
+        self.activations.clear()
         for block in self.blocks.values():
             block.optimizer.discard()
 

@@ -16,6 +16,7 @@ from client_pipeline import durable
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.launcher import Launcher
 from flower_app.launch.run_series import SeriesRun, train_series
+from flower_app.report.data import used_bytes
 from flower_app.report.pictures import write_pictures
 from flower_app.runs.run_directory import read_rounds, read_summary
 from strategies.registry import COLLAPIPE
@@ -142,7 +143,7 @@ def _figures(name: str, folders: Sequence[Path]) -> dict[str, Any]:
         "bytes": _mean([r["bytes_up"] + r["bytes_down"] for r in rounds]),
         "link_bytes": _mean([sum(sum(c["link_bytes"]) for c in v["clusters"] if c["selected"]) for v in virtual]),
         "memory_bytes": max(max(c["device_memory_bytes"]) for c in trained),
-        "process_bytes": max(d["peak_bytes"] - d["idle_bytes"] for d in devices),
+        "process_bytes": max(used_bytes(d) for d in devices),
         "gamma": _mean([c["gamma"] for v in virtual for c in v["clusters"]]),
         "gamma_max": virtual[0]["gamma_max"],
         "selected_share": np.mean([[c["selected"] for c in v["clusters"]] for v in virtual], axis=0).tolist(),

@@ -118,7 +118,7 @@ class RunData:
         return states
 
     def memory(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """The most that each device held, by cluster and device: modelled, and measured above idle [byte]."""
+        """The most that each device held, by cluster and device: modelled, and counted [byte]."""
         largest: dict[tuple[int, int], tuple[float, float]] = {}
 
         def see(n: int, k: int, modelled: float, measured: float) -> None:
@@ -132,8 +132,7 @@ class RunData:
                     see(n, k, as_number(value), np.nan)
             for report in record.get("clusters") or ():
                 for k, spent in (report.get("devices") or {}).items():
-                    measured = as_number(spent.get("peak_bytes")) - as_number(spent.get("idle_bytes"))
-                    see(int(report["cluster"]), int(k), np.nan, measured)
+                    see(int(report["cluster"]), int(k), np.nan, used_bytes(spent))
         return largest
 
     def whole_model_bytes(self) -> float:
@@ -141,6 +140,16 @@ class RunData:
         values = self.cluster_series("whole_model_bytes")
         known = values[np.isfinite(values)]
         return float(known.max()) if len(known) else float("nan")
+
+
+def used_bytes(spent: Mapping[str, Any]) -> float:
+    """What a device held at its peak, of its entry in a cluster's report; NaN if that is not known [byte].
+
+    Runs of earlier releases know what its process had above idle.
+    """
+    if "held_bytes" in spent:
+        return as_number(spent["held_bytes"])
+    return as_number(spent.get("peak_bytes")) - as_number(spent.get("idle_bytes"))
 
 
 def as_number(value: Any) -> float:

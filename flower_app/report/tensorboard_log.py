@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flower_app.report.data import used_bytes
+
 TENSORBOARD_FOLDER = "tensorboard"
 
 
@@ -72,9 +74,8 @@ def _tagged(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "round/left_out", len((record.get("plan") or {}).get("left_out") or ())
     for report in record.get("clusters") or ():
         for device, spent in (report.get("devices") or {}).items():
-            if spent.get("peak_bytes") is not None and spent.get("idle_bytes") is not None:
-                tag = f"memory_bytes/cluster_{report.get('cluster')}_device_{device}"
-                yield tag, spent["peak_bytes"] - spent["idle_bytes"]
+            if math.isfinite(used := used_bytes(spent)):
+                yield f"memory_bytes/cluster_{report.get('cluster')}_device_{device}", used
     virtual = record.get("virtual") or {}
     for name in ("latency_s", "latency_eq15_s", "latency_fused_s", "energy_j", "gamma_max"):
         yield f"virtual/{name}", virtual.get(name)

@@ -36,7 +36,8 @@ _EVENT = (one_of("F", "B"), whole(), whole(), number(), number())
 _MOST_DEVICES, _MOST_MICRO_BATCHES, _MOST_BLOCKS = 1024, 1 << 16, 1 << 16
 """Where the order brings no plan to compare with."""
 
-_DEVICE: Schema = {"blocks": SIZE, "busy_s": SECONDS, "idle_bytes": SIZE, "peak_bytes": SIZE}
+_MEMORY = frozenset({"held_bytes", "idle_bytes", "peak_bytes"})
+_DEVICE: Schema = {"blocks": SIZE, "busy_s": SECONDS, "held_bytes": SIZE, "idle_bytes": SIZE, "peak_bytes": SIZE}
 _PROFILE: Schema = {key: number(*limits) for key, limits in DEVICE_RANGES.items()}
 
 
@@ -191,7 +192,7 @@ def _check_devices(raw: dict[str, Any], terms: ReportTerms) -> None:
     for name, device in raw.items():
         if name not in known:
             raise MalformedReply(f"report.devices: expected names from 0 to {len(known) - 1}, found {excerpt(name)}")
-        check_object(device, _DEVICE, f"report.devices.{name}", optional=frozenset({"idle_bytes", "peak_bytes"}))
+        check_object(device, _DEVICE, f"report.devices.{name}", optional=_MEMORY)
 
 
 def _check_timeline(raw: list[Any], terms: ReportTerms) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from client_pipeline.runtime import actors
+from client_pipeline.runtime import actors, shared_actor
 from client_pipeline.runtime.actors import (
     ControlUnitAbsent,
     ControlUnitError,
@@ -60,7 +60,8 @@ class OneNode(ScriptedRay):
 @pytest.fixture
 def ray(monkeypatch):
     made = OneNode()
-    monkeypatch.setattr(actors, "ray", made)
+    for module in (actors, shared_actor):
+        monkeypatch.setattr(module, "ray", made)
     return made
 
 

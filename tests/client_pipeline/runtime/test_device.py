@@ -1,4 +1,4 @@
-"""A device without Ray: what it holds, what it forgets, and when its process ends itself."""
+"""A device without Ray: what it holds, and what it forgets."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.runtime import device as device_module
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.device import DeviceActor, StepReport, Watch
+from client_pipeline.runtime.device import DeviceActor, StepReport
 from client_pipeline.runtime.faults import NotFinite
 from client_pipeline.runtime.stage import DoneAction, MovedBlock, StepOrder
 from helpers.recovery_cases import ADAMW, SPEC, initial
@@ -209,91 +209,6 @@ def test_an_interruption_that_comes_late_does_not_touch_a_later_group(device, mo
 def test_busy_seconds_are_those_of_the_actions_without_the_waits():
     actions = [DoneAction("F", 0, 10.0, 12.0), DoneAction("B", 0, 20.0, 20.5)]
     assert StepReport(actions=actions, norm_sq=0.0).busy_s == 2.5
-
-
-# Its end.
-
-
-class Clock:
-    """Time passes while somebody sleeps; a test says what happens after which sleep."""
-
-    def __init__(self):
-        self.now = 100.0
-        self.slept = []
-        self.then = {}
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-        self.slept.append(seconds)
-        self.then.get(len(self.slept), lambda: None)()
-
-
-class Ended(BaseException):
-    """In the place of the end of the process."""
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    def end(code):
-        assert code == 0
-        raise Ended
-
-    made = Clock()
-    monkeypatch.setattr(device_module, "time", made)
-    monkeypatch.setattr(device_module.os, "_exit", end)
-    return made
-
-
-def test_an_actor_that_nobody_calls_ends_its_process(clock):
-    watch = Watch(8.0)
-    with pytest.raises(Ended):
-        watch._run()
-    # It looks four times in that time; 8 s are not more than 8 s.
-    assert clock.slept == [2.0] * 5
-
-
-def test_an_actor_with_much_patience_looks_every_five_seconds(clock):
-    watch = Watch(60.0)
-    with pytest.raises(Ended):
-        watch._run()
-    assert clock.slept == [5.0] * 13
-
-
-def test_an_actor_that_works_does_not_end_and_one_that_has_worked_ends_later(clock):
-    watch = Watch(8.0)
-    clock.then = {2: watch.__enter__, 4: watch.__enter__, 20: watch.__exit__, 30: watch.__exit__}
-    with pytest.raises(Ended):
-        watch._run()
-    assert len(clock.slept) == 35
-    assert not watch.busy
-
-
-@pytest.mark.parametrize(
-    ("initialized", "mode", "watched"), [(True, 1, True), (True, 0, False), (True, 2, False), (False, 1, False)]
-)
-def test_only_a_process_that_ray_started_is_ours_to_end(monkeypatch, initialized, mode, watched):
-    context = SimpleNamespace(worker=SimpleNamespace(mode=mode))
-    ray = SimpleNamespace(is_initialized=lambda: initialized, WORKER_MODE=1, get_runtime_context=lambda: context)
-    started = []
-
-    def thread(target, daemon, name):
-        return SimpleNamespace(start=lambda: started.append((target, daemon)))
-
-    monkeypatch.setattr(device_module, "ray", ray)
-    monkeypatch.setattr(device_module.threading, "Thread", thread)
-    watch = Watch(1.0)
-    # A daemon: it must not keep alive a process that ends otherwise.
-    assert started == ([(watch._run, True)] if watched else [])
-
-
-def test_a_call_is_busy_until_it_is_over():
-    watch = Watch(8.0)
-    with watch, watch:
-        assert watch.busy
-    assert not watch.busy
 
 
 def test_a_call_that_fails_is_over_too(device):

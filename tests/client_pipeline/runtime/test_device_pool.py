@@ -7,7 +7,7 @@ import pytest
 from ray import exceptions
 
 from client_pipeline.partition import transformer
-from client_pipeline.runtime import device_pool
+from client_pipeline.runtime import device_pool, shared_actor
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.device import DeviceActor
 from client_pipeline.runtime.device_pool import GRACE_S, DevicePool
@@ -24,7 +24,8 @@ MADE_WITH = (SPEC, OptimizerConfig(name="sgd"), RuntimeConfig(timeout=30.0))
 @pytest.fixture
 def ray(monkeypatch):
     made = ScriptedRay()
-    monkeypatch.setattr(device_pool, "ray", made)
+    for module in (device_pool, shared_actor):
+        monkeypatch.setattr(module, "ray", made)
     return made
 
 

@@ -1,0 +1,67 @@
+"""What a device holds, counted tensor by tensor: its process may hold more, and other devices, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class StoredActivations:
+    """Bytes of what forward passes keep for their backward passes, over the micro-batches that are under way.
+
+    A micro-batch of a shape that was met before keeps what that one kept: only the first of each shape is looked at.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        """Most at the same time since :meth:`forget_peak`."""
+        self._bytes_by_shape: dict[tuple[object, ...], int] = {}
+        self._stored: dict[int, int] = {}
+
+    @contextmanager
+    def count(self, micro_batch: int, key: tuple[object, ...], weights: Iterable[Tensor]) -> Iterator[None]:
+        """Run a micro-batch's forward pass.
+
+        Parameters
+        ----------
+        micro_batch : its number
+        key : forward passes of the same key keep the same number of bytes
+        weights : which the passes keep, too, and which are no activations
+        """
+        if key in self._bytes_by_shape:
+            yield
+        else:
+            known = {weight.untyped_storage().data_ptr() for weight in weights}
+            size_by_address: dict[int, int] = {}
+
+            def keep(tensor: Tensor) -> Tensor:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in known:
+                    size_by_address[storage.data_ptr()] = storage.nbytes()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                yield
+            self._bytes_by_shape[key] = sum(size_by_address.values())
+        self._stored[micro_batch] = self._bytes_by_shape[key]
+        self.peak_bytes = max(self.peak_bytes, sum(self._stored.values()))
+
+    def keep(self, micro_batch: int, tensor: Tensor) -> None:
+        """Note that a micro-batch keeps one tensor alone: it will be computed again from that."""
+        self._stored[micro_batch] = tensor.nbytes
+        self.peak_bytes = max(self.peak_bytes, sum(self._stored.values()))
+
+    def free(self, micro_batch: int) -> None:
+        """Note that a micro-batch is through."""
+        self._stored.pop(micro_batch, None)
+
+    def clear(self) -> None:
+        """Note that nothing is kept any more."""
+        self._stored.clear()
+
+    def forget_peak(self) -> None:
+        """Count the peak anew from here."""
+        self.peak_bytes = sum(self._stored.values())

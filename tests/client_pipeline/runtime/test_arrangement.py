@@ -1,0 +1,125 @@
+"""Who shares an actor in a simulation, and why."""
+
+from collections import Counter
+
+import pytest
+
+from client_pipeline.runtime.arrangement import Arrangement, arrange, usable_cores
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.fault_injection import FaultConfig
+from client_pipeline.runtime.placement import Placement
+
+DEFAULT = [6, 6, 6]
+
+
+def actors(num_devices=DEFAULT, cores=2, paced=False, faults=None, **runtime):
+    arrangement, _ = arrange(
+        RuntimeConfig(**runtime), FaultConfig(**(faults or {})), paced=paced, num_devices=num_devices, cores=cores
+    )
+    return arrangement.device_actors, arrangement.cluster_actors
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "cores", "expected"),
+    [
+        (DEFAULT, 2, (2, 2)),
+        (DEFAULT, 1, (1, 1)),
+        (DEFAULT, 17, (17, 3)),
+        # As many cores as devices: sharing would gain nothing.
+        (DEFAULT, 18, (0, 0)),
+        ([2], 2, (0, 0)),
+        ([3], 2, (2, 1)),
+        ([10] * 100, 8, (8, 8)),
+    ],
+)
+def test_by_default_there_is_an_actor_for_each_core(num_devices, cores, expected):
+    assert actors(num_devices, cores) == expected
+
+
+@pytest.mark.parametrize(
+    ("runtime", "expected"),
+    [
+        ({"devices_per_actor": 1}, (0, 0)),
+        ({"devices_per_actor": 1, "clusters_per_actor": 3}, (0, 1)),
+        ({"devices_per_actor": 5}, (4, 2)),
+        ({"devices_per_actor": 100}, (1, 2)),
+        ({"clusters_per_actor": 1}, (2, 0)),
+        ({"clusters_per_actor": 2}, (2, 2)),
+    ],
+)
+def test_keys_say_how_many_share_at_most(runtime, expected):
+    assert actors(**runtime) == expected
+
+
+@pytest.mark.parametrize("fault", ["device", "freeze", "slow"])
+def test_what_ends_or_stops_single_devices_keeps_them_apart(fault):
+    assert actors(faults={fault: 0.1}) == (0, 0)
+    with pytest.raises(ValueError, match=r"runtime.devices-per-actor = 3: faults.device, .*; set .* to 1, or to 0"):
+        actors(faults={fault: 0.1}, devices_per_actor=3)
+    assert actors(faults={fault: 0.1}, devices_per_actor=1) == (0, 0)
+
+
+def test_what_ends_control_units_keeps_them_apart():
+    assert actors(faults={"cluster": 0.1}) == (2, 0)
+    with pytest.raises(ValueError, match=r"runtime.clusters-per-actor = 2: faults.cluster end"):
+        actors(faults={"cluster": 0.1}, clusters_per_actor=2)
+
+
+def test_paced_devices_are_apart():
+    assert actors(paced=True) == (0, 0)
+    with pytest.raises(ValueError, match="runtime.devices-per-actor = 2: device-emulation"):
+        actors(paced=True, devices_per_actor=2)
+
+
+def test_cut_streams_and_poison_keep_nobody_apart():
+    assert actors(faults={"stream": 0.1, "nan": 0.1}) == (2, 2)
+
+
+def test_every_pipeline_runs_over_as_many_actors_as_there_can_be():
+    for sizes, count in ((DEFAULT, 2), ([10] * 100, 8), ([3, 4, 1], 3)):
+        arrangement = Arrangement(device_actors=count, cluster_actors=min(count, len(sizes)))
+        load = Counter()
+        for cluster, size in enumerate(sizes):
+            placement = arrangement.placement(cluster, size)
+            assert len(placement.shared_actors) == size and placement.shared_actor in arrangement.actors
+            # Of any neighbours, too: plans take devices that are fast, wherever they stand.
+            for first in range(size):
+                taken = placement.shared_actors[first : first + count]
+                assert len(set(taken)) == len(taken)
+            load.update(placement.shared_actors)
+        assert set(load) <= set(arrangement.actors) and max(load.values()) - min(load.values()) <= len(sizes)
+
+
+def test_without_sharing_each_is_where_it_was():
+    assert Arrangement().placement(3, 4) == Placement() and Arrangement().actors == []
+    assert Placement().shared_actor_of(2) == ""
+
+
+def test_the_log_says_what_was_decided_and_why():
+    def said(**more):
+        options = {
+            "runtime": RuntimeConfig(),
+            "faults": FaultConfig(),
+            "paced": False,
+            "num_devices": DEFAULT,
+            "cores": 2,
+        }
+        options |= more
+        return arrange(options.pop("runtime"), options.pop("faults"), **options)[1]
+
+    assert said() == "Actors: devices share 2 actors, control units share 2 (18 devices on 2 cores)"
+    assert said(faults=FaultConfig(device=0.1)) == (
+        "Actors: each device has an actor of its own, each control unit has its own (faults end or stop single devices)"
+    )
+    assert "(devices are paced)" in said(paced=True)
+    assert "(runtime.devices-per-actor)" in said(runtime=RuntimeConfig(devices_per_actor=9))
+
+
+@pytest.mark.parametrize("key", ["devices_per_actor", "clusters_per_actor"])
+def test_a_negative_number_is_refused(key):
+    with pytest.raises(ValueError, match=f"runtime.{key.replace('_', '-')}: expected at least 0, found -1"):
+        RuntimeConfig(**{key: -1})
+
+
+def test_this_process_has_a_core():
+    assert usable_cores() >= 1

@@ -25,9 +25,9 @@ from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
 from client_pipeline.runtime.private_ray import private_ray
-from flower_app.client_app import load_cluster_data
 from flower_app.config.run_config import RunConfig
 from flower_app.tasks.base import task
+from flower_app.tasks.cluster_data import load_cluster_data
 from flower_app.tasks.generator import generate
 
 SENTENCES = 20_000

@@ -34,7 +34,7 @@ from client_pipeline.runtime.actors import (
     workers_at_once,
 )
 from client_pipeline.runtime.arrangement import Arrangement
-from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder, TrainingData
+from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
 from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.replanning import ProportionalReplan, Replan
@@ -45,7 +45,7 @@ from flower_app.node import kept_setup
 from flower_app.node.config import NodeConfig
 from flower_app.runs.run_directory import CLUSTERS
 from flower_app.runs.run_inputs import data_digest
-from flower_app.tasks.base import task
+from flower_app.tasks.cluster_data import load_cluster_data
 from flower_app.training.network import training_scenario
 from strategies.aggregation.secagg import secure_mod
 from strategies.clusters import ClusterState
@@ -218,12 +218,6 @@ def node_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path:
         run_dir = Path(config.run_dir) if config.run_dir else Path(config.runs_dir).expanduser() / run_name
         return run_dir.resolve() / CLUSTERS / cluster_name
     return Path(node.state_dir or "~/.collapipe").expanduser() / run_name / cluster_name
-
-
-def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, num_clusters: int) -> TrainingData:
-    """Load one cluster's training examples; runs in the control unit's process."""
-    config = RunConfig.as_sent(flat)
-    return task(config.task).cluster_data(config.data, tokenizer_json, cluster, num_clusters, config.seed)
 
 
 @app.train()

@@ -13,6 +13,7 @@ from flower_app.launch.processes import MARK
 from flower_app.report.pictures import write_pictures
 from flower_app.runs import run_directory
 from flower_app.runs.run_lock import serving
+from flower_app.training.actor_start import start_actors
 from flower_app.training.prepared_run import prepare
 from flower_app.training.training_run import train
 
@@ -39,6 +40,7 @@ def main(grid: Grid, context: Context) -> None:
         try:
             if not config.resume:
                 run_directory.write_config(run_dir, config)
+            start_actors(config, grid)
             train(prepare(config, run_dir), grid)
             # `collapipe run` draws the report itself.
             if not (config.run_dir and MARK in os.environ):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -84,6 +86,10 @@ class SharedActor:
             if getattr(answer.func, "__ray_concurrency_group__", None) == LIVENESS:
                 return await asyncio.to_thread(answer)
             return await asyncio.get_running_loop().run_in_executor(member.thread, answer)
+
+    async def load(self, modules: Sequence[str]) -> None:
+        """Import what members will need, before they come."""
+        await asyncio.to_thread(lambda: [importlib.import_module(name) for name in modules])
 
     async def names(self) -> list[str]:
         """Names of all members."""

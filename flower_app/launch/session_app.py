@@ -19,6 +19,7 @@ from flower_app import client_app
 from flower_app.error_text import error_text
 from flower_app.runs.run_directory import FINISHED, read_run_config, write_failure, write_summary
 from flower_app.runs.run_lock import serving
+from flower_app.training.actor_start import start_actors
 from flower_app.training.prepared_run import prepare
 from flower_app.training.training_run import train
 
@@ -43,6 +44,7 @@ def train_runs(grid: Grid, context: Context) -> None:
                 try:
                     # The directory is complete; that the run goes on is no part of its configuration.
                     config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=entry["resume"])
+                    start_actors(config, grid)
                     train(prepare(config, run_dir), grid)
                 except BaseException as error:
                     write_failure(run_dir, error)

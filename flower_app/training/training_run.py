@@ -13,12 +13,12 @@ from flwr.serverapp import Grid
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.partition.plan import read_plans
-from client_pipeline.runtime.arrangement import arrange
 from client_pipeline.runtime.head import HeadTrainer
 from flower_app.config.strategy_choice import make_strategy
 from flower_app.report.tensorboard_log import TensorBoardLog
 from flower_app.runs import run_directory
 from flower_app.runs.run_lock import nodes_held
+from flower_app.training.actor_start import arranged
 from flower_app.training.cluster_setup import (
     Clusters,
     round_bounds,
@@ -37,8 +37,7 @@ from strategies.clusters import ClusterState
 from strategies.decoder.service import DecoderService
 from strategies.decoder.step_limits import StepLimits
 from strategies.decoder.trainer import DecoderTrainer
-from strategies.flower_internals import InMemoryGrid, log
-from strategies.grid.forwarding import innermost
+from strategies.flower_internals import log
 from strategies.grid.single_pulls import SinglePulls
 from strategies.records import RUN_KEY, to_arrays
 from strategies.resumed import ResumedStrategy, restore_kept
@@ -84,7 +83,7 @@ def train(run: PreparedRun, grid: Grid) -> None:
 
 def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
     """Tell every node about the run, and learn the clusters; see :func:`set_up_clusters`."""
-    plans = run.config.plan
+    plans, arrangement = run.config.plan, arranged(run.config, run.scenario, grid)
     message: dict[str, str | int] = {
         "spec": run.prepared_task.spec.to_json(),
         "tokenizer": run.prepared_task.tokenizer_json,
@@ -92,7 +91,8 @@ def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
         "run-name": run.run_dir.name,
         "resume-round": run.completed,
         **{f"{key}-identity": value for key, value in run.identity._asdict().items()},
-        **_shared_actors(run, grid),
+        "device-actors": arrangement.device_actors,
+        "cluster-actors": arrangement.cluster_actors,
         # Nodes need not have the server's files.
         "network": json.dumps([_declared(run, n).to_dict() for n in range(run.num_clusters)]),
         "plans": json.dumps([plan.to_dict() for plan in read_plans(Path(plans))]) if plans else "",
@@ -101,20 +101,6 @@ def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
     lines, _ = run_directory.read_rounds(run.run_dir) if run.completed else ([], 0)
     trained = {report["cluster"] for line in lines for report in line["clusters"]}
     return set_up_clusters(grid, nodes, message, run.frozen, run.num_clusters, max_length, trained)
-
-
-def _shared_actors(run: PreparedRun, grid: Grid) -> dict[str, int]:
-    """Decide how many actors a simulation's devices and control units share; real machines have their own."""
-    if not isinstance(innermost(grid), InMemoryGrid):
-        return {}
-    arrangement, reason = arrange(
-        run.config.runtime,
-        run.config.faults,
-        paced=run.config.device_emulation == "paced",
-        num_devices=[len(devices) for devices in run.scenario.clusters],
-    )
-    log(INFO, reason)
-    return {"device-actors": arrangement.device_actors, "cluster-actors": arrangement.cluster_actors}
 
 
 def _declared(run: PreparedRun, cluster: int) -> ClusterState:

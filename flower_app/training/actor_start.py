@@ -1,0 +1,68 @@
+"""How a simulation's actors are arranged, and their start before anybody needs them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from logging import INFO
+
+from flwr.serverapp import Grid
+
+from client_pipeline.runtime.arrangement import Arrangement, arrange
+from client_pipeline.runtime.shared_actor import start_shared_actor
+from client_pipeline.system.scenario import Scenario
+from flower_app.config.run_config import RunConfig
+from flower_app.training.network import of_clusters, training_scenario
+from strategies.flower_internals import InMemoryGrid, log
+from strategies.grid.forwarding import innermost
+
+_RAY_S, _POLL_S = 120.0, 0.05
+"""How long a simulation's Ray may take to come until actors are left to start when they are needed [s]."""
+_NEEDED_MODULES = ("client_pipeline.runtime.control_unit", "flower_app.tasks.cluster_data")
+"""What a shared actor imports while the server loads data and model."""
+
+
+def arranged(config: RunConfig, scenario: Scenario, grid: Grid, *, quiet: bool = False) -> Arrangement:
+    """Decide how many actors a simulation's devices and control units share; real machines have their own.
+
+    Raises
+    ------
+    ValueError
+        As :func:`client_pipeline.runtime.arrangement.arrange`.
+    """
+    if not isinstance(innermost(grid), InMemoryGrid):
+        return Arrangement()
+    arrangement, reason = arrange(
+        config.runtime,
+        config.faults,
+        paced=config.device_emulation == "paced",
+        num_devices=[len(devices) for devices in scenario.clusters],
+    )
+    if not quiet:
+        log(INFO, reason)
+    return arrangement
+
+
+def start_actors(config: RunConfig, grid: Grid) -> None:
+    """Begin to start a simulation's shared actors, in a thread: they import for seconds. Says nothing of mistakes."""
+    try:
+        network = training_scenario(config)
+        arrangement = arranged(
+            config, of_clusters(network, config.num_clusters or network.num_clusters), grid, quiet=True
+        )
+    except (ValueError, FileNotFoundError):
+        return  # the run's preparation meets it again, and says what it is
+    if arrangement.actors:
+        threading.Thread(target=_start, args=(arrangement, config.runtime.actor_idle), daemon=True).start()
+
+
+def _start(arrangement: Arrangement, idle_s: float) -> None:
+    import ray
+
+    deadline = time.monotonic() + _RAY_S
+    while not ray.is_initialized():
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_POLL_S)
+    for name in arrangement.actors:
+        start_shared_actor(name, idle_s).load.remote(_NEEDED_MODULES)

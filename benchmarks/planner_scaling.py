@@ -3,13 +3,16 @@
 1. One cluster (K = 6, L = 12, m up to 64, Eq. (15), budgets on) by the segment scheduler and by SciPy's MILP solver
    (HiGHS) on the same problem: a program for each m with S among its variables. Both must find the same optimum. They
    take turns; the figure is the median ratio of their times.
-2. One round of N = 100 clusters of K = 50 devices, L = 48, J = 40, certified to 1e-6.
-3. Rounds that double one size at a time.
+2. One round of N = 100 clusters of K = 50 devices, L = 48, J = 40, certified to 1e-6; and one of N = 1000, K = 100,
+   L = 96, J = 400.
+3. The segments of one cluster of K = 50 devices, L = 48, under the flow shop.
+4. Rounds under Eq. (15) and under the flow shop that double N, J, K and L one at a time, twice: seconds, and the factor
+   of each doubling.
 
-All on one thread.
+All on one thread. Seconds are the processor's, which other programs on the machine hardly change; medians over seeds.
 
     python benchmarks/planner_scaling.py                       tables
-    python benchmarks/planner_scaling.py --json                {"milp_over_ours": .., "large_round_s": .., ..}
+    python benchmarks/planner_scaling.py --json                {"milp_over_ours": .., "huge_round_s": .., "growth": ..}
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -37,11 +41,14 @@ from strategies.dssda.limits import Limits
 from strategies.dssda.planner import plan_round
 from strategies.dssda.segments import solve_segments
 
-BASE = {"N": 3, "J": 4, "K": 6, "L": 12}
 LARGE = {"N": 100, "J": 40, "K": 50, "L": 48}
+HUGE = {"N": 1000, "J": 400, "K": 100, "L": 96}
+FLOW_SHOP = {"N": 1, "J": 1, "K": 50, "L": 48}
+BASES = {"eq15": LARGE, "flowshop": {"N": 4, "J": 2, "K": 25, "L": 24}}
+"""Where the growth begins."""
 
 
-def network(*, N: int, J: int, K: int, L: int, seed: int = 0) -> Instance:  # noqa: N803
+def network(*, N: int, J: int, K: int, L: int, latency: str = "eq15", seed: int = 0) -> Instance:  # noqa: N803
     """A round of the calibrated network of Table II, at another size; memory for twice the TEBs, at least four each."""
     draw = np.random.default_rng(seed)
 
@@ -85,7 +92,7 @@ def network(*, N: int, J: int, K: int, L: int, seed: int = 0) -> Instance:  # no
         "b": 64,
         "m_set": list(range(1, 65)),
         "V": 1.0,
-        "latency": "eq15",
+        "latency": latency,
         "tail": "last",
         "energy": "c9p",
         "work": {"o_f": 2e9, "o_b": 2e9, "o_b_scaling": "microbatch"},
@@ -155,10 +162,10 @@ def by_milp(instance: Instance) -> float:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
+    """Processor seconds of one call."""
+    start = time.process_time()
     work()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def against_milp(rounds: int) -> dict[str, float]:
@@ -168,9 +175,9 @@ def against_milp(rounds: int) -> dict[str, float]:
         instance = network(N=1, J=1, K=6, L=12, seed=seed)
         solve_segments(instance)  # warm
         ours.append(statistics.median(seconds(lambda i=instance: solve_segments(i)) for _ in range(5)))
-        start = time.perf_counter()
+        start = time.process_time()
         optimum = by_milp(instance)
-        theirs.append(time.perf_counter() - start)
+        theirs.append(time.process_time() - start)
         found = solve_segments(instance).objective
         assert found is not None
         difference = max(difference, abs(found - optimum) / abs(optimum))
@@ -183,16 +190,37 @@ def against_milp(rounds: int) -> dict[str, float]:
     }
 
 
-def round_row(repeats: int, **size: int) -> dict[str, Any]:
+def segments_seconds(repeats: int, latency: str, **size: int) -> float:
+    """Median time of the segments of all clusters of this size."""
+    instances = [network(**size, latency=latency, seed=seed) for seed in range(repeats)]
+    return statistics.median(seconds(lambda i=instance: solve_segments(i)) for instance in instances)
+
+
+def round_row(repeats: int, latency: str = "eq15", **size: int) -> dict[str, Any]:
     """Median time of a certified round of this size."""
     times, answers = [], []
     for seed in range(repeats):
-        instance = network(**size, seed=seed)
-        start = time.perf_counter()
+        instance = network(**size, latency=latency, seed=seed)
+        start = time.process_time()
         answers.append(plan_round(instance))
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
+    status = "optimal" if all(a.status == "optimal" for a in answers) else "not optimal"
     gaps = [a.gap for a in answers]
-    return {**size, "seconds": statistics.median(times), "status": answers[0].status, "largest_gap": max(gaps)}  # type: ignore[type-var]
+    row = {"latency": latency, **size, "seconds": statistics.median(times), "status": status}
+    return {**row, "largest_gap": max(gaps)}  # type: ignore[type-var]
+
+
+def growth_rows(repeats: int, latency: str) -> Iterator[dict[str, Any]]:
+    """Rounds that double one size at a time, with the factor of their time over the size before."""
+    size = BASES[latency]
+    base = round_row(repeats, latency, **size)
+    yield {**base, "doubled": None, "growth": None}
+    for name in size:
+        before = base["seconds"]
+        for factor in (2, 4):
+            row = round_row(repeats, latency, **(size | {name: factor * size[name]}))
+            yield {**row, "doubled": name, "growth": row["seconds"] / before}
+            before = row["seconds"]
 
 
 def main() -> int:
@@ -210,27 +238,25 @@ def main() -> int:
         file=out,
         flush=True,
     )
-    large = round_row(given.rounds, **LARGE)
-    print(f"{'N':>4} {'J':>3} {'K':>3} {'L':>3} {'seconds':>9} {'growth':>7}  status", file=out)
+    flow_shop = segments_seconds(given.rounds, "flowshop", **FLOW_SHOP)
+    print(f"one cluster, K = 50, L = 48, flow shop: {flow_shop:.3f} s", file=out, flush=True)
+    print(f"{'':>8} {'N':>4} {'J':>3} {'K':>3} {'L':>3} {'seconds':>9} {'growth':>7}  status", file=out)
+    large, huge = (round_row(given.rounds, **size) for size in (LARGE, HUGE))
     rows = []
-    base = round_row(given.rounds, **BASE)
-    for name in (None, *BASE):
-        before = base["seconds"]
-        for factor in (1,) if name is None else (2, 4, 8):
-            size = BASE if name is None else BASE | {name: factor * BASE[name]}
-            row = base if name is None else round_row(given.rounds, **size)
-            rows.append(row)
-            print(_line(row, row["seconds"] / before), file=out, flush=True)
-            before = row["seconds"]
-    print(_line(large, float("nan")), file=out)
+    for row in chain((large, huge), growth_rows(given.rounds, "eq15"), growth_rows(given.rounds, "flowshop")):
+        print(_line(row), file=out, flush=True)
+        rows.append(row)
     if given.json:
-        print(json.dumps({**one, "large_round_s": large["seconds"], "large_round": large, "growth": rows}))
-    return 0 if one["largest_difference"] < 1e-6 and large["status"] == "optimal" else 1
+        figures = {"large_round_s": large["seconds"], "huge_round_s": huge["seconds"], "flow_shop_s": flow_shop}
+        print(json.dumps({**one, **figures, "large_round": large, "huge_round": huge, "growth": rows[2:]}))
+    certified = all(row["status"] == "optimal" and row["largest_gap"] <= 1e-6 for row in rows)
+    return 0 if one["largest_difference"] < 1e-6 and certified else 1
 
 
-def _line(row: dict[str, Any], growth: float) -> str:
-    size = f"{row['N']:>4} {row['J']:>3} {row['K']:>3} {row['L']:>3}"
-    return f"{size} {row['seconds']:>9.4f} {growth:>7.2f}  {row['status']}, gap {row['largest_gap']:.1e}"
+def _line(row: dict[str, Any]) -> str:
+    size = f"{row['latency']:>8} {row['N']:>4} {row['J']:>3} {row['K']:>3} {row['L']:>3}"
+    growth = f"{row['growth']:>7.2f}" if row.get("growth") else " " * 7
+    return f"{size} {row['seconds']:>9.4f} {growth}  {row['status']}, gap {row['largest_gap']:.1e}"
 
 
 if __name__ == "__main__":

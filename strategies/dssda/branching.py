@@ -3,21 +3,27 @@
 F(T) = V T + the cheapest matching under the deadline T has many local minima. On an interval, replace the cost of every
 option by a tangent (:mod:`strategies.dssda.deadline`: it is convex). The cheapest matching under linear costs is
 concave in T, so with V T added it is least at an end: two assignment problems bound F from below on the whole interval,
-with an error that falls with the square of the interval's width.
+with an error that falls with the square of the interval's width. In a large round the prices of the best matching's
+channels bound both ends first (:mod:`strategies.dssda.prices`); an end is matched only where they leave room.
 """
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from client_pipeline.system.radio import Array
 from strategies.dssda.deadline import Options
+from strategies.dssda.prices import PricedMatching, price_bound
 
 INTERVAL_LIMIT = 10_000
 """Intervals looked at before the proof is given up."""
+_FIRST_INTERVALS = 4
+"""Parts into which the deadlines of a large round are cut before the search."""
 
 
 @dataclass(order=True)
@@ -34,19 +40,32 @@ class _Interval:
     """The assignment that attains the bound, under tangents."""
     at_first: bool = field(compare=False)
     """Whether it does so at ``first``."""
+    prices: Array | None = field(compare=False)
+    """Of the channels in it."""
 
 
 class IntervalBound(NamedTuple):
     """Below the cost of every deadline of an interval."""
 
     bound: float
-    taken: Options
-    """The assignment that attains it, under tangents."""
+    taken: Options | None
+    """The assignment that attains it, under tangents; None if prices alone make the bound high enough."""
     at_first: bool
     """Whether it does so at the interval's first deadline."""
+    prices: Array | None
+    """Of the channels in that assignment."""
 
 
-def bound_interval(options: Options, weight: float, first: float, last: float, touch: float) -> IntervalBound | None:
+def bound_interval(
+    options: Options,
+    weight: float,
+    first: float,
+    last: float,
+    touch: float,
+    *,
+    prices: Array | None = None,
+    enough: float = np.inf,
+) -> IntervalBound | None:
     """Bound F(T) = V T + the cheapest matching from below, for all T with first <= T < last.
 
     Parameters
@@ -55,19 +74,29 @@ def bound_interval(options: Options, weight: float, first: float, last: float, t
     weight : V [1/s]
     first, last : ends of the interval [s]
     touch : deadline of the tangents [s]
+    prices : of the channels in a similar matching: they bound both ends at once, and only what they leave is matched
+    enough : a bound so high needs no assignment
 
     Returns
     -------
     None if no assignment is possible in the interval.
     """
-    at_first, at_last = options.tangents(touch, (first, last))
-    matchings = options.match(at_first), options.match(at_last)
-    if matchings[0] is None or matchings[1] is None:
-        return None
-    bounds = weight * first + matchings[0].cost, weight * last + matchings[1].cost
-    is_first = bounds[0] <= bounds[1]
-    taken = options.taken(*((matchings[0], at_first) if is_first else (matchings[1], at_last)))
-    return IntervalBound(min(bounds), taken, is_first)
+    ends, costs = (first, last), options.tangents(touch, (first, last))
+    bounds, cheapest = [-np.inf, -np.inf], dict[int, PricedMatching]()
+    if prices is not None:
+        bounds = [
+            weight * end + price_bound(options.table(at_end), options.skip, prices)
+            for end, at_end in zip(ends, costs, strict=True)
+        ]
+        if min(bounds) >= enough:
+            return IntervalBound(min(bounds), None, False, prices)
+    while (lower := int(bounds[1] < bounds[0])) not in cheapest:
+        matched = options.match(costs[lower], prices)
+        if matched is None:
+            return None
+        cheapest[lower], bounds[lower] = matched, weight * ends[lower] + matched.bound
+    taken = options.taken(cheapest[lower], costs[lower])
+    return IntervalBound(min(bounds), taken, lower == 0, cheapest[lower].prices)
 
 
 class DeadlineSearch:
@@ -90,30 +119,34 @@ class DeadlineSearch:
         self.num_intervals = 0
         self._weight, self._tolerance = weight, tolerance
         self._least_cost = -np.inf
+        self._prices: Array | None = None
+        self._proven = np.inf
 
     def run(self, options: Options) -> None:
         """Search all options, of which some assignment must be possible."""
         costs = options.costs(np.inf)
         without_deadline = options.match(costs)
         assert without_deadline is not None
-        self._least_cost = without_deadline.cost
+        self._least_cost = without_deadline.bound
         if self._weight == 0.0:
             self.taken = options.taken(without_deadline, costs)
-            self.objective = self.bound = self._least_cost
+            self.objective, self.bound = without_deadline.matching.cost, self._least_cost
             return
+        self._prices = without_deadline.prices
         first = options.least_deadline()
         self._descend(options, first)
         options = options.useful(first, self._last_deadline())
         for deadline in np.geomspace(1.0, 1e-3, 5) * (self._last_deadline() - first) + first:
             self._descend(options, float(deadline))
         heap: list[_Interval] = []
-        self._push(heap, options, first, self._last_deadline(), -np.inf)
+        # Most options of a large round are useful in a part of the deadlines only: all of them at once would be slow.
+        parts = 1 if self._prices is None else _FIRST_INTERVALS
+        for ends in pairwise(np.linspace(first, self._last_deadline(), parts + 1).tolist()):
+            self._push(heap, options, ends, -np.inf, self._prices)
         proven = np.inf
         while heap:
             node = heapq.heappop(heap)
-            # A tenth of the tolerance is left to rounding.
-            target = self.objective - 0.9 * self._tolerance * abs(self.objective)
-            if node.bound >= target or self.num_intervals >= INTERVAL_LIMIT:
+            if node.bound >= self._target() or self.num_intervals >= INTERVAL_LIMIT:
                 proven = min(proven, node.bound)
                 break
             self._improve(node.taken)
@@ -121,9 +154,13 @@ class DeadlineSearch:
             if not node.first < middle < node.last:
                 proven = min(proven, node.bound)
                 continue
-            self._push(heap, node.options, node.first, middle, node.bound)
-            self._push(heap, node.options, middle, node.last, node.bound)
-        self.bound = min(proven, self.objective)
+            self._push(heap, node.options, (node.first, middle), node.bound, node.prices)
+            self._push(heap, node.options, (middle, node.last), node.bound, node.prices)
+        self.bound = min(proven, self._proven, self.objective)
+
+    def _target(self) -> float:
+        """A bound that is high enough; a tenth of the tolerance is left to rounding."""
+        return self.objective - 0.9 * self._tolerance * abs(self.objective)
 
     def _last_deadline(self) -> float:
         """From here on, V T and the cost of a matching without any deadline exceed the best objective."""
@@ -141,25 +178,38 @@ class DeadlineSearch:
                 return float(begins[len(begins) // 2])
         return node.first + (node.last - node.first) / 2
 
-    def _push(self, heap: list[_Interval], options: Options, first: float, last: float, at_least: float) -> None:
+    def _push(
+        self,
+        heap: list[_Interval],
+        options: Options,
+        ends: tuple[float, float],
+        at_least: float,
+        prices: Array | None,
+    ) -> None:
         """Bound an interval from below, unless no assignment is possible in it."""
+        first, last = ends
         self.num_intervals += 1
         options = options.useful(first, last)
         # Tangents at the best deadline are exact there, which closes the gap around it.
         touch = self.deadline if first <= self.deadline <= last else first + (last - first) / 2
-        below = bound_interval(options, self._weight, first, last, touch)
+        below = bound_interval(options, self._weight, first, last, touch, prices=prices, enough=self._target())
         if below is None:
             return
         bound = max(below.bound, at_least)
-        heapq.heappush(heap, _Interval(bound, self.num_intervals, first, last, options, below.taken, below.at_first))
+        if below.taken is None:
+            self._proven = min(self._proven, bound)
+            return
+        interval = _Interval(bound, self.num_intervals, first, last, options, below.taken, below.at_first, below.prices)
+        heapq.heappush(heap, interval)
 
     def _descend(self, options: Options, deadline: float) -> None:
         """Best matching at the deadline, best deadline of the matching, and so on as long as that improves."""
         while True:
             costs = options.costs(deadline)
-            matching = options.match(costs)
-            if matching is None or not self._improve(options.taken(matching, costs)):
+            cheapest = options.match(costs, self._prices)
+            if cheapest is None or not self._improve(options.taken(cheapest, costs)):
                 return
+            self._prices = cheapest.prices
             deadline = self.deadline
 
     def _improve(self, taken: Options) -> bool:

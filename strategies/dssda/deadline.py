@@ -19,30 +19,66 @@ from numpy.typing import NDArray
 
 from client_pipeline.system.radio import Array
 from strategies.dssda.answer import SegmentChoice
-from strategies.dssda.instance import Cluster, Instance
-from strategies.dssda.matching import Matching, match_channels
+from strategies.dssda.instance import Instance
+from strategies.dssda.matching import most_matched
 from strategies.dssda.power import Uplinks, first_true
+from strategies.dssda.prices import PricedMatching, match_at_prices
 
 Index = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class ClusterSizes:
+    """The S of all clusters as columns, sorted by cluster and pipeline time."""
+
+    first: Index
+    """(N + 1,), where the entries of each cluster begin, and where the last one's end."""
+    segments: Index
+    """S."""
+    cost: Array
+    """The term wS S + wS2 S^2."""
+    pipeline_s: Array
+    """Local steps times D_n(S) [s]."""
+
+    @classmethod
+    def of(cls, instance: Instance, choices: Sequence[Mapping[int, SegmentChoice]]) -> ClusterSizes:
+        """Collect them, without those that cost no less and take no less time than another S of their cluster."""
+        first, entries = [0], []
+        for cluster, by_size in zip(instance.clusters, choices, strict=True):
+            least = np.inf
+            by_time = [(c.pipeline_s, cluster.size_cost(size), size) for size, c in by_size.items()]
+            for pipeline_s, cost, size in sorted(by_time):
+                if cost < least:
+                    least = cost
+                    entries.append((size, cost, instance.steps * pipeline_s))
+            first.append(len(entries))
+        return cls(
+            first=np.array(first, dtype=np.intp),
+            segments=np.array([size for size, _, _ in entries], dtype=np.intp),
+            cost=np.array([cost for _, cost, _ in entries], dtype=np.float64),
+            pipeline_s=np.array([pipeline_s for _, _, pipeline_s in entries], dtype=np.float64),
+        )
 
 
 @dataclass(frozen=True)
 class Options:
     """Options as columns of one length, sorted by cluster, channel and pipeline time."""
 
-    cluster: Index
-    channel: Index
-    segments: Index
-    """S."""
-    size_cost: Array
-    """The term wS S + wS2 S^2."""
-    pipeline_s: Array
-    """Local steps times D_n(S) [s]."""
-    uplinks: Uplinks
-    best: Array
-    """Efficiency x of the cheapest power when time does not matter."""
+    pair: Index
+    """Cluster and channel: n J + j."""
+    entry: Index
+    """Place among the segments of all clusters."""
     earliest: Array
     """Least deadline that the option can meet [s]."""
+    settled: Array
+    """Least deadline from which on its cost stays the same [s]."""
+    settled_cost: Array
+    """The cost from there on."""
+    sizes: ClusterSizes
+    pairs: Uplinks
+    """(N J,), the uplink of every pair."""
+    cheapest: Array
+    """(N J,), efficiency x of each pair's cheapest power when time does not matter."""
     skip: Array
     """(N,), cost of each cluster without a channel."""
     num_channels: int
@@ -56,49 +92,75 @@ class Options:
         choices : (N,), for each cluster its segments by S; empty if it has none
         uplinks : (N, J)
         """
-        sizes = [(n, *entry) for n, by_size in enumerate(choices) for entry in _front(instance.clusters[n], by_size)]
-        of_cluster = np.array([n for n, *_ in sizes], dtype=np.intp)
-        entry, channel = np.nonzero(uplinks.feasible[of_cluster])
-        order = np.lexsort((entry, channel, of_cluster[entry]))
-        entry, channel = entry[order], channel[order]
-        cluster = of_cluster[entry]
-        columns = uplinks.select(cluster, channel)
-        pipeline = instance.steps * np.array([choice.pipeline_s for *_, choice in sizes])[entry]
+        sizes = ClusterSizes.of(instance, choices)
+        pairs, cheapest = uplinks.flat(), uplinks.cheapest().ravel()
+        possible = np.flatnonzero(pairs.feasible)
+        first, end = sizes.first[possible // instance.num_channels], sizes.first[possible // instance.num_channels + 1]
+        place = np.repeat(np.arange(len(possible)), end - first)
+        entry = first[place] + np.arange(len(place)) - np.searchsorted(place, place)
+        pair = possible[place]
+        pipeline = sizes.pipeline_s[entry]
         return cls(
-            cluster=cluster,
-            channel=channel,
-            segments=np.array([choice.num_segments for *_, choice in sizes], dtype=np.intp)[entry],
-            size_cost=np.array([cost for _, cost, _ in sizes])[entry],
-            pipeline_s=pipeline,
-            uplinks=columns,
-            best=uplinks.cheapest()[cluster, channel],
-            earliest=pipeline + columns.seconds(columns.high),
+            pair=pair,
+            entry=entry,
+            earliest=pipeline + pairs.seconds(pairs.high)[pair],
+            settled=pipeline + pairs.seconds(cheapest)[pair],
+            settled_cost=sizes.cost[entry] + pairs.cost(cheapest)[pair],
+            sizes=sizes,
+            pairs=pairs,
+            cheapest=cheapest,
             skip=np.array([c.skip for c in instance.clusters], dtype=np.float64),
             num_channels=instance.num_channels,
         )
 
+    @property
+    def cluster(self) -> Index:
+        """Cluster n of each option."""
+        return self.pair // self.num_channels
+
+    @property
+    def channel(self) -> Index:
+        """Channel j of each option."""
+        return self.pair % self.num_channels
+
+    @property
+    def segments(self) -> Index:
+        """S of each option."""
+        return self.sizes.segments[self.entry]
+
+    @property
+    def pipeline_s(self) -> Array:
+        """Local steps times D_n(S) of each option [s]."""
+        return self.sizes.pipeline_s[self.entry]
+
+    @property
+    def uplinks(self) -> Uplinks:
+        """The uplink of each option."""
+        return self.pairs.select(self.pair)
+
     def select(self, rows: Index | NDArray[np.bool_]) -> Options:
         """Some of the options, in the same order."""
-        picked = {
-            name: getattr(self, name)[rows]
-            for name in ("cluster", "channel", "segments", "size_cost", "pipeline_s", "best", "earliest")
-        }
-        return replace(self, uplinks=self.uplinks.select(rows), **picked)
+        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows  # several columns: faster than by the mask
+        names = ("pair", "entry", "earliest", "settled", "settled_cost")
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def efficiency(self, deadline: float | Array) -> Array:
         """Efficiency x of the cheapest power that meets the deadline, where one does."""
-        least = self.uplinks.efficiency(deadline - self.pipeline_s)
-        return np.minimum(np.maximum(least, self.best), self.uplinks.high)
+        uplinks = self.uplinks
+        least = uplinks.efficiency(deadline - self.pipeline_s)
+        return np.minimum(np.maximum(least, self.cheapest[self.pair]), uplinks.high)
 
     def costs(self, deadline: float) -> Array:
         """Each option's g(T); inf before its earliest deadline."""
-        costs = self.size_cost + self.uplinks.cost(self.efficiency(deadline))
-        return np.where(self.earliest <= deadline, costs, np.inf)
+        costs = np.where(self.earliest <= deadline, self.settled_cost, np.inf)
+        hurried = np.flatnonzero((self.earliest <= deadline) & (deadline < self.settled))
+        costs[hurried] = self.select(hurried)._hurried_cost(deadline)
+        return costs
 
     def slopes(self, deadline: float | Array) -> Array:
         """Each option's g'(T), from the right at the earliest deadline."""
-        x = self.efficiency(deadline)
-        return np.where(x > self.best, np.minimum(self.uplinks.slope_in_time(x), 0.0), 0.0)
+        x, uplinks = self.efficiency(deadline), self.uplinks
+        return np.where(x > self.cheapest[self.pair], np.minimum(uplinks.slope_in_time(x), 0.0), 0.0)
 
     def tangents(self, deadline: float, ends: tuple[float, float]) -> tuple[Array, Array]:
         """Each option's tangent at the deadline, or at its earliest one if that is later, at two other deadlines.
@@ -106,21 +168,32 @@ class Options:
         g is convex: no option costs less than its tangent anywhere.
         """
         touch = np.maximum(deadline, self.earliest)
-        at_touch = self.size_cost + self.uplinks.cost(self.efficiency(touch))
-        slope = self.slopes(touch)
-        return at_touch + slope * (ends[0] - touch), at_touch + slope * (ends[1] - touch)
+        at_first, at_last = self.settled_cost.copy(), self.settled_cost.copy()
+        hurried = np.flatnonzero(touch < self.settled)
+        some, touch = self.select(hurried), touch[hurried]
+        at_touch, slope = some._hurried_cost(touch), some.slopes(touch)
+        at_first[hurried] = at_touch + slope * (ends[0] - touch)
+        at_last[hurried] = at_touch + slope * (ends[1] - touch)
+        return at_first, at_last
 
-    def match(self, costs: Array) -> Matching | None:
+    def _hurried_cost(self, deadline: float | Array) -> Array:
+        """Each option's g(T) at a deadline that it can meet."""
+        return self.sizes.cost[self.entry] + self.uplinks.cost(self.efficiency(deadline))
+
+    def match(self, costs: Array, prices: Array | None = None) -> PricedMatching | None:
         """Cheapest matching of min(N, J) clusters when each pair takes its cheapest option; None if there is none."""
-        table = np.full((len(self.skip), self.num_channels), np.inf)
-        table[self.cluster[self._starts], self.channel[self._starts]] = self.least(costs)
-        return match_channels(table, self.skip)
+        return match_at_prices(self.table(costs), self.skip, prices)
 
-    def taken(self, matching: Matching, costs: Array) -> Options:
+    def table(self, costs: Array) -> Array:
+        """Least cost among the options of each pair, (N, J); inf where there is none."""
+        table = np.full((len(self.skip), self.num_channels), np.inf)
+        table.ravel()[self.pair[self._starts]] = self.least(costs)
+        return table
+
+    def taken(self, cheapest: PricedMatching, costs: Array) -> Options:
         """Cheapest option of each matched pair."""
-        pairs = [n * self.num_channels + j for n, j in enumerate(matching.channel_of) if j is not None]
-        pair = self.cluster * self.num_channels + self.channel
-        begins, ends = np.searchsorted(pair, pairs), np.searchsorted(pair, pairs, side="right")
+        pairs = [n * self.num_channels + j for n, j in enumerate(cheapest.matching.channel_of) if j is not None]
+        begins, ends = np.searchsorted(self.pair, pairs), np.searchsorted(self.pair, pairs, side="right")
         rows = [begin + np.argmin(costs[begin:end]) for begin, end in zip(begins, ends, strict=True)]
         return self.select(np.array(rows, dtype=np.intp))
 
@@ -134,16 +207,17 @@ class Options:
         at_first = self.least(self.costs(first))
         # Costs that only stay the same must not fall out by rounding.
         limit = at_first + 1e-12 * np.abs(at_first)
-        limit = np.repeat(limit, np.diff(np.append(self._starts, len(self.cluster))))
+        limit = np.repeat(limit, np.diff(np.append(self._starts, len(self.pair))))
         return self.select(np.isfinite(at_last) & (at_last <= limit))
 
     def least_deadline(self) -> float:
-        """Least deadline that min(N, J) clusters can meet, by bisection among the earliest deadlines of the options."""
-        deadlines = np.unique(self.earliest)
+        """Least deadline that min(N, J) clusters can meet, by bisection among the earliest deadlines of the pairs."""
+        earliest = self.table(self.earliest)
+        deadlines = np.unique(earliest[np.isfinite(earliest)])
         low, high = 0, len(deadlines) - 1
         while low < high:
             middle = (low + high) // 2
-            possible = self.match(np.where(self.earliest <= deadlines[middle], 0.0, np.inf)) is not None
+            possible = most_matched(earliest <= deadlines[middle]) == min(earliest.shape)
             low, high = (low, middle) if possible else (middle + 1, high)
         return float(deadlines[low])
 
@@ -161,7 +235,7 @@ class Options:
         weight : V > 0 [1/s]
         """
         first = float(np.max(self.earliest))
-        settled = float(np.max(self.pipeline_s + self.uplinks.seconds(self.best)))
+        settled = float(np.max(self.settled))
         # Beyond it even the whole fall of the costs does not pay for the time.
         last = first + (self.total(first) - self.total(np.inf)) / weight
 
@@ -173,15 +247,4 @@ class Options:
     @cached_property
     def _starts(self) -> Index:
         """Where the options of each pair that has any begin."""
-        begins = np.diff(self.cluster * self.num_channels + self.channel, prepend=-1) != 0
-        return np.flatnonzero(begins)
-
-
-def _front(cluster: Cluster, choices: Mapping[int, SegmentChoice]) -> list[tuple[float, SegmentChoice]]:
-    """Costs of S with their segments, faster ones first, without those that cost no less than a faster one."""
-    front: list[tuple[float, SegmentChoice]] = []
-    for size, choice in sorted(choices.items(), key=lambda item: (item[1].pipeline_s, cluster.size_cost(item[0]))):
-        cost = cluster.size_cost(size)
-        if not front or cost < front[-1][0]:
-            front.append((cost, choice))
-    return front
+        return np.flatnonzero(np.diff(self.pair, prepend=-1))

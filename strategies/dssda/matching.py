@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from client_pipeline.system.radio import Array
 
@@ -43,3 +46,13 @@ def match_channels(costs: Array, skip: Array) -> Matching | None:
         return None
     channel_of = tuple(j if j < num_channels else None for j in columns.tolist())
     return Matching(channel_of, float(padded[rows, columns].sum()))
+
+
+def most_matched(possible: NDArray[np.bool_]) -> int:
+    """The most clusters that can have a channel each at once.
+
+    Parameters
+    ----------
+    possible : (N, J), which pairs are possible
+    """
+    return int(np.sum(maximum_bipartite_matching(csr_array(possible), perm_type="column") >= 0))

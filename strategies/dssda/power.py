@@ -109,6 +109,10 @@ class Uplinks:
         """The columns at an index of their shape."""
         return Uplinks(**{f.name: np.asarray(getattr(self, f.name)[index]) for f in fields(self)})
 
+    def flat(self) -> Uplinks:
+        """The columns in one dimension."""
+        return Uplinks(**{f.name: np.ravel(getattr(self, f.name)) for f in fields(self)})
+
     @property
     def capped(self) -> Array:
         """Efficiency x at Pmax."""

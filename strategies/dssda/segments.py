@@ -10,7 +10,7 @@ import numpy as np
 from client_pipeline.system.energy import num_chunks
 from client_pipeline.system.radio import Array
 from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility, SegmentChoice
-from strategies.dssda.bottleneck import eq15_choices
+from strategies.dssda.eq15 import eq15_choices
 from strategies.dssda.flow_shop import flow_shop_choices
 from strategies.dssda.instance import Instance
 from strategies.dssda.limits import Limits

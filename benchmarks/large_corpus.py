@@ -27,8 +27,8 @@ from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
 from client_pipeline.runtime.private_ray import private_ray
 from flower_app.config.run_config import RunConfig
 from flower_app.tasks.base import task
-from flower_app.tasks.cluster_data import load_cluster_data
 from flower_app.tasks.generator import generate
+from flower_app.training.cluster_data import load_cluster_data
 
 SENTENCES = 20_000
 """Different sentences that the grammar draws; a line is two of them, so 400 million different lines are possible."""

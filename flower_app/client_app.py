@@ -45,7 +45,7 @@ from flower_app.node import kept_setup
 from flower_app.node.config import NodeConfig
 from flower_app.runs.run_directory import CLUSTERS
 from flower_app.runs.run_inputs import data_digest
-from flower_app.tasks.cluster_data import load_cluster_data
+from flower_app.training.cluster_data import load_cluster_data
 from flower_app.training.network import training_scenario
 from strategies.aggregation.secagg import secure_mod
 from strategies.clusters import ClusterState

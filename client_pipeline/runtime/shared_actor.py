@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ NAMESPACE = "collapipe"
 SHARED = "collapipe-shared"
 _ADMISSION_S = 60.0
 """How long a call waits for the member that was asked for just before it [s]."""
+_POLL_S = 0.05
 _MOST_CALLS = 100_000
 """Calls that a shared actor holds at the same time; each member takes one after the other."""
 
@@ -143,6 +145,17 @@ def start_shared_actor(name: str, idle_s: float) -> Any:
         )
         .remote(idle_s)
     )
+
+
+def start_when_ray_is_up(names: Sequence[str], idle_s: float, modules: Sequence[str], timeout_s: float) -> None:
+    """Start shared actors, and have them import modules, as soon as there is a Ray here; not at all if none comes."""
+    deadline = time.monotonic() + timeout_s
+    while not ray.is_initialized():
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_POLL_S)
+    for name in names:
+        start_shared_actor(name, idle_s).load.remote(modules)
 
 
 def start_member(actor_name: str, idle_s: float, name: str, cls: type, *arguments: Any) -> MemberHandle:

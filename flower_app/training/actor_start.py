@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
 from logging import INFO
 
 from flwr.serverapp import Grid
 
 from client_pipeline.runtime.arrangement import Arrangement, arrange
-from client_pipeline.runtime.shared_actor import start_shared_actor
+from client_pipeline.runtime.shared_actor import start_when_ray_is_up
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.run_config import RunConfig
 from flower_app.training.network import of_clusters, training_scenario
 from strategies.flower_internals import InMemoryGrid, log
 from strategies.grid.forwarding import innermost
 
-_RAY_S, _POLL_S = 120.0, 0.05
+_RAY_S = 120.0
 """How long a simulation's Ray may take to come until actors are left to start when they are needed [s]."""
-_NEEDED_MODULES = ("client_pipeline.runtime.control_unit", "flower_app.tasks.cluster_data")
+_NEEDED_MODULES = ("client_pipeline.runtime.control_unit", "flower_app.training.cluster_data")
 """What a shared actor imports while the server loads data and model."""
 
 
@@ -53,16 +52,5 @@ def start_actors(config: RunConfig, grid: Grid) -> None:
     except (ValueError, FileNotFoundError):
         return  # the run's preparation meets it again, and says what it is
     if arrangement.actors:
-        threading.Thread(target=_start, args=(arrangement, config.runtime.actor_idle), daemon=True).start()
-
-
-def _start(arrangement: Arrangement, idle_s: float) -> None:
-    import ray
-
-    deadline = time.monotonic() + _RAY_S
-    while not ray.is_initialized():
-        if time.monotonic() > deadline:
-            return
-        time.sleep(_POLL_S)
-    for name in arrangement.actors:
-        start_shared_actor(name, idle_s).load.remote(_NEEDED_MODULES)
+        needs = (arrangement.actors, config.runtime.actor_idle, _NEEDED_MODULES, _RAY_S)
+        threading.Thread(target=start_when_ray_is_up, args=needs, daemon=True).start()

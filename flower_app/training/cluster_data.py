@@ -1,5 +1,7 @@
 """A cluster's training examples, for the process of its control unit."""
 
+# Alone: a control unit's process has no need of Flower's client.
+
 from __future__ import annotations
 
 from typing import Any

@@ -23,7 +23,17 @@ from strategies.planning.policies import make_policy
 from strategies.registry import COLLAPIPE, STRATEGIES, strategy_class, traits_of
 from strategies.resumed import check_resumable, check_unchanged, is_free
 
-FREE_TO_CHANGE = ("resume", "run-dir", "runs-dir", "tensorboard", "decoder.", "runtime.actor-idle", "runtime.timeout")
+FREE_TO_CHANGE = (
+    "resume",
+    "run-dir",
+    "runs-dir",
+    "tensorboard",
+    "decoder.",
+    "runtime.actor-idle",
+    "runtime.timeout",
+    "runtime.devices-per-actor",
+    "runtime.clusters-per-actor",
+)
 """Keys, and tables, that may be otherwise when a run goes on: places and patience, not numbers."""
 
 

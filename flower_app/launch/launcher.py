@@ -60,7 +60,9 @@ class LaunchOrder:
     run_config: Path
     """TOML file that overrides the app's configuration."""
     num_clusters: int
-    """As many nodes run at once."""
+    """As many nodes are there."""
+    clusters_at_once: int = 0
+    """Most that train at the same time: a simulation has a process of Flower's for each of those; 0: all."""
     watch: Callable[[], None] = lambda: None
     """Called after each poll, to show progress."""
     say: Callable[[str], None] = lambda text: None

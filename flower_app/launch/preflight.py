@@ -13,6 +13,8 @@ from flower_app.tasks.base import TASKS, task
 from flower_app.training.network import of_clusters, training_scenario
 from strategies.decoder.service import DecoderService
 from strategies.decoder.trainer import DecoderTrainer
+from strategies.planning.policies import OPTIMAL, POLICIES
+from strategies.registry import COLLAPIPE
 
 
 def check_run(config: RunConfig) -> int:
@@ -51,6 +53,14 @@ def check_run(config: RunConfig) -> int:
     if config.traits.decoder_on_server:
         _try_decoder(config)
     return num_clusters
+
+
+def clusters_at_once(config: RunConfig) -> int:
+    """Most clusters of a complete configuration that train in the same round."""
+    if config.strategy == COLLAPIPE and config.policy.removesuffix(OPTIMAL) in POLICIES and not config.plan:
+        # Whoever is chosen has a channel of its own (C2, C3).
+        return min(config.num_clusters, training_scenario(config).num_channels)
+    return config.num_clusters
 
 
 def _try_decoder(config: RunConfig) -> None:

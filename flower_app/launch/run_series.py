@@ -19,6 +19,7 @@ from flower_app.config.run_config import RunConfig, nested
 from flower_app.launch.app_folder import assemble_app
 from flower_app.launch.launcher import Launcher, LaunchOrder
 from flower_app.launch.past_runs import go_on, has_finished
+from flower_app.launch.preflight import clusters_at_once
 from flower_app.launch.session_app import RUNS
 from flower_app.launch.simulation import SimulationLauncher
 from flower_app.launch.single_run import check_new_run
@@ -109,6 +110,7 @@ def _train_session(
             app=app,
             run_config=config_file,
             num_clusters=claimed_runs[0][1].num_clusters,
+            clusters_at_once=max(clusters_at_once(config) for _, config in claimed_runs),
             watch=watch,
             inherited_fds=[lock],
         )

@@ -41,7 +41,7 @@ class SimulationLauncher:
                 for attempt in range(_PORTS):
                     superlink = PrivateSuperLink(order.flower, order.logs)
                     with closing(superlink):
-                        superlink.start(order.app, order.run_config, order.num_clusters, order.inherited_fds)
+                        superlink.start(order)
                         outcome = _follow(superlink, order)
                         if outcome.status == FINISHED:
                             superlink.pass_log_on(_LOG_S)

@@ -14,7 +14,7 @@ from flower_app.config.sources import load_config
 from flower_app.config.strategy_choice import check_can_resume
 from flower_app.launch.app_folder import assemble_app
 from flower_app.launch.launcher import Launcher, LaunchOrder, Outcome
-from flower_app.launch.preflight import check_run
+from flower_app.launch.preflight import check_run, clusters_at_once
 from flower_app.launch.progress import RunProgress
 from flower_app.launch.simulation import SimulationLauncher
 from flower_app.report.pictures import write_pictures
@@ -116,6 +116,7 @@ def launch_run(
                 app=folder,
                 run_config=config_file,
                 num_clusters=config.num_clusters,
+                clusters_at_once=clusters_at_once(config),
                 watch=progress.update,
                 say=say,
                 inherited_fds=[lock],

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from client_pipeline.link.hosts import split_address
 from client_pipeline.runtime.private_ray import private_environment, without_secrets
+from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.processes import MARK, RunProcesses
 from flower_app.launch.ray_folders import RayFolder, short_folder
 
@@ -76,30 +77,28 @@ class PrivateSuperLink:
             return False
         return _TAKEN.search(self.superlink_log.read_bytes()[self._log_size :]) is not None
 
-    def start(self, app: Path, run_config: Path, num_supernodes: int, inherited_fds: Sequence[int] = ()) -> None:
-        """Start the SuperLink and hand it the app.
-
-        Parameters
-        ----------
-        app : folder of the Flower app
-        run_config : TOML file
-        num_supernodes : all of them run at once, whatever the machine's number of cores
-        inherited_fds : descriptors that the guard of the processes inherits
-        """
+    def start(self, order: LaunchOrder) -> None:
+        """Start the SuperLink and hand it the app; descriptors are inherited by the guard of the processes."""
         program = program_path("flower-superlink")
         host, port = split_address("SuperLink", self.address)
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", str(port)]
         lock_fd = self.ray_folder.lock
         self.server = self._popen([str(program), *options], self.superlink_log, inherited_fds=[lock_fd])
         self.processes = RunProcesses(self.environment[MARK], self.server.pid)
-        # A client asks for one CPU and Ray believes in as many as there are clients: so they run at once.
-        federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1 init-args-num-cpus={num_supernodes}"
-        arguments = [str(app), OWN_CONNECTION, "--run-config", str(run_config), "--federation-config", federation]
+        # A client asks for one CPU, and Ray believes in as many as train at once, whatever cores the machine has.
+        federation = {
+            "num-supernodes": order.num_clusters,
+            "client-resources-num-cpus": 1,
+            "init-args-num-cpus": order.clusters_at_once or order.num_clusters,
+        }
+        settings = " ".join(f"{key}={value}" for key, value in federation.items())
+        arguments = [str(order.app), OWN_CONNECTION, "--run-config", str(order.run_config)]
+        arguments += ["--federation-config", settings]
         ids = [str(os.getpid()), str(self.server.pid)]
         submit = [sys.executable, "-m", "flower_app.launch.submit", self.address, str(_START_S), *ids]
         # In the app's folder, for the module must be found without an installation too.
         self.submission = self._popen(
-            [*submit, *arguments, "--stream"], self.simulation_log, import_root(), [*inherited_fds, lock_fd]
+            [*submit, *arguments, "--stream"], self.simulation_log, import_root(), [*order.inherited_fds, lock_fd]
         )
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from client_pipeline.runtime.head import HeadTrainer
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import check_first_round, check_pace, make_planner
 from flower_app.tasks.base import TASKS, task
-from flower_app.training.network import of_clusters, training_scenario
+from flower_app.training.network import training_scenario
 from strategies.decoder.service import DecoderService
 from strategies.decoder.trainer import DecoderTrainer
 
@@ -31,7 +31,7 @@ def check_run(config: RunConfig) -> int:
     """
     scenario = training_scenario(config)
     num_clusters = config.num_clusters or scenario.num_clusters
-    planner = make_planner(config, of_clusters(scenario, num_clusters))
+    planner = make_planner(config, scenario.first(num_clusters))
     data = config.data
     if data.source == "generated" and config.task.name in TASKS:
         # Text without end can only be too little for its clusters; so a little of it tells. What a task of the user's

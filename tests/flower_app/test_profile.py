@@ -99,7 +99,7 @@ def test_the_scenario_gives_the_measured_seconds_and_rates_back(tmp_path):
     assert float(link_time(0.0, 1.0, scenario.costs.lat)) == 5e-3
     assert scenario.costs.block_memory == pytest.approx(costs.block_memory, rel=1e-5)
     assert scenario.costs.z_bits == pytest.approx(costs.z_bits, rel=1e-5)
-    assert scenario.channels.speed_factor == (1.0, 1.0)
+    assert scenario.channels.speed_factor == ((1.0, 1.0),)
 
 
 def test_the_file_says_what_was_not_measured(tmp_path):

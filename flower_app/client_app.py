@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from logging import ERROR, WARNING
@@ -45,6 +45,7 @@ from flower_app.node.config import NodeConfig
 from flower_app.runs.run_directory import CLUSTERS
 from flower_app.runs.run_inputs import data_digest
 from flower_app.tasks.base import task
+from flower_app.tasks.partition import weighted_partition
 from flower_app.training.network import training_scenario
 from strategies.aggregation.secagg import secure_mod
 from strategies.clusters import ClusterState
@@ -180,7 +181,14 @@ def _cluster_setup(
         batch_size=config.batch_size,
         local_steps=config.local_steps,
         gradient_accumulation=config.gradient_accumulation,
-        load_data=partial(load_cluster_data, flat_config, setup_values["tokenizer"], node.cluster, num_clusters),
+        load_data=partial(
+            load_cluster_data,
+            flat_config,
+            setup_values["tokenizer"],
+            node.cluster,
+            num_clusters,
+            tuple(json.loads(setup_values["data-shares"])),
+        ),
         compression=config.compression,
         privacy=config.privacy,
         frozen=frozen,
@@ -217,10 +225,13 @@ def node_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path:
     return Path(node.state_dir or "~/.collapipe").expanduser() / run_name / cluster_name
 
 
-def load_cluster_data(flat: dict[str, Any], tokenizer_json: str, cluster: int, num_clusters: int) -> TrainingData:
+def load_cluster_data(
+    flat: dict[str, Any], tokenizer_json: str, cluster: int, num_clusters: int, data_shares: Sequence[float]
+) -> TrainingData:
     """Load one cluster's training examples; runs in the control unit's process."""
     config = RunConfig.as_sent(flat)
-    return task(config.task).cluster_data(config.data, tokenizer_json, cluster, num_clusters, config.seed)
+    data = weighted_partition(config.data, data_shares)
+    return task(config.task).cluster_data(data, tokenizer_json, cluster, num_clusters, config.seed)
 
 
 @app.train()

@@ -194,7 +194,15 @@ def profile_command(
     length: Annotated[int, typer.Option(help="Tokens of a sample.")] = 32,
     batch_size: Annotated[int, typer.Option(help="b.")] = 16,
     devices: Annotated[int, typer.Option(help="How many devices each Ray node stands for.")] = 2,
-    address: Annotated[str, typer.Option(help="HOST:PORT or auto of a Ray cluster; empty: this machine alone.")] = "",
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="HOST:PORT or auto of a cluster's Ray; repeat it for several clusters. Without: this machine."
+        ),
+    ] = None,
+    token: Annotated[
+        list[Path] | None, typer.Option(help="File of each cluster's Ray secret, in the order of --address.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The scenario to write.")] = Path("measured.toml"),
     as_json: Json = False,
 ) -> None:
@@ -202,7 +210,13 @@ def profile_command(
     from flower_app.profile import ProfileRequest, profile as measure
 
     request = ProfileRequest(
-        model=model, length=length, batch_size=batch_size, devices=devices, address=address, out=out
+        model=model,
+        length=length,
+        batch_size=batch_size,
+        devices=devices,
+        addresses=tuple(address or ()),
+        tokens=tuple(token or ()),
+        out=out,
     )
     profile = measure(request, say)
     say(f"scenario: {profile.scenario}; collapipe plan --scenario {profile.scenario} plans with it")

@@ -18,6 +18,7 @@ from flower_app.config.strategy_choice import check_first_round, make_planner
 from flower_app.runs import run_checkpoints
 from flower_app.runs.run_inputs import input_digests
 from flower_app.tasks.base import Prepared, Task, task
+from flower_app.tasks.partition import weighted_partition
 from flower_app.training.frozen_weights import frozen_digest
 from flower_app.training.network import training_scenario
 from strategies.aggregation.accountant import PrivacyAccountant
@@ -92,7 +93,8 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     num_clusters = config.num_clusters or network.num_clusters
     run_task = task(config.task)
     config.selection.check_metric(run_task.scores)
-    prepared_task = run_task.prepare(config.data, config.model, config.seed, num_clusters)
+    data = weighted_partition(config.data, network.first(num_clusters).data_shares)
+    prepared_task = run_task.prepare(data, config.model, config.seed, num_clusters)
     prepared_task = replace(prepared_task, spec=config.adapted(prepared_task.spec))
     parts = prepared_task.build(config.seed)
     scenario = training_scenario(config, prepared_task.spec).first(num_clusters)

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,11 +20,9 @@ from client_pipeline.runtime.measurement import (
     DeviceMeasurement,
     LinkMeasurement,
     Measurement,
-    MeasurementError,
     PassTimes,
     measure,
 )
-from client_pipeline.runtime.private_ray import without_secrets
 from client_pipeline.system.costs import model_costs
 from client_pipeline.system.scenario import SCENARIO_FORMAT, Costs, load_scenario
 from client_pipeline.system.units import GIGA, MEGA
@@ -52,23 +47,21 @@ class ProfileRequest:
     """b."""
     devices: int
     """How many devices each Ray node stands for."""
-    addresses: tuple[str, ...]
-    """Of each cluster's Ray; empty: one cluster, of this machine alone."""
-    tokens: tuple[Path, ...]
-    """Files of the secrets that the nodes of each cluster share; empty: as the environment says."""
+    address: str
+    """Of a Ray cluster; empty: this machine."""
+    measured: tuple[Path, ...] = ()
+    """What the command printed with ``--json`` on each cluster; empty: this one is measured."""
     out: Path
 
     def __post_init__(self) -> None:
         for name in ("length", "batch_size", "devices"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, found {getattr(self, name)}")
-        if self.tokens and len(self.tokens) != len(self.addresses):
-            raise ValueError(
-                f"--token: expected none, or one for each of {len(self.addresses)} --address, found {len(self.tokens)}"
-            )
-        for token in self.tokens:
-            if not token.is_file():
-                raise FileNotFoundError(f"--token: no file {token}; a cluster's is in the folder of its certificates")
+        if self.measured and self.address:
+            raise ValueError("--measured: nothing is measured with it; expected no --address beside it")
+        for path in self.measured:
+            if not path.is_file():
+                raise FileNotFoundError(f"--measured: no file {path}; collapipe profile --json prints one")
         if self.out.suffix != ".toml":
             raise ValueError(f"--out: expected a file that ends in .toml, as --scenario will, found {self.out}")
         if not self.out.absolute().parent.is_dir():
@@ -117,7 +110,7 @@ class Profile:
 
 
 def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None) -> Profile:
-    """Measure, write the scenario, and return the figures.
+    """Measure, or take what was measured, write the scenario, and return the figures.
 
     Raises
     ------
@@ -131,7 +124,19 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
     if request.length > longest:
         raise ValueError(f"--length: expected at most the model's {longest} positions, found {request.length}")
     costs = model_costs(spec, sequence_length=request.length, batch_size=request.batch_size)
-    measurements = _measured_clusters(request, spec, say)
+    if request.measured:
+        clusters = [_read_measured(path, costs, request.batch_size) for path in request.measured]
+        measurements = tuple(measured for of_file in clusters for measured in of_file)
+    else:
+        measured = measure(
+            spec,
+            length=request.length,
+            batch_size=request.batch_size,
+            devices_per_node=request.devices,
+            address=request.address,
+            say=say,
+        )
+        measurements = (measured,)
     text = scenario_text(measurements, costs, blocks=num_blocks_of(spec), batch_size=request.batch_size)
     # Not by client_pipeline.durable: load_scenario takes a name that ends in .toml alone for a file.
     partial = request.out.with_name(f".{request.out.stem}.partial.toml")
@@ -144,57 +149,30 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
     return Profile(scenario=request.out, model=spec, costs=costs, measurements=measurements)
 
 
-def _measured_clusters(request: ProfileRequest, spec: ModelSpec, say: Callable[[str], None]) -> tuple[Measurement, ...]:
-    """Measure one cluster after the other."""
-    if len(request.addresses) < 2 and not request.tokens:
-        address = request.addresses[0] if request.addresses else ""
-        measured = measure(
-            spec,
-            length=request.length,
-            batch_size=request.batch_size,
-            devices_per_node=request.devices,
-            address=address,
-            say=say,
+def _read_measured(path: Path, costs: Costs, batch_size: int) -> list[Measurement]:
+    """Read what a cluster's devices were measured to take for the same work."""
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        clusters = [
+            Measurement(
+                devices=[_device(raw) for raw in cluster["devices"]],
+                links=[LinkMeasurement(**raw) for raw in cluster["links"]],
+            )
+            for cluster in figures.get("clusters") or [figures]
+        ]
+        work = figures["forward_flop"], figures["backward_flop"], clusters[0].devices[0].large.samples
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f"--measured: {path}: expected what collapipe profile --json printed, {type(error).__name__}: {error}"
+        ) from error
+    expected = costs.o_f, costs.o_b, max(batch_size, 2)
+    if work != expected:
+        raise ValueError(
+            f"--measured: {path}: expected {expected[0]:g} and {expected[1]:g} FLOP of a TEB's forward and backward, "
+            f"micro-batches of {expected[2]}; found {work[0]:g}, {work[1]:g} and {work[2]}; measure all clusters with "
+            "the --model, --length and --batch-size that are given here"
         )
-        return (measured,)
-    tokens = request.tokens or (None,) * len(request.addresses)
-    return tuple(
-        _measured_apart(request, cluster, address, token, say)
-        for cluster, (address, token) in enumerate(zip(request.addresses, tokens, strict=True))
-    )
-
-
-def _measured_apart(
-    request: ProfileRequest, cluster: int, address: str, token: Path | None, say: Callable[[str], None]
-) -> Measurement:
-    """Measure a cluster by this command in a process of its own: a process has one Ray's secret for all its life."""
-    say(f"cluster {cluster} at {address}")
-    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve())} if token else {}
-    with tempfile.TemporaryDirectory() as folder:
-        options = {
-            "--model": request.model,
-            "--length": request.length,
-            "--batch-size": request.batch_size,
-            "--devices": request.devices,
-            "--address": address,
-            "--out": Path(folder) / "measured.toml",
-        }
-        pairs = [str(word) for pair in options.items() for word in pair]
-        done = subprocess.run(
-            [sys.executable, "-m", "flower_app.cli", "profile", "--json", *pairs],
-            env={**(without_secrets(os.environ) if token else os.environ), **secret},
-            stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            check=False,
-        )
-    if done.returncode:
-        raise MeasurementError(f"cluster {cluster} at {address}: it could not be measured, as its own message says")
-    figures = json.loads(done.stdout)
-    return Measurement(
-        devices=[_device(raw) for raw in figures["devices"]],
-        links=[LinkMeasurement(**raw) for raw in figures["links"]],
-    )
+    return clusters
 
 
 def _device(raw: dict[str, Any]) -> DeviceMeasurement:

@@ -194,14 +194,10 @@ def profile_command(
     length: Annotated[int, typer.Option(help="Tokens of a sample.")] = 32,
     batch_size: Annotated[int, typer.Option(help="b.")] = 16,
     devices: Annotated[int, typer.Option(help="How many devices each Ray node stands for.")] = 2,
-    address: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="HOST:PORT or auto of a cluster's Ray; repeat it for several clusters. Without: this machine."
-        ),
-    ] = None,
-    token: Annotated[
-        list[Path] | None, typer.Option(help="File of each cluster's Ray secret, in the order of --address.")
+    address: Annotated[str, typer.Option(help="HOST:PORT or auto of a Ray cluster; empty: this machine alone.")] = "",
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(help="What this command printed with --json on a cluster; repeat it: one file of them all."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The scenario to write.")] = Path("measured.toml"),
     as_json: Json = False,
@@ -214,8 +210,8 @@ def profile_command(
         length=length,
         batch_size=batch_size,
         devices=devices,
-        addresses=tuple(address or ()),
-        tokens=tuple(token or ()),
+        address=address,
+        measured=tuple(measured or ()),
         out=out,
     )
     profile = measure(request, say)

@@ -23,7 +23,7 @@ from client_pipeline.system.latency import link_time, micro_batch_work, teb_time
 from client_pipeline.system.radio import shannon_rate
 from client_pipeline.system.scenario import load_scenario
 from flower_app.cli.main import app
-from flower_app.profile import scenario_text
+from flower_app.profile import Profile, scenario_text
 from flower_app.verify import model_builder
 
 TINY = transformer.spec(vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=2, decoder_layers=1)
@@ -147,6 +147,29 @@ def test_several_clusters_become_tables_of_their_own(tmp_path):
     assert outcome.exit_code == 0 and [len(c["delta"]) for c in json.loads(outcome.stdout)["clusters"]] == [3, 2, 1]
 
 
+def test_files_of_several_clusters_are_joined_to_one_network(tmp_path):
+    slow = Measurement(devices=[device(5.0, 17.0), device(6.0, 21.0)], links=[link(0, 1, 2.5e7)])
+    spec = model_builder("", 0)().spec
+    costs = model_costs(spec, sequence_length=32, batch_size=16)
+    files = []
+    for n, measured in enumerate((MEASURED, slow)):
+        found = Profile(scenario=tmp_path / "x.toml", model=spec, costs=costs, measurements=(measured,))
+        files += ["--measured", tmp_path / f"cluster-{n}.json"]
+        files[-1].write_text(json.dumps(found.to_dict()))
+    out = tmp_path / "network.toml"
+    done = call("profile", *files, "--out", out, "--json")
+    assert done.exit_code == 0, done.output
+    assert out.read_text() == scenario_text([MEASURED, slow], costs, blocks=4, batch_size=16)
+    assert [len(cluster["devices"]) for cluster in json.loads(done.stdout)["clusters"]] == [3, 2]
+    other = call("profile", *files, "--length", 16, "--out", out)
+    assert other.exit_code != 0 and "cluster-0.json: expected" in other.stderr and "--model, --length" in other.stderr
+    both = call("profile", *files, "--address", "here:1", "--out", out)
+    assert both.exit_code != 0 and "expected no --address beside it" in both.stderr
+    files[1].write_text('{"devices": []}')
+    broken = call("profile", *files, "--out", out)
+    assert broken.exit_code != 0 and "cluster-0.json: expected what collapipe profile --json printed" in broken.stderr
+
+
 def call(*arguments):
     return CliRunner().invoke(app, list(map(str, arguments)))
 
@@ -217,8 +240,7 @@ def test_an_address_where_nobody_answers_is_told(monkeypatch, address):
         (("--devices", "0"), "--devices: expected at least 1, found 0"),
         (("--batch-size", "0"), "--batch-size: expected at least 1, found 0"),
         (("--length", "257"), "--length: expected at most the model's 256 positions, found 257"),
-        (("--token", "x"), "--token: expected none, or one for each of 0 --address, found 1"),
-        (("--address", "a:1", "--token", "x"), "--token: no file x; a cluster's is in the folder of its certificates"),
+        (("--measured", "none.json"), "--measured: no file none.json; collapipe profile --json prints one"),
         (("--out", "measured.json"), "--out: expected a file that ends in .toml, as --scenario will"),
         (("--out", "no-such-folder/x.toml"), "--out: no folder"),
         (("--model", "no-such-folder/model"), "--model"),

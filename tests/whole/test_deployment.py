@@ -40,7 +40,7 @@ devices = 3
 [cluster.device]
 flop-per-cycle = [8.0, 18.0, 12.0]
 frequency-ghz = 0.3
-memory-gb = [1.5, 1.0, 1.2]
+memory-gb = [0.7, 0.5, 0.4]
 
 [planner]
 blocks = 3

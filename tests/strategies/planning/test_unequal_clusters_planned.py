@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from client_pipeline.partition.plan import write_plans
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario, parse_scenario
 from flower_app.cli.main import app
+from flower_app.compare.planned import shares_text
 from helpers import oracles
 from strategies.dssda.instance_file import instance_to_dict
 from strategies.dssda.planner import plan_round
@@ -72,6 +74,23 @@ def test_segments_of_each_cluster_are_the_best_of_an_enumeration():
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "fixed"] + ["random+optimal"])
 def test_every_policy_plans_for_each_clusters_own_devices(name):
     check_rounds(make_policy(name))
+
+
+def test_a_plan_file_keeps_each_clusters_own_devices(tmp_path):
+    scenario = parse_scenario(RAW, "x")
+    [planned] = plan_rounds(scenario, make_policy("dssda"), 1)
+    write_plans(tmp_path / "plan.json", planned.decision.plans)
+    policy = make_policy("fixed", plan_file=str(tmp_path / "plan.json"))
+    [again] = plan_rounds(scenario, policy, 1)
+    assert [p.delta for p in again.decision.plans] == [p.delta for p in planned.decision.plans]
+    more = [table | {"devices": size + 1, "device": {}} for table, size in zip(RAW["cluster"], SIZES, strict=True)]
+    with pytest.raises(ValueError, match=r"delta has \d entries, expected one for each of the K = \d"):
+        list(plan_rounds(parse_scenario(RAW | {"cluster": more}, "x"), policy, 1))
+
+
+def test_a_comparison_over_a_city_fits_a_line():
+    assert shares_text([0.0, 0.5, 1.0]) == "0 50 100"
+    assert shares_text([0.1] * 50 + [0.9] * 50) == "10 to 90, mean 50"
 
 
 @pytest.mark.parametrize("name", ["vanilla-fl", "pipeline", "titanic"])

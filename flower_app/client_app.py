@@ -187,7 +187,7 @@ def _cluster_setup(
             setup_values["tokenizer"],
             node.cluster,
             num_clusters,
-            tuple(json.loads(setup_values["data-shares"])),
+            tuple(json.loads(str(setup_values.get("data-shares", "[]")))),
         ),
         compression=config.compression,
         privacy=config.privacy,

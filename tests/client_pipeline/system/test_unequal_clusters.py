@@ -170,7 +170,7 @@ def test_packaged_networks_of_unequal_clusters():
         (("cluster",), [5], "x: expected a table [cluster[0]], found 5"),
         (("clusters",), [{"devices": 3}], "x: clusters: expected an integer of at least 1"),
         (("cluster", 0, "device", "frequency-mhz"), 5, "unknown key 'cluster[0].device.frequency-mhz'; did you mean"),
-        (("cluster", 0, "nam"), "a", "x: unknown key 'cluster[0].nam'; did you mean 'name'?"),
+        (("cluster", 0, "data-shares"), 2, "x: unknown key 'cluster[0].data-shares'; did you mean 'data-share'?"),
         (("cluster", 1, "block"), {}, "x: unknown key 'cluster[1].block'"),
         (
             ("cluster", 0, "device", "frequency-ghz"),

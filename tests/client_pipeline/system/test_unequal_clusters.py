@@ -226,3 +226,24 @@ def test_tables_called_clusters_are_told_their_name():
     raw = {key: value for key, value in GOOD.items() if key != "cluster"}
     with pytest.raises(ValueError, match=r"x: clusters: expected a number of equal clusters, .* is \[\[cluster\]\]"):
         parse_scenario(raw | {"clusters": [{"devices": 3}]}, "x")
+
+
+def test_files_without_tables_draw_from_the_streams_that_they_always_had():
+    """Past runs can be repeated: each cluster's devices have a stream, all uplinks share one, key after key."""
+    raw = {key: value for key, value in GOOD.items() if key != "cluster"} | {"clusters": 4, "devices": 3}
+    raw["uplink"] = {"max-power-w": {"min": 0.2, "max": 0.5}, "energy-budget-j": {"min": 5.0, "max": 9.0}}
+    raw["channel"] = {"distance-m": {"min": 1.0, "max": 2.0}, "path-loss-exponent": 2.0, "shadowing-db": 1.0}
+    scenario = parse_scenario(raw, "x")
+    shared = np.random.default_rng([5, 0, 1])
+    drawn = [shared.uniform(low, high, 4) for low, high in ((0.4, 0.6), (0.2, 0.5), (5.0, 9.0))]
+    assert [u.bandwidth_hz for u in scenario.uplinks] == [1e6 * float(b) for b in drawn[0]]
+    assert [u.max_power_w for u in scenario.uplinks] == drawn[1].tolist()
+    assert [u.energy_budget_j for u in scenario.uplinks] == drawn[2].tolist()
+    distance = np.random.default_rng([5, 0, 2]).uniform(1.0, 2.0, 4)
+    for n in range(4):
+        of_cluster = np.random.default_rng([5, n])
+        assert [d.flop_per_cycle for d in scenario.clusters[n]] == of_cluster.uniform(10.0, 24.0, 3).tolist()
+        assert [d.link_power_w for d in scenario.clusters[n]] == of_cluster.uniform(0.07, 0.1, 3).tolist()
+        of_gains = np.random.default_rng([5, n, 3])
+        gain_db = of_gains.uniform(-0.12, -0.08, 4) - 20 * np.log10(distance[n]) + of_gains.standard_normal()
+        assert scenario.channels.large_scale_gain[n] == pytest.approx(10 ** (gain_db / 10), rel=1e-12)

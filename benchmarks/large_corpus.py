@@ -81,7 +81,7 @@ def measure(folder: Path, lines: int, rounds: int, clusters: int) -> dict[str, A
         seed=config.seed,
         batch_size=config.batch_size,
         local_steps=config.local_steps,
-        load_data=partial(load_cluster_data, flat, prepared.tokenizer_json, 0, clusters),
+        load_data=partial(load_cluster_data, flat, prepared.tokenizer_json, 0, clusters, ()),
     )
     started = time.perf_counter()
     described = start_control_unit(setup)

@@ -51,6 +51,7 @@ _TESTS: dict[str, str] = {
     "client_pipeline/system/energy.py": "energy",
     "client_pipeline/system/latency.py": "latency",
     "client_pipeline/system/radio.py": "radio power",
+    "client_pipeline/system/cluster_tables.py": "unequal_clusters scenario",
     "client_pipeline/system/scenario*.py": "scenario",
     "client_pipeline/system/units.py": "scenario radio",
     "client_pipeline/link/activation_codec.py": "activation_codec",

@@ -5,9 +5,10 @@ What was not measured, the uplinks to the server and the watts, keeps the values
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ import tomli_w
 
 from client_pipeline.partition.families import max_length, num_blocks_of
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.measurement import DeviceMeasurement, Measurement, measure
+from client_pipeline.runtime.measurement import (
+    DeviceMeasurement,
+    LinkMeasurement,
+    Measurement,
+    PassTimes,
+    measure,
+)
 from client_pipeline.system.costs import model_costs
 from client_pipeline.system.scenario import SCENARIO_FORMAT, Costs, load_scenario
 from client_pipeline.system.units import GIGA, MEGA
@@ -42,12 +49,19 @@ class ProfileRequest:
     """How many devices each Ray node stands for."""
     address: str
     """Of a Ray cluster; empty: this machine."""
+    measured: tuple[Path, ...] = ()
+    """What the command printed with ``--json`` on each cluster; empty: this one is measured."""
     out: Path
 
     def __post_init__(self) -> None:
         for name in ("length", "batch_size", "devices"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, found {getattr(self, name)}")
+        if self.measured and self.address:
+            raise ValueError("--measured: nothing is measured with it; expected no --address beside it")
+        for path in self.measured:
+            if not path.is_file():
+                raise FileNotFoundError(f"--measured: no file {path}; collapipe profile --json prints one")
         if self.out.suffix != ".toml":
             raise ValueError(f"--out: expected a file that ends in .toml, as --scenario will, found {self.out}")
         if not self.out.absolute().parent.is_dir():
@@ -63,20 +77,27 @@ class Profile:
     model: ModelSpec
     costs: Costs
     """Of the model."""
-    measurement: Measurement
+    measurements: tuple[Measurement, ...]
+    """Of each cluster."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The measured figures as JSON values, SI."""
+        """The measured figures as JSON values, SI: ``devices`` and ``links``, or ``clusters`` of them."""
         flop = self.costs.o_f, self.costs.o_b
-        devices = [
-            asdict(d)
-            | {
-                "sample_s": d.sample_s,
-                "overhead_s": d.overhead_s,
-                "forward_flop_per_s": d.large.samples * flop[0] / d.large.forward_s,
-                "backward_flop_per_s": d.large.samples * flop[1] / d.large.backward_s,
+        clusters = [
+            {
+                "devices": [
+                    asdict(d)
+                    | {
+                        "sample_s": d.sample_s,
+                        "overhead_s": d.overhead_s,
+                        "forward_flop_per_s": d.large.samples * flop[0] / d.large.forward_s,
+                        "backward_flop_per_s": d.large.samples * flop[1] / d.large.backward_s,
+                    }
+                    for d in measured.devices
+                ],
+                "links": [asdict(link) for link in measured.links],
             }
-            for d in self.measurement.devices
+            for measured in self.measurements
         ]
         return {
             "scenario": str(self.scenario),
@@ -84,13 +105,12 @@ class Profile:
             "blocks": num_blocks_of(self.model),
             "forward_flop": flop[0],
             "backward_flop": flop[1],
-            "devices": devices,
-            "links": [asdict(link) for link in self.measurement.links],
+            **(clusters[0] if len(clusters) == 1 else {"clusters": clusters}),
         }
 
 
 def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None) -> Profile:
-    """Measure, write the scenario, and return the figures.
+    """Measure, or take what was measured, write the scenario, and return the figures.
 
     Raises
     ------
@@ -104,14 +124,19 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
     if request.length > longest:
         raise ValueError(f"--length: expected at most the model's {longest} positions, found {request.length}")
     costs = model_costs(spec, sequence_length=request.length, batch_size=request.batch_size)
-    measurements = measure(
-        spec,
-        length=request.length,
-        batch_size=request.batch_size,
-        devices_per_node=request.devices,
-        address=request.address,
-        say=say,
-    )
+    if request.measured:
+        clusters = [_read_measured(path, costs, request.batch_size) for path in request.measured]
+        measurements = tuple(measured for of_file in clusters for measured in of_file)
+    else:
+        measured = measure(
+            spec,
+            length=request.length,
+            batch_size=request.batch_size,
+            devices_per_node=request.devices,
+            address=request.address,
+            say=say,
+        )
+        measurements = (measured,)
     text = scenario_text(measurements, costs, blocks=num_blocks_of(spec), batch_size=request.batch_size)
     # Not by client_pipeline.durable: load_scenario takes a name that ends in .toml alone for a file.
     partial = request.out.with_name(f".{request.out.stem}.partial.toml")
@@ -121,36 +146,67 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
         os.replace(partial, request.out)
     finally:
         partial.unlink(missing_ok=True)
-    return Profile(scenario=request.out, model=spec, costs=costs, measurement=measurements)
+    return Profile(scenario=request.out, model=spec, costs=costs, measurements=measurements)
 
 
-def scenario_text(measurements: Measurement, costs: Costs, *, blocks: int, batch_size: int) -> str:
-    """One cluster of all measured devices as a scenario file, with comments.
+def _read_measured(path: Path, costs: Costs, batch_size: int) -> list[Measurement]:
+    """Read what a cluster's devices were measured to take for the same work."""
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        clusters = [
+            Measurement(
+                devices=[_device(raw) for raw in cluster["devices"]],
+                links=[LinkMeasurement(**raw) for raw in cluster["links"]],
+            )
+            for cluster in figures.get("clusters") or [figures]
+        ]
+        work = figures["forward_flop"], figures["backward_flop"], clusters[0].devices[0].large.samples
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f"--measured: {path}: expected what collapipe profile --json printed, {type(error).__name__}: {error}"
+        ) from error
+    expected = costs.o_f, costs.o_b, max(batch_size, 2)
+    if work != expected:
+        raise ValueError(
+            f"--measured: {path}: expected {expected[0]:g} and {expected[1]:g} FLOP of a TEB's forward and backward, "
+            f"micro-batches of {expected[2]}; found {work[0]:g}, {work[1]:g} and {work[2]}; measure all clusters with "
+            "the --model, --length and --batch-size that are given here"
+        )
+    return clusters
+
+
+def _device(raw: dict[str, Any]) -> DeviceMeasurement:
+    known = {item.name: raw[item.name] for item in fields(DeviceMeasurement)}
+    return DeviceMeasurement(**known | {size: PassTimes(**raw[size]) for size in ("small", "large")})
+
+
+def scenario_text(measurements: Sequence[Measurement], costs: Costs, *, blocks: int, batch_size: int) -> str:
+    """All measured devices as a scenario file, with comments; several clusters are ``[[cluster]]`` tables.
 
     Parameters
     ----------
-    measurements : devices and links
+    measurements : devices and links of each cluster
     costs : of the model, by :func:`~client_pipeline.system.costs.model_costs`
     blocks : L
     batch_size : b
     """
-    devices = measurements.devices
+    all_devices = [device for measured in measurements for device in measured.devices]
+    all_links = [link for measured in measurements for link in measured.links]
     # One number for all devices: what a slower one takes beyond it goes into its speed.
-    overhead = _short(min(d.overhead_s for d in devices))
-    latency = max((link.latency_s for link in measurements.links), default=0.0)
+    overhead = _short(min(d.overhead_s for d in all_devices))
+    latency = max((link.latency_s for link in all_links), default=0.0)
     activations = costs.upload_time_bits - costs.upload_energy_bits
     encoder = costs.upload_energy_bits
     upload = min(encoder, UPLOAD_BITS)
+    one = len(measurements) == 1
+    clusters = [_cluster(measured, costs, overhead) for measured in measurements]
     document: dict[str, Any] = {
         "format": SCENARIO_FORMAT,
-        "clusters": 1,
-        "devices": len(devices),
-        "channels": 1,
+        **({"clusters": 1, "devices": clusters[0]["devices"]} if one else {}),
+        "channels": len(measurements),
         "device": {
-            "flop-per-cycle": [_short(_speed(d, costs, overhead) / d.frequency_hz) for d in devices],
-            "frequency-ghz": [_short(d.frequency_hz / GIGA) for d in devices],
+            **(clusters[0]["device"] if one else {}),
             "speed-factor": {"min": 1.0, "max": 1.0},
-            "memory-gb": [_short(d.memory_bytes / GIGA) for d in devices],
             "kappa": 1e-27,
         },
         "block": {
@@ -174,21 +230,25 @@ def scenario_text(measurements: Measurement, costs: Costs, *, blocks: int, batch
             "energy": "none",
         },
     }
-    if measurements.links:
+    if all_links:
         document["link"] = {
-            "bandwidth-mhz": [_short(measurements.rate_after(k) / MEGA) for k in range(len(devices))],
+            **(clusters[0].get("link", {}) if one else {}),
             "power-w": _LINK_POWER_W,
             "gain-db": _LINK_GAIN_DB,
             "interference-w": _LINK_POWER_W * 10 ** (_LINK_GAIN_DB / 10),
         }
-    nodes = ", ".join(dict.fromkeys(d.node for d in devices))
+    if not one:
+        document["cluster"] = clusters
+    nodes = ", ".join(dict.fromkeys(d.node for d in all_devices))
+    number = f"{len(all_devices)} devices" + ("" if one else f" of {len(measurements)} clusters")
+    of_cluster = "" if one else "cluster."
     remarks = {
-        "format": f"{len(devices)} devices, measured by collapipe profile on {nodes}; micro-batches of "
-        f"{devices[0].small.samples} and {devices[0].large.samples}.",
-        "device.flop-per-cycle": "Forward and backward of one TEB, by its counted FLOP: only the product with the "
-        "frequency was measured.",
+        "format": f"{number}, measured by collapipe profile on {nodes}; micro-batches of "
+        f"{all_devices[0].small.samples} and {all_devices[0].large.samples}.",
+        f"{of_cluster}device.flop-per-cycle": "Forward and backward of one TEB, by its counted FLOP: only the product "
+        "with the frequency was measured.",
         "device.speed-factor": "As measured in every round; a minimum below 1 makes slow rounds.",
-        "device.memory-gb": "Free when measured, shared among the devices of a machine.",
+        f"{of_cluster}device.memory-gb": "Free when measured, shared among the devices of a machine.",
         "device.kappa": "Not measured, as all energies: the default of Table II.",
         "block.memory-gb": "With gradients, AdamW's moments and the activations of a batch.",
         "block.overhead-s": "The least that any device takes for a micro-batch beside its samples.",
@@ -198,12 +258,28 @@ def scenario_text(measurements: Measurement, costs: Costs, *, blocks: int, batch
         else f"Not the whole encoder of {encoder / MEGA:,.0f} Mbit, which no uplink of Table II carries: an adapter or "
         "a quantised update, and the activations of a batch for the decoder.",
         "planner.energy": 'No energy was measured: no budget binds. Set kappa and energy-budget-j, then "exact".',
-        "link.bandwidth-mhz": "Measured rates in Mbit/s. A rate is B log2(1 + p h / (I + B N0)); here p h = I and the "
-        "noise is next to nothing, so it is B.",
+        f"{of_cluster}link.bandwidth-mhz": "Measured rates in Mbit/s. A rate is B log2(1 + p h / (I + B N0)); here "
+        "p h = I and the noise is next to nothing, so it is B.",
     }
     return _commented(tomli_w.dumps(document), remarks) + (
         "\n# The uplinks to the server, [uplink] and [channel], were not measured: the defaults of Table II.\n"
     )
+
+
+def _cluster(measured: Measurement, costs: Costs, overhead_s: float) -> dict[str, Any]:
+    """What one cluster has of its own."""
+    devices = measured.devices
+    own: dict[str, Any] = {
+        "devices": len(devices),
+        "device": {
+            "flop-per-cycle": [_short(_speed(d, costs, overhead_s) / d.frequency_hz) for d in devices],
+            "frequency-ghz": [_short(d.frequency_hz / GIGA) for d in devices],
+            "memory-gb": [_short(d.memory_bytes / GIGA) for d in devices],
+        },
+    }
+    if measured.links:
+        own["link"] = {"bandwidth-mhz": [_short(measured.rate_after(k) / MEGA) for k in range(len(devices))]}
+    return own
 
 
 def _speed(device: DeviceMeasurement, costs: Costs, overhead_s: float) -> float:
@@ -216,8 +292,8 @@ def _short(value: float) -> float:
 
 
 def _commented(text: str, remarks: dict[str, str]) -> str:
-    """Put each remark above its key or table; ``table.key``, or a key of the top."""
-    table, lines = "", []
+    """Put each remark once above its key or table; ``table.key``, or a key of the top."""
+    table, lines, remarks = "", [], dict(remarks)
     for line in text.splitlines():
         if line.startswith("["):
             key = line.strip("[]")
@@ -225,6 +301,6 @@ def _commented(text: str, remarks: dict[str, str]) -> str:
         else:
             key = table + line.partition(" = ")[0]
         if key in remarks:
-            lines.append(f"# {remarks[key]}")
+            lines.append(f"# {remarks.pop(key)}")
         lines.append(line)
     return "\n".join(lines) + "\n"

@@ -180,7 +180,7 @@ class PlannedStrategy(Strategy):
         costs = round_costs(decision, type(self).work, [s.cluster in trained for s in self.clusters])
         self.record = {
             "plan": plan_record(self.planner.policy.name, decision) | {"waived": list(self.traits.waives)},
-            "virtual": costs_record(decision, costs, gamma, self.planner.scenario.planner.gamma_max),
+            "virtual": costs_record(decision, costs, gamma, self.planner.scenario),
         }
         return arrays, metrics
 

@@ -21,7 +21,7 @@ class NetworkState:
     number: int
     """Round, from 1."""
     frequency: tuple[Array, ...]
-    """f_k of each cluster's devices in this round, (K,) each [cycle/s]."""
+    """f_k of each cluster's devices in this round, (N,) of (K,) [cycle/s]."""
     gain: Array
     """h_nj, (N, J), linear."""
     interference_w: Array
@@ -51,9 +51,10 @@ class NetworkTrace:
             # NumPy fills short seeds up with zeros, to four words: five that end in another number than 0 are no draw
             # of the scenario's own.
             generator = np.random.default_rng([scenario.seed, self._seed, number, n, 2])
-            share = generator.uniform(*model.speed_factor, len(devices))
+            share = generator.uniform(*model.speed_factor[n], len(devices))
             frequency.append(share * np.array([d.frequency for d in devices]))
-            fading[n] = model.fading_floor + (1 - model.fading_floor) * generator.exponential(1.0, shape[1])
+            floor = model.fading_floor[n]
+            fading[n] = floor + (1 - floor) * generator.exponential(1.0, shape[1])
         of_channels = np.random.default_rng([scenario.seed, self._seed, number, 0, 1])
         interference = of_channels.uniform(*model.interference_w, shape[1])
         bandwidth = np.array([u.bandwidth_hz for u in scenario.uplinks])

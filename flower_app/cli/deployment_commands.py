@@ -34,7 +34,7 @@ AllowedModules = Annotated[
     typer.Option("--allow-module", help="Module or package whose classes a run may name; repeatable."),
 ]
 Data = Annotated[str, typer.Option(help="Folder of this cluster's text, in place of data.path.")]
-DeviceProfileFile = Annotated[str, typer.Option(help="Scenario file that says what this cluster's devices are.")]
+DeviceProfileFile = Annotated[str, typer.Option(help="Scenario file of this cluster's devices, or of the network.")]
 RayPort = Annotated[int, typer.Option(help="First of 120 ports of this machine's Ray.")]
 RuntimePort = Annotated[int, typer.Option(help="The SuperNode's own, within the machine.")]
 ControlUnitAddress = Annotated[str, typer.Option("--cu", help="HOST or HOST:PORT of the control unit's Ray.")]

@@ -195,6 +195,10 @@ def profile_command(
     batch_size: Annotated[int, typer.Option(help="b.")] = 16,
     devices: Annotated[int, typer.Option(help="How many devices each Ray node stands for.")] = 2,
     address: Annotated[str, typer.Option(help="HOST:PORT or auto of a Ray cluster; empty: this machine alone.")] = "",
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(help="What this command printed with --json on a cluster; repeat it: one file of them all."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The scenario to write.")] = Path("measured.toml"),
     as_json: Json = False,
 ) -> None:
@@ -202,7 +206,13 @@ def profile_command(
     from flower_app.profile import ProfileRequest, profile as measure
 
     request = ProfileRequest(
-        model=model, length=length, batch_size=batch_size, devices=devices, address=address, out=out
+        model=model,
+        length=length,
+        batch_size=batch_size,
+        devices=devices,
+        address=address,
+        measured=tuple(measured or ()),
+        out=out,
     )
     profile = measure(request, say)
     say(f"scenario: {profile.scenario}; collapipe plan --scenario {profile.scenario} plans with it")

@@ -16,6 +16,9 @@ from strategies.planning.dry_run import PlannedRound, plan_rounds
 from strategies.planning.policies import make_policy
 from strategies.planning.policy import RoundPolicy
 
+_MOST_CLUSTERS = 12
+"""Clusters whose shares stand in a table one by one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFigures:
@@ -170,6 +173,13 @@ def figures_table(figures: Sequence[PolicyFigures]) -> Table:
             f"{f.gap:.1%}",
             f"{f.violated_share:.0%}",
             f"{f.infeasible_share:.0%}",
-            " ".join(f"{100 * s:.0f}" for s in f.selected_share),
+            shares_text(f.selected_share),
         )
     return table
+
+
+def shares_text(shares: Sequence[float]) -> str:
+    """Percent of the rounds in which each cluster trained; of many clusters the least, the mean and the most."""
+    if len(shares) > _MOST_CLUSTERS:
+        return f"{100 * min(shares):.0f} to {100 * max(shares):.0f}, mean {100 * float(np.mean(shares)):.0f}"
+    return " ".join(f"{100 * share:.0f}" for share in shares)

@@ -13,6 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from client_pipeline import durable
+from flower_app.compare.planned import shares_text
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.launcher import Launcher
 from flower_app.launch.run_series import SeriesRun, train_series
@@ -220,7 +221,7 @@ def training_table(comparison: Mapping[str, Any]) -> Table:
             _number(run["link_bytes"] / 1e6, ".0f"),
             _number(run["memory_bytes"] / 1e9, ".2f"),
             _number(run["process_bytes"] / 1e6, ".0f"),
-            " ".join(f"{100 * share:.0f}" for share in run["selected_share"]),
+            shares_text(run["selected_share"]),
         )
     return table
 

@@ -99,14 +99,16 @@ def _profile(box: ControlUnitBox) -> tuple[list[Finding], int | None]:
     """What is wrong with the device profile, and how many devices it describes."""
     if not box.device_profile:
         return [], None
-    from client_pipeline.system.scenario import load_scenario
+    from flower_app.node.config import profile_devices
 
     try:
-        devices = load_scenario(box.device_profile).clusters[0]
+        devices = profile_devices(box.device_profile, box.cluster)
     except (ValueError, OSError) as error:
         remedy = "write it with collapipe profile, or leave --device-profile out"
         return [failure("device profile", f"{box.device_profile}: {error}", remedy)], None
-    return [ok("device profile", f"{box.device_profile} describes {len(devices)} devices")], len(devices)
+    return [
+        ok("device profile", f"{box.device_profile} describes {len(devices)} devices of cluster {box.cluster}")
+    ], len(devices)
 
 
 def examine_device(box: DeviceBox) -> Diagnosis:

@@ -10,7 +10,8 @@ from client_pipeline.runtime.head import HeadTrainer
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import check_first_round, check_pace, make_planner
 from flower_app.tasks.base import TASKS, task
-from flower_app.training.network import of_clusters, training_scenario
+from flower_app.tasks.partition import weighted_partition
+from flower_app.training.network import training_scenario
 from strategies.decoder.service import DecoderService
 from strategies.decoder.trainer import DecoderTrainer
 from strategies.planning.policies import OPTIMAL, POLICIES
@@ -33,8 +34,9 @@ def check_run(config: RunConfig) -> int:
     """
     scenario = training_scenario(config)
     num_clusters = config.num_clusters or scenario.num_clusters
-    planner = make_planner(config, of_clusters(scenario, num_clusters))
-    data = config.data
+    scenario = scenario.first(num_clusters)
+    planner = make_planner(config, scenario)
+    data = weighted_partition(config.data, scenario.data_shares)
     if data.source == "generated" and config.task.name in TASKS:
         # Text without end can only be too little for its clusters; so a little of it tells. What a task of the user's
         # own generates is not known: it may have its labels from all of its examples.

@@ -38,8 +38,8 @@ class NodeConfig:
     data_path: str = ""
     """Folder of this cluster's text, in place of ``data.path``."""
     device_profile: str = ""
-    """Scenario file whose first cluster says what this cluster's devices are, as ``collapipe profile`` writes it;
-    empty: what the run's scenario says."""
+    """Scenario file that says what this cluster's devices are, as ``collapipe profile`` writes it: of this cluster
+    alone, or of the whole network; empty: what the run's scenario says."""
     state_dir: str = ""
     """Folder of the control unit's checkpoints."""
     tls_certificate: str = ""
@@ -138,11 +138,28 @@ class NodeConfig:
         """
         if not self.device_profile:
             return declared
-        if not Path(self.device_profile).is_file():
-            raise FileNotFoundError(
-                f"node config: device-profile: no file {self.device_profile}; write one with collapipe profile"
-            )
-        return load_scenario(self.device_profile).clusters[0]
+        return profile_devices(self.device_profile, self.cluster)
+
+
+def profile_devices(profile: str, cluster: int) -> tuple[DeviceProfile, ...]:
+    """Devices of a cluster by its profile: a file of this one cluster, or of a whole network.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        If the profile is no scenario file, or one of several clusters without this one.
+    """
+    if not Path(profile).is_file():
+        raise FileNotFoundError(f"node config: device-profile: no file {profile}; write one with collapipe profile")
+    clusters = load_scenario(profile).clusters
+    if len(clusters) == 1:
+        return clusters[0]
+    if cluster >= len(clusters):
+        raise ValueError(
+            f"node config: device-profile: {profile} has the clusters 0 to {len(clusters) - 1}, expected cluster "
+            f"{cluster}; give it the file of its own network, or one that describes this cluster alone"
+        )
+    return clusters[cluster]
 
 
 def _quotable(key: str, value: str) -> str:

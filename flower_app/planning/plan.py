@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from client_pipeline.partition.plan import write_plans
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario, load_scenario
 from flower_app.plain_console import PlainConsole
-from flower_app.planning.plan_report import print_answer
+from flower_app.planning.plan_report import MOST_CLUSTERS, print_answer, sizes_text
 from strategies.dssda.answer import Answer
 from strategies.dssda.instance import Instance
 from strategies.dssda.instance_file import read_instance
@@ -100,13 +100,14 @@ def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Plann
     ValueError, FileNotFoundError
         Naming the file and the key at fault.
     """
-    if request.rounds > 1:
-        return _many_rounds(request, echo)
-    round_ = _round(request)
+    scenario = _scenario(request) if request.scenario else None
+    if scenario is not None and request.rounds > 1:
+        return _many_rounds(request, scenario, echo)
+    round_ = _round(request, scenario)
     instance, policy = round_.instance, _policy(request)
     answer = solve_segments(instance) if request.problem == "segments" else policy.plan(round_)
     if echo:
-        echo(_text(instance, answer))
+        echo(_text(instance, answer, scenario.names if scenario is not None else ()))
     feasible = answer.status != "infeasible"
     if request.write_plan and feasible:
         # A policy may know more of a plan than its answer says: a plan file has orders and schedules.
@@ -134,9 +135,8 @@ def _scenario(request: PlanRequest) -> Scenario:
     return replace(scenario, costs=costs, planner=replace(planner, num_blocks=num_blocks))
 
 
-def _round(request: PlanRequest) -> Round:
-    if request.scenario:
-        scenario = _scenario(request)
+def _round(request: PlanRequest, scenario: Scenario | None) -> Round:
+    if scenario is not None:
         queues = Queues.empty(scenario.num_clusters)
         return Round(
             number=1,
@@ -161,8 +161,8 @@ def _policy(request: PlanRequest) -> RoundPolicy:
     return make_policy(name, plan_file=request.plan_file, seed=request.seed or 0, c11=request.c11)
 
 
-def _many_rounds(request: PlanRequest, echo: Callable[[str], None] | None) -> Planned:
-    scenario, planned_rounds = _scenario(request), []
+def _many_rounds(request: PlanRequest, scenario: Scenario, echo: Callable[[str], None] | None) -> Planned:
+    planned_rounds = []
     for round_ in plan_rounds(scenario, _policy(request), request.rounds, drift=request.drift):
         planned_rounds.append(round_)
         if echo:
@@ -170,7 +170,7 @@ def _many_rounds(request: PlanRequest, echo: Callable[[str], None] | None) -> Pl
     last = planned_rounds[-1]
     summary = _summary(planned_rounds, scenario.planner.gamma_max)
     if echo:
-        echo("\n" + _text(last.instance, last.answer))
+        echo("\n" + _text(last.instance, last.answer, scenario.names))
         echo(_summary_text(summary))
     feasible = all(r.answer.status != "infeasible" for r in planned_rounds)
     if request.write_plan and last.answer.status != "infeasible":
@@ -213,9 +213,10 @@ def _summary(planned_rounds: list[PlannedRound], gamma_max: float) -> dict[str, 
 
 
 def _line(r: PlannedRound) -> str:
-    sizes = " ".join(
-        f"{c.choice.num_segments}x{c.choice.m}" if c.selected and c.choice else "-" for c in r.answer.clusters
-    )
+    clusters = r.answer.clusters
+    sizes = " ".join(f"{c.choice.num_segments}x{c.choice.m}" if c.selected and c.choice else "-" for c in clusters)
+    if len(clusters) > MOST_CLUSTERS:
+        sizes = sizes_text(clusters)
     return (
         f"round {r.number:>3}  latency {r.latency_s:7.1f} s  Γ {np.mean(r.gamma):.3f}  "
         f"Y {np.mean(r.queues.virtual):.3f}  S x m: {sizes}"
@@ -232,8 +233,8 @@ def _summary_text(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _text(instance: Instance, answer: Answer) -> str:
+def _text(instance: Instance, answer: Answer, names: Sequence[str]) -> str:
     buffer = io.StringIO()
     console = PlainConsole(file=buffer, width=120, force_terminal=sys.stdout.isatty())
-    print_answer(console, instance, answer)
+    print_answer(console, instance, answer, names)
     return buffer.getvalue().rstrip()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -10,17 +13,60 @@ from strategies.dssda.answer import Answer, ClusterAnswer
 from strategies.dssda.evaluation import binding, device_energy, teb_and_link_seconds
 from strategies.dssda.instance import Instance
 
+MOST_CLUSTERS = 12
+"""Clusters that are printed one by one; of more, the slowest and the fastest."""
+_EXTREMES = 3
+_MOST_SIZES = 6
 _BAR = 36
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 
-def print_answer(console: Console, instance: Instance, answer: Answer) -> None:
-    """Print the whole answer."""
-    for n, part in enumerate(answer.clusters):
-        console.print(_cluster(instance, answer, n, part))
+def print_answer(console: Console, instance: Instance, answer: Answer, names: Sequence[str] = ()) -> None:
+    """Print the whole answer; of many clusters what they amount to, and the slowest and fastest of them.
+
+    Parameters
+    ----------
+    console : takes it
+    instance, answer : the round's
+    names : of the clusters' sites, (N,); empty: they have none
+    """
+
+    def name(n: int) -> str:
+        return f"cluster {n} ({names[n]})" if names and names[n] else f"cluster {n}"
+
+    numbers = list(range(len(answer.clusters)))
+    if len(numbers) > MOST_CLUSTERS:
+        numbers = _extremes(instance, answer)
+        devices = sum(len(cluster.devices) for cluster in instance.clusters)
+        console.print(f"{devices:,} devices; S x m: {sizes_text(answer.clusters)}", highlight=False)
+        console.print(f"the slowest and the fastest clusters of the round, {len(numbers)} of them:\n", highlight=False)
+    for n in numbers:
+        console.print(_cluster(instance, answer, n, name(n)))
     for reason in answer.infeasible:
         console.print(f"infeasible: {reason}", style="red", highlight=False)
     console.print(_summary(answer), highlight=False)
+
+
+def sizes_text(clusters: Sequence[ClusterAnswer]) -> str:
+    """How many clusters train, with which S and m, and how many wait: one line however many there are."""
+    choices = [part.choice for part in clusters if part.selected and part.choice is not None]
+    counts = Counter(f"{choice.num_segments}x{choice.m}" for choice in choices).most_common()
+    words = [f"{times} of {size}" for size, times in counts[:_MOST_SIZES]]
+    if rest := sum(times for _, times in counts[_MOST_SIZES:]):
+        words.append(f"{rest} of other sizes")
+    waiting = len(clusters) - len(choices)
+    return f"{len(choices)} of {len(clusters)} clusters train: {', '.join(words) or 'none'}; {waiting} clusters wait"
+
+
+def _extremes(instance: Instance, answer: Answer) -> list[int]:
+    """Clusters with the longest and the shortest time of steps and upload, slowest first."""
+    seconds = {
+        n: instance.steps * part.choice.pipeline_s + (part.uplink_s or 0.0)
+        for n, part in enumerate(answer.clusters)
+        if part.choice is not None and (part.selected or part.uplink_s is None)
+    }
+    by_time = sorted(seconds, key=lambda n: (-seconds[n], n))
+    return by_time if len(by_time) <= 2 * _EXTREMES else by_time[:_EXTREMES] + by_time[-_EXTREMES:]
 
 
 def _summary(answer: Answer) -> str:
@@ -34,12 +80,13 @@ def _summary(answer: Answer) -> str:
     return "; ".join(parts)
 
 
-def _cluster(instance: Instance, answer: Answer, n: int, part: ClusterAnswer) -> Group:
+def _cluster(instance: Instance, answer: Answer, n: int, name: str) -> Group:
+    part = answer.clusters[n]
     choice = part.choice
     if choice is None:
         cost = "" if part.cost is None else f", cost {part.cost:.4g}"
-        return Group(Text(f"cluster {n}: {'not selected' if part.status != 'infeasible' else 'no plan'}{cost}"), Text())
-    head = [f"cluster {n}: S = {choice.num_segments}, m = {choice.m}, pipeline {choice.pipeline_s:.4g} s"]
+        return Group(Text(f"{name}: {'not selected' if part.status != 'infeasible' else 'no plan'}{cost}"), Text())
+    head = [f"{name}: S = {choice.num_segments}, m = {choice.m}, pipeline {choice.pipeline_s:.4g} s"]
     if part.channel is not None:
         head.append(f"channel {part.channel} at {part.power_w:.4g} W")
         head.append(f"uplink {part.uplink_s:.4g} s, {part.uplink_energy_j:.4g} J")

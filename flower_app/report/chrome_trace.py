@@ -67,7 +67,8 @@ def write_trace(run_dir: Path) -> Path | None:
 def _process(cluster: Mapping[str, Any], clock: str, pid: int) -> list[dict[str, Any]]:
     """Names of the process and its threads, then what happened in them."""
     clock_events: Sequence[Sequence[Any]] = cluster[clock]
-    metadata = [_name("process_name", pid, 0, f"cluster {cluster['cluster']}, {clock}")]
+    site = f" ({cluster['name']})" if cluster.get("name") else ""
+    metadata = [_name("process_name", pid, 0, f"cluster {cluster['cluster']}{site}, {clock}")]
     metadata.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
     for thread in sorted({_thread(str(kind), int(place)) for kind, place, *_ in clock_events}):
         metadata.append(_name("thread_name", pid, thread, _thread_name(thread, cluster.get("order") or ())))

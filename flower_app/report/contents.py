@@ -7,16 +7,9 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from flower_app.report.cluster_figures import draw_energy, draw_memory, draw_queues, draw_selection
 from flower_app.report.data import RunData
-from flower_app.report.figures import (
-    draw_bytes,
-    draw_energy,
-    draw_latency,
-    draw_loss,
-    draw_memory,
-    draw_queues,
-    draw_selection,
-)
+from flower_app.report.figures import draw_bytes, draw_latency, draw_loss
 from flower_app.report.timeline_figure import draw_timeline
 
 

@@ -50,6 +50,20 @@ class RunData:
             numbers |= {int(entry["cluster"]) for entry in entries if entry.get("cluster") is not None}
         return sorted(numbers)
 
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """Sites of the clusters that have a name."""
+        return {n: str(c["name"]) for round_ in self.virtual for n, c in round_.items() if c.get("name")}
+
+    @cached_property
+    def num_devices(self) -> dict[int, int]:
+        """Devices of each cluster that has trained."""
+        return {n: len(c["delta"]) for round_ in self.virtual for n, c in round_.items() if c.get("delta")}
+
+    def cluster_label(self, n: int) -> str:
+        """Number and site of a cluster."""
+        return f"cluster {n} ({self.names[n]})" if n in self.names else f"cluster {n}"
+
     def metric(self) -> str | None:
         """Name of the task's metric; of the loss where nothing else was evaluated."""
         names = [name for record in self.rounds for name in record.get("metrics") or ()]
@@ -157,6 +171,24 @@ def as_number(value: Any) -> float:
     if isinstance(value, list):
         return float(np.nansum([as_number(item) for item in value])) if value else float("nan")
     return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def extremes(values: FloatArray, most: int) -> tuple[list[int], bool]:
+    """Which of many values to show: all, or those with the most and the least, in falling order.
+
+    Parameters
+    ----------
+    values : (N,); NaN counts as the least
+    most : that are shown
+
+    Returns
+    -------
+    Their places, and whether some are left away.
+    """
+    if len(values) <= most:
+        return list(range(len(values))), False
+    falling = np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable").tolist()
+    return falling[: most // 2] + falling[-(most // 2) :], True
 
 
 def left_out(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

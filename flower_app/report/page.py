@@ -24,6 +24,8 @@ from flower_app.runs.run_directory import CONFIG, FINISHED, TIMELINE, read_round
 
 REPORT = "report.html"
 
+_CLUSTERS = 12
+"""Clusters that the head names one by one."""
 _TROUBLES = 100
 """Rows of the table of troubles at most."""
 _LOOK: dict[Any, Any] = {
@@ -168,6 +170,7 @@ def _facts(run: _Run) -> dict[str, str]:
         "strategy": config.get("strategy", "-"),
         "policy": policy,
         "scenario": config.get("scenario", "-"),
+        "clusters": _clusters(data),
         "rounds": rounds,
         "test metrics": f"{scores}{signature}" if scores else "not scored",
         "privacy": _privacy(summary.get("privacy") or (data.rounds[-1].get("privacy") if data.rounds else None)),
@@ -179,6 +182,20 @@ def _facts(run: _Run) -> dict[str, str]:
     return {name: escape(str(value)) for name, value in facts.items()} | {
         "again": f"<code>{escape(command)}</code>",
     }
+
+
+def _clusters(data: RunData) -> str:
+    """How many there are, and of a few their sites and devices."""
+    numbers, devices = data.cluster_numbers, data.num_devices
+    if not numbers:
+        return "-"
+    if len(numbers) > _CLUSTERS:
+        sizes = [devices[n] for n in numbers if n in devices]
+        text = f"{len(numbers):,}"
+        return f"{text}; {len(sizes):,} have trained, on {min(sizes)} to {max(sizes)} devices" if sizes else text
+    words = [f"{n} {data.names[n]}" if n in data.names else f"{n}" for n in numbers]
+    words = [f"{word} ({devices[n]} devices)" if n in devices else word for word, n in zip(words, numbers, strict=True)]
+    return f"{len(numbers)}: {', '.join(words)}"
 
 
 def _privacy(epsilons: Mapping[str, Any] | None) -> str:
@@ -255,7 +272,10 @@ def _troubles(runs: Sequence[_Run]) -> str:
         for record in run.data.rounds:
             for kind, entries in (("failed", record.get("failed") or ()), ("left out", left_out(record))):
                 for entry in entries:
-                    key = (run.data.label, kind, str(entry.get("cluster", "-")), str(entry.get("reason", "-")))
+                    number = entry.get("cluster", "-")
+                    site = run.data.names.get(number)
+                    cluster = f"{number} {site}" if site else str(number)
+                    key = (run.data.label, kind, cluster, str(entry.get("reason", "-")))
                     rounds_by_fault.setdefault(key, []).append(int(record["round"]))
     heading = '<h2 id="troubles">Failed and left out</h2>'
     if not rounds_by_fault:

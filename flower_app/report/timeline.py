@@ -36,5 +36,6 @@ def timeline_of(
                 list(event) for event in simulate_pipeline(plan.schedule, *plan_times(instance, n, plan)).events
             ]
         order = [segment.device for segment in plan.segments()]
-        clusters.append({"cluster": n, "order": order, "modelled": modelled, "measured": report["timeline"]})
+        name = {"name": scenario.names[n]} if scenario.names[n] else {}
+        clusters.append({"cluster": n, **name, "order": order, "modelled": modelled, "measured": report["timeline"]})
     return {"round": number, "clusters": clusters}

@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
-from flower_app.report.data import NoData, RunData
+from flower_app.report.data import NoData, RunData, extremes
 
 _WIDTH = 9.6
 """Of the figure [inch]."""
 _POINTS = 0.86 * _WIDTH * 72
 """Of a panel's time axis, about."""
 _MOST = 8
-"""Clusters of a run that are drawn."""
+"""Clusters of a run that are drawn: of more, those whose step takes longest and shortest."""
 _ROW = 0.24
 """Height of a stage or link [inch]."""
 _LOOKS: dict[str, dict[str, Any]] = {
@@ -83,15 +83,25 @@ def _panels(run: RunData, named: bool) -> list[tuple[str, Sequence[Sequence[Any]
     """Title, events, devices and time axis of each panel."""
     clusters: Sequence[Mapping[str, Any]] = (run.timeline or {}).get("clusters") or ()
     panels = []
-    for cluster in clusters[:_MOST]:
+    places, some = extremes(np.array([_step_s(cluster) for cluster in clusters]), _MOST)
+    for i in places:
+        cluster = clusters[i]
         name = f"{run.label}, " if named else ""
         name += f"cluster {cluster['cluster']}"
-        if cluster is clusters[0] and len(clusters) > _MOST:
-            name += f" (the first {_MOST} of {len(clusters)} clusters are shown)"
+        if cluster.get("name"):
+            name += f" ({cluster['name']})"
+        if some and i == places[0]:
+            name += f" (of {len(clusters)} clusters the {_MOST} with the longest and the shortest step are shown)"
         for clock, unit in (("modelled", "virtual time [s]"), ("measured", "wall time [s]")):
             if cluster.get(clock):
                 panels.append((f"{name}, {clock}", cluster[clock], cluster.get("order") or (), unit))
     return panels
+
+
+def _step_s(cluster: Mapping[str, Any]) -> float:
+    """How long a step takes: as modelled, or else as measured."""
+    events = cluster.get("modelled") or cluster.get("measured") or ()
+    return max((float(event[4]) for event in events), default=0.0)
 
 
 def _rows(events: Sequence[Sequence[Any]]) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
@@ -30,6 +31,34 @@ class Shareable(Protocol):
 
 
 S = TypeVar("S", bound=Shareable)
+
+
+def weighted_partition(config: DataConfig, data_shares: Sequence[float]) -> DataConfig:
+    """Weigh the even split by what a scenario says of its clusters' data.
+
+    Parameters
+    ----------
+    config : the run's
+    data_shares : relative weight of each cluster, (N,)
+
+    Returns
+    -------
+    The same where all weigh the same; else ``iid`` has become ``size``, with the weights as its numbers.
+
+    Raises
+    ------
+    ValueError
+        If another partition decides who gets how much.
+    """
+    if len(set(data_shares)) < 2:
+        return config
+    if config.partition != "iid":
+        unequal = ", ".join([f"{share:g}" for share in data_shares[:6]] + ["..."] * (len(data_shares) > 6))
+        raise ValueError(
+            f"data.partition = {config.partition}: the scenario gives its clusters the data-share {unequal}, which "
+            'weighs data.partition = "iid" alone; expected that, or a scenario without data-share'
+        )
+    return replace(config, partition="size", partition_sizes=",".join(repr(share) for share in data_shares))
 
 
 def training_shares(

@@ -11,7 +11,7 @@ from client_pipeline.runtime.arrangement import Arrangement, arrange
 from client_pipeline.runtime.shared_actor import start_when_ray_is_up
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.run_config import RunConfig
-from flower_app.training.network import of_clusters, training_scenario
+from flower_app.training.network import training_scenario
 from strategies.flower_internals import InMemoryGrid, log
 from strategies.grid.forwarding import innermost
 

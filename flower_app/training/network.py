@@ -57,14 +57,3 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
             trains_head=not config.traits.decoder_on_server,
         )
     return replace(scenario, planner=settings, costs=costs)
-
-
-def of_clusters(scenario: Scenario, num_clusters: int) -> Scenario:
-    """The first clusters of a network; its channels stay."""
-    channels = replace(scenario.channels, large_scale_gain=scenario.channels.large_scale_gain[:num_clusters])
-    return replace(
-        scenario,
-        clusters=scenario.clusters[:num_clusters],
-        uplinks=scenario.uplinks[:num_clusters],
-        channels=channels,
-    )

@@ -18,8 +18,9 @@ from flower_app.config.strategy_choice import check_first_round, make_planner
 from flower_app.runs import run_checkpoints
 from flower_app.runs.run_inputs import input_digests
 from flower_app.tasks.base import Prepared, Task, task
+from flower_app.tasks.partition import weighted_partition
 from flower_app.training.frozen_weights import frozen_digest
-from flower_app.training.network import of_clusters, training_scenario
+from flower_app.training.network import training_scenario
 from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.checkpoint import Checkpoint
 from strategies.planning.planner import RoundPlanner
@@ -92,10 +93,11 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     num_clusters = config.num_clusters or network.num_clusters
     run_task = task(config.task)
     config.selection.check_metric(run_task.scores)
-    prepared_task = run_task.prepare(config.data, config.model, config.seed, num_clusters)
+    data = weighted_partition(config.data, network.first(num_clusters).data_shares)
+    prepared_task = run_task.prepare(data, config.model, config.seed, num_clusters)
     prepared_task = replace(prepared_task, spec=config.adapted(prepared_task.spec))
     parts = prepared_task.build(config.seed)
-    scenario = of_clusters(training_scenario(config, prepared_task.spec), num_clusters)
+    scenario = training_scenario(config, prepared_task.spec).first(num_clusters)
     check_shared_matrices(
         config.privacy,
         traits=config.traits,

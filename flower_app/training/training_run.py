@@ -95,6 +95,7 @@ def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
         "cluster-actors": arrangement.cluster_actors,
         # Nodes need not have the server's files.
         "network": json.dumps([_declared(run, n).to_dict() for n in range(run.num_clusters)]),
+        "data-shares": json.dumps(run.scenario.data_shares),
         "plans": json.dumps([plan.to_dict() for plan in read_plans(Path(plans))]) if plans else "",
     }
     max_length = run.config.data.max_length

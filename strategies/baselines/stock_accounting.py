@@ -55,7 +55,7 @@ def stock_record(
     )
     gamma = round_bound(scenario, network, instance, _answer(instance, decided, channels))
     plan = {"policy": policy, "status": "feasible", "left_out": []}
-    return {"plan": plan, "virtual": costs_record(decision, costs, gamma, scenario.planner.gamma_max)}
+    return {"plan": plan, "virtual": costs_record(decision, costs, gamma, scenario)}
 
 
 def _answer(instance: Instance, plans: list[ClusterPlan], channels: list[tuple[int, float] | None]) -> Answer:

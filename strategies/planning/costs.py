@@ -17,6 +17,7 @@ from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
 from client_pipeline.runtime.event_simulator import FUSED, simulate_pipeline, stage_times
 from client_pipeline.system.latency import round_latency
 from client_pipeline.system.radio import Array
+from client_pipeline.system.scenario import Scenario
 from strategies.dssda.evaluation import device_energy, pipeline_seconds
 from strategies.dssda.instance import Instance
 from strategies.planning.planner import Decision
@@ -169,13 +170,14 @@ def _energy(clusters: list[ClusterCosts | None], steps: int) -> float:
     return sum(steps * float(c.work.device_energy_j.sum()) + c.uplink_energy_j for c in clusters if c)
 
 
-def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, gamma_max: float) -> dict[str, Any]:
+def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, scenario: Scenario) -> dict[str, Any]:
     """A round's costs as JSON values: ``virtual`` of a run's ``rounds.jsonl``."""
     instance = decision.instance
     clusters = []
     for n, (plan, cluster_costs) in enumerate(zip(decision.plans, costs.clusters, strict=True)):
         record: dict[str, Any] = {
             "cluster": n,
+            **({"name": scenario.names[n]} if scenario.names[n] else {}),
             "selected": cluster_costs is not None,
             "gamma": float(gamma[n]),
             "queue": float(decision.queues.virtual[n]),
@@ -210,6 +212,6 @@ def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, gamma_max:
         "latency_fused_s": costs.latency_fused_s,
         "latency_eq15_s": costs.latency_eq15_s,
         "energy_j": costs.energy_j,
-        "gamma_max": gamma_max,
+        "gamma_max": scenario.planner.gamma_max,
         "clusters": clusters,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,8 +67,9 @@ class RoundPlanner:
     def __init__(self, scenario: Scenario, policy: RoundPolicy, *, drift: str = "true") -> None:
         self.scenario, self.policy, self.drift = scenario, policy, drift
         self.queues = Queues.empty(scenario.num_clusters)
-        budgets = [u.mean_energy_j for u in scenario.uplinks]
-        self._mean_energy = None if None in budgets else np.array(budgets, dtype=np.float64)
+        # A cluster without such a budget among others with one never fills its queue.
+        budgets = [math.inf if u.mean_energy_j is None else u.mean_energy_j for u in scenario.uplinks]
+        self._mean_energy = np.array(budgets) if min(budgets) < math.inf else None
 
     def observe(self, devices: Sequence[tuple[DeviceProfile, ...]]) -> None:
         """Take the clusters' devices as their control units report them."""

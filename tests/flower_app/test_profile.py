@@ -23,7 +23,7 @@ from client_pipeline.system.latency import link_time, micro_batch_work, teb_time
 from client_pipeline.system.radio import shannon_rate
 from client_pipeline.system.scenario import load_scenario
 from flower_app.cli.main import app
-from flower_app.profile import scenario_text
+from flower_app.profile import Profile, scenario_text
 from flower_app.verify import model_builder
 
 TINY = transformer.spec(vocab_size=40, width=16, num_heads=2, feed_forward=32, encoder_layers=2, decoder_layers=1)
@@ -63,7 +63,7 @@ MEASURED = Measurement(
 def write(tmp_path, measured, spec, batch_size=16, length=32):
     costs = model_costs(spec, sequence_length=length, batch_size=batch_size)
     path = tmp_path / "measured.toml"
-    path.write_text(scenario_text(measured, costs, blocks=int(spec.config["encoder_layers"]), batch_size=batch_size))
+    path.write_text(scenario_text([measured], costs, blocks=int(spec.config["encoder_layers"]), batch_size=batch_size))
     return load_scenario(str(path)), costs
 
 
@@ -99,7 +99,7 @@ def test_the_scenario_gives_the_measured_seconds_and_rates_back(tmp_path):
     assert float(link_time(0.0, 1.0, scenario.costs.lat)) == 5e-3
     assert scenario.costs.block_memory == pytest.approx(costs.block_memory, rel=1e-5)
     assert scenario.costs.z_bits == pytest.approx(costs.z_bits, rel=1e-5)
-    assert scenario.channels.speed_factor == (1.0, 1.0)
+    assert scenario.channels.speed_factor == ((1.0, 1.0),)
 
 
 def test_the_file_says_what_was_not_measured(tmp_path):
@@ -119,6 +119,55 @@ def test_two_devices_have_one_link_and_one_device_none(tmp_path):
     scenario, _ = write(tmp_path, alone, TINY)
     assert len(scenario.clusters[0]) == 1
     assert scenario.costs.lat == 0.0
+
+
+def test_several_clusters_become_tables_of_their_own(tmp_path):
+    slow = Measurement(
+        devices=[device(5.0, 17.0, node="10.0.1.1"), device(6.0, 21.0, node="10.0.1.2")], links=[link(0, 1, 2.5e7)]
+    )
+    alone = Measurement(devices=[device(2.5, 8.0, node="10.0.2.1")], links=[])
+    costs = model_costs(TINY, sequence_length=32, batch_size=16)
+    text = scenario_text([MEASURED, slow, alone], costs, blocks=2, batch_size=16)
+    path = tmp_path / "measured.toml"
+    path.write_text(text)
+    scenario = load_scenario(str(path))
+    assert [len(cluster) for cluster in scenario.clusters] == [3, 2, 1] and scenario.num_channels == 3
+    for n, measured in enumerate((MEASURED, slow, alone)):
+        for k, found in enumerate(measured.devices):
+            planned = scenario.clusters[n][k]
+            work = micro_batch_work(scenario.costs.o_f, scenario.costs.o_b, 16, scenario.costs.o_b_scaling)
+            seconds = float(teb_time(work, planned.flop_per_cycle, planned.frequency, scenario.costs.t0))
+            assert seconds == pytest.approx(found.large.seconds, rel=1e-4)
+            assert (planned.memory, planned.frequency) == (found.memory_bytes, found.frequency_hz)
+        for k in range(len(measured.devices) if measured.links else 0):
+            assert scenario.clusters[n][k].link_bandwidth_hz == pytest.approx(measured.rate_after(k), rel=1e-4)
+    head = "# 6 devices of 3 clusters, measured by collapipe profile on 10.0.0.1, 10.0.1.1, 10.0.1.2, 10.0.2.1; "
+    assert text.startswith(head) and text.count("# Measured rates in Mbit/s.") == 1
+    outcome = call("plan", "--scenario", path, "--json")
+    assert outcome.exit_code == 0 and [len(c["delta"]) for c in json.loads(outcome.stdout)["clusters"]] == [3, 2, 1]
+
+
+def test_files_of_several_clusters_are_joined_to_one_network(tmp_path):
+    slow = Measurement(devices=[device(5.0, 17.0), device(6.0, 21.0)], links=[link(0, 1, 2.5e7)])
+    spec = model_builder("", 0)().spec
+    costs = model_costs(spec, sequence_length=32, batch_size=16)
+    files = []
+    for n, measured in enumerate((MEASURED, slow)):
+        found = Profile(scenario=tmp_path / "x.toml", model=spec, costs=costs, measurements=(measured,))
+        files += ["--measured", tmp_path / f"cluster-{n}.json"]
+        files[-1].write_text(json.dumps(found.to_dict()))
+    out = tmp_path / "network.toml"
+    done = call("profile", *files, "--out", out, "--json")
+    assert done.exit_code == 0, done.output
+    assert out.read_text() == scenario_text([MEASURED, slow], costs, blocks=4, batch_size=16)
+    assert [len(cluster["devices"]) for cluster in json.loads(done.stdout)["clusters"]] == [3, 2]
+    other = call("profile", *files, "--length", 16, "--out", out)
+    assert other.exit_code != 0 and "cluster-0.json: expected" in other.stderr and "--model, --length" in other.stderr
+    both = call("profile", *files, "--address", "here:1", "--out", out)
+    assert both.exit_code != 0 and "expected no --address beside it" in both.stderr
+    files[1].write_text('{"devices": []}')
+    broken = call("profile", *files, "--out", out)
+    assert broken.exit_code != 0 and "cluster-0.json: expected what collapipe profile --json printed" in broken.stderr
 
 
 def call(*arguments):
@@ -191,6 +240,7 @@ def test_an_address_where_nobody_answers_is_told(monkeypatch, address):
         (("--devices", "0"), "--devices: expected at least 1, found 0"),
         (("--batch-size", "0"), "--batch-size: expected at least 1, found 0"),
         (("--length", "257"), "--length: expected at most the model's 256 positions, found 257"),
+        (("--measured", "none.json"), "--measured: no file none.json; collapipe profile --json prints one"),
         (("--out", "measured.json"), "--out: expected a file that ends in .toml, as --scenario will"),
         (("--out", "no-such-folder/x.toml"), "--out: no folder"),
         (("--model", "no-such-folder/model"), "--model"),

@@ -1,4 +1,4 @@
-"""The whole stack of a deployment on test machines: an edge server, two control units, two devices each."""
+"""The whole stack of a deployment on test machines: an edge server, two control units, two and three devices."""
 
 import contextlib
 import json
@@ -14,10 +14,11 @@ from client_pipeline.link.hosts import is_loopback
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.ray_node import FIRST_PORT
 
-NUM_CLUSTERS, NUM_DEVICES = 2, 2
-NAMES = ["server", "cu0", "cu1", "d00", "d01", "d10", "d11"]
+NUM_DEVICES = (2, 3)
+"""Of each cluster."""
+NAMES = ["server", "cu0", "cu1", "d00", "d01", "d10", "d11", "d12"]
 PATIENCE_S = 400
-# Seven machines share this one's memory: none of them is short of it because all of them together are.
+# Eight machines share this one's memory: none of them is short of it because all of them together are.
 ENVIRONMENT = os.environ | {
     "RAY_memory_monitor_refresh_ms": "0",
     # A device that has lost its control unit's Ray waits a minute for it; here it is known to be gone.
@@ -67,10 +68,12 @@ def write_text(folder, name, pairs):
 class Stack:
     """Programs of all machines, as a reader of docs/deployment.md starts them."""
 
-    def __init__(self, hosts, folder, data, own_devices=0):
+    def __init__(self, hosts, folder, data, own_devices=0, profile=None):
         self.hosts, self.folder, self.data = hosts, folder, data
         self.own_devices = own_devices
         """Devices that each control unit's machine is itself; 0: each device is a machine."""
+        self.profile = profile
+        """File from which each control unit knows its devices; None: as the server says."""
         self.certs = folder / "certs"
         self.shared_ports = is_loopback(hosts.address("server"))
         self.environments = {}
@@ -114,11 +117,11 @@ class Stack:
         port = SUPERLINK_PORT + self.hosts.ports("server")
         self.up("server", "edge-server", "--certs", self.certs / "server", "--port", port)
         self.wait_for("server", "SuperLink at")
-        # One after the other: all at once would be seven starts of Ray on the one machine that this is.
+        # One after the other: all at once would be eight starts of Ray on the one machine that this is.
         for cluster in range(len(self.data)):
             self.start_cu(cluster)
             self.wait_for(f"cu{cluster}", "SuperNode ID")
-            for device in range(0 if self.own_devices else NUM_DEVICES):
+            for device in range(0 if self.own_devices else NUM_DEVICES[cluster]):
                 self.start_device(cluster, device)
                 self.wait_for(f"d{cluster}{device}", "is up")
 
@@ -131,6 +134,7 @@ class Stack:
             *("--cluster", cluster, "--server", self.superlink, "--certs", self.certs / f"cu-{cluster}"),
             *("--data", self.data[cluster], "--object-store-mb", 80),
             *(argument for device in range(self.own_devices) for argument in ("--device", device)),
+            *(("--device-profile", self.profile) if self.profile else ()),
             *(("--ray-port", FIRST_PORT + ports, "--runtime-port", 9094 + ports) if ports else ()),
         )
 

@@ -14,7 +14,6 @@ from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.optimizer import OptimizerConfig
 from client_pipeline.system.scenario import load_scenario
 from flower_app.training.cluster_setup import wait_for_nodes
-from flower_app.training.network import of_clusters
 from helpers.cluster_states import states
 from helpers.replies import index_of
 from helpers.simulation import simulate
@@ -70,7 +69,7 @@ def run(client, rounds=1, **arguments):
             indices = index_of(grid, nodes)
             for state in clusters:
                 state.node_id = indices[state.cluster]
-            scenario = of_clusters(load_scenario("default"), 2)
+            scenario = load_scenario("default").first(2)
             settings = replace(scenario.planner, num_blocks=NUM_BLOCKS, batch_size=4, local_steps=1)
             planner = RoundPlanner(replace(scenario, planner=settings), make_policy("uniform"))
             strategy = strategies.CollaPipe(

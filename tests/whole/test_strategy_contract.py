@@ -26,17 +26,29 @@ pytestmark = pytest.mark.slow
 
 SCENARIO = """
 format = "collapipe-scenario/1"
-clusters = 2
-devices = 2
 channels = 1
 seed = 3
 [device]
 flop-per-cycle = 20.0
-frequency-ghz = { min = 0.3, max = 0.8 }
 memory-gb = 1.2
 [block]
 memory-gb = 0.375
+[[cluster]]
+name = "workshop"
+devices = 3
+data-share = 2.0
+[cluster.device]
+frequency-ghz = [0.8, 0.7, 0.5]
+[[cluster]]
+name = "depot"
+devices = 4
+[cluster.device]
+frequency-ghz = { min = 0.3, max = 0.4 }
+memory-gb = [0.8, 0.8, 0.4, 0.4]
 """
+SIZES = [3, 4]
+EXAMPLES = [200, 100]
+"""Of 300, by the shares."""
 CASES = {
     "random": {"policy": "random+optimal"},
     "uniform": {"policy": "uniform", "tensorboard": "true", "device-emulation": "paced", "time-scale": 0.002},
@@ -102,6 +114,14 @@ def test_a_strategy_trains_and_accounts_for_every_round(name, trained):
     assert all(key.startswith("cluster-") for key in arrays) == (name in AVERAGES_NOTHING)
     plans = read_plans(run_dir / "plans" / "round-0002.json")
     assert [sum(plan.delta) for plan in plans] == [4, 4]
+    assert [len(plan.delta) for plan in plans] == SIZES
+    for line in lines:
+        assert [c["name"] for c in line["virtual"]["clusters"]] == ["workshop", "depot"]
+        for report in line["clusters"]:
+            n = report["cluster"]
+            assert report["num_examples"] == EXAMPLES[n] and len(report["plan"]["delta"]) == SIZES[n]
+        for cost in (c for c in line["virtual"]["clusters"] if c["selected"]):
+            assert len(cost["device_energy_j"]) == len(cost["device_memory_bytes"]) == SIZES[cost["cluster"]]
     assert load_model(run_dir).parts.weights()
     for file in ("report.html", "timeline.json", "trace.json", "checkpoint/round-000002/state.json"):
         assert (run_dir / file).is_file(), file

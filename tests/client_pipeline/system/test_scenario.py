@@ -52,7 +52,7 @@ def test_a_list_gives_each_device_its_own_value():
         (("device", "memory-gb"), [1, 2], "x: device.memory-gb: expected one value for each of 6, found 2"),
         (("device", "frequency-ghz"), {"min": 2, "max": 1}, "x: device.frequency-ghz: min 2 is above max 1"),
         (("device", "frequency-mhz"), 5, "unknown key 'device.frequency-mhz'; did you mean 'frequency-ghz'?"),
-        (("cluster",), 3, "unknown key 'cluster'; did you mean 'clusters'?"),
+        (("cluster",), 3, "x: cluster: expected one or more tables [[cluster]], in double brackets, found 3"),
         (("device", "frequency-ghz"), "0.5 GHz", "x: device.frequency-ghz: expected a number above 0 in the unit"),
         (("device", "kappa"), float("inf"), "x: device.kappa: expected a number above 0"),
         (
@@ -109,7 +109,7 @@ def test_mistakes_name_file_and_key(path, value, message):
 def test_an_unknown_scenario_lists_the_packaged_ones():
     with pytest.raises(
         FileNotFoundError,
-        match="no packaged scenario 'nowhere'; expected one of default, edge-boxes, physical, table2,",
+        match="no packaged scenario 'nowhere'; expected one of city, default, edge-boxes,",
     ):
         load_scenario("nowhere")
     with pytest.raises(FileNotFoundError, match="no file"):

@@ -26,6 +26,7 @@ from flower_app.deployment.credentials import AuthorityFiles, DeviceFiles, Serve
 from flower_app.deployment.edge_server import EdgeServer, is_healthy
 from flower_app.deployment.ray_node import RayNode, ray_environment
 from flower_app.launch.superlink import flower_environment, program_path, short_folder
+from helpers.repository import ROOT
 from helpers.running_programs import HOST, free_block, free_port, running
 
 pytestmark = pytest.mark.slow
@@ -244,6 +245,14 @@ def test_a_data_folder_that_is_missing_or_empty(folder, superlink, tmp_path):
     (tmp_path / "empty").mkdir()
     (found,) = failures(machine.doctor("cu", data=tmp_path / "empty"))
     assert "is empty" in found["found"] and "put the cluster's text there" in found["remedy"]
+
+
+def test_a_profile_of_a_whole_network_is_read_for_its_own_cluster(folder, superlink):
+    machine, network = Machine(folder, superlink), ROOT / "configs" / "scenarios" / "unequal.toml"
+    (found,) = [f for f in machine.doctor("cu", device_profile=network) if f["check"] == "device profile"]
+    assert found["status"] == "ok" and found["found"].endswith("unequal.toml describes 3 devices of cluster 0")
+    missing = machine.doctor("cu", device_profile=network, cluster=2)
+    named(missing, "device profile", "has the clusters 0 to 1, expected cluster 2", "write it with collapipe profile")
 
 
 @pytest.mark.parametrize("role", ["edge-server", "cu"])

@@ -7,6 +7,7 @@ from client_pipeline.system.scenario import load_scenario
 from flower_app.client_app import node_folder
 from flower_app.config.run_config import RunConfig
 from flower_app.node.config import NodeConfig
+from helpers.repository import ROOT
 
 FULL = NodeConfig(
     cluster=3,
@@ -74,6 +75,17 @@ def test_a_device_profile_takes_the_place_of_the_scenarios_devices(tmp_path):
     assert [device.speed for device in own] == [8e9, 4e9] and len(declared) == 6
     with pytest.raises(FileNotFoundError, match="device-profile: no file /none.toml; write one with collapipe profile"):
         NodeConfig(cluster=0, device_profile="/none.toml").devices(declared)
+
+
+def test_a_profile_of_a_whole_network_gives_each_cluster_its_own(tmp_path):
+    network = str(ROOT / "configs" / "scenarios" / "unequal.toml")
+    clusters = load_scenario("unequal").clusters
+    for n in range(2):
+        assert NodeConfig(cluster=n, device_profile=network).devices(clusters[1 - n]) == clusters[n]
+    with pytest.raises(
+        ValueError, match=r"device-profile: .*unequal.toml has the clusters 0 to 1, expected cluster 2; "
+    ):
+        NodeConfig(cluster=2, device_profile=network).devices(clusters[0])
 
 
 def test_a_node_on_another_machine_keeps_its_files_below_its_own_folder(tmp_path):

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from client_pipeline.system.scenario import load_scenario
 from flower_app.cli.main import app
+from flower_app.report.chrome_trace import write_trace
 from flower_app.report.contents import FIGURES
 from flower_app.report.data import RunData
 from flower_app.report.page import to_svg, write_report
+from helpers.planned_run import planned_run
 
 pytestmark = pytest.mark.slow
 
@@ -263,6 +266,51 @@ def test_many_rounds_and_clusters_make_a_file_that_a_browser_opens(tmp_path):
         records.append(r)
     path = write_report([make_run(tmp_path / "long", records)])
     assert path.stat().st_size < 2_500_000
+
+
+def test_a_city_of_a_hundred_clusters_stays_readable_and_small(tmp_path):
+    run = planned_run(tmp_path / "city", load_scenario("city"), 20)
+    path = write_report([run])
+    assert path.stat().st_size < 1_000_000
+    page = Page(path)
+    assert without_data(path) == {"loss": "no round was evaluated"}
+    assert re.search(r"100; \d+ have trained, on 6 to 14 devices", page.text)
+    for words in (
+        "all clusters",
+        "80 % of them",
+        "largest queue: cluster",
+        "cluster: of 100 those with the most and the least",
+        "with the longest and the shortest step are shown",
+    ):
+        assert words in page.text, words
+    timeline = json.loads((run / "timeline.json").read_text())["clusters"]
+    seconds = {c["cluster"]: max(event[4] for event in c["modelled"]) for c in timeline}
+    shown = [int(n) for n in re.findall(r"cluster (\d+)[^,<]*, modelled", page.text)]
+    assert len(timeline) == 40 and len(shown) == 8
+    assert {max(seconds, key=seconds.get), min(seconds, key=seconds.get)} <= set(shown)
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    queues = np.array([[cluster["queue"] for cluster in line["virtual"]["clusters"]] for line in lines])
+    assert f"largest queue: cluster {queues.max(axis=0).argmax()}" in page.text
+
+
+def test_sites_stand_with_their_names_and_their_own_number_of_devices(tmp_path):
+    run = planned_run(tmp_path / "unequal", load_scenario("unequal"), 3)
+    path = write_report([run])
+    text = Page(path).text
+    assert "2: 0 workshop (3 devices), 1 depot (4 devices)" in text
+    assert "cluster 0 (workshop)" in text and "cluster 1 (depot), modelled" in text
+    trace = json.loads(write_trace(run).read_text())["traceEvents"]
+    assert "cluster 1 (depot), modelled" in {event["args"].get("name") for event in trace}
+
+
+@pytest.mark.parametrize("number", [1, 24, 25, 60])
+def test_every_number_of_clusters_is_drawn(tmp_path, number):
+    records = [record(n) for n in range(1, 4)]
+    for r in records:
+        r["virtual"]["clusters"] = [r["virtual"]["clusters"][n % 2] | {"cluster": n} for n in range(number)]
+        r["virtual"]["clusters"][0] |= {"gamma": None, "queue": None}
+    missing = without_data(write_report([make_run(tmp_path / "run", records)]))
+    assert missing.keys() == ({"queues"} if number == 1 else set())
 
 
 def test_the_command_finds_the_runs_and_prints_the_file(tmp_path, monkeypatch):

@@ -6,8 +6,8 @@ import pytest
 
 from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.causal_lm import CausalLMTask
-from flower_app.tasks.corpus import DataConfig, Pairs, count_files, load_pairs
-from flower_app.tasks.partition import partition
+from flower_app.tasks.corpus import PARTITIONS, DataConfig, Pairs, count_files, load_pairs
+from flower_app.tasks.partition import partition, weighted_partition
 from flower_app.tasks.plain_text import load_text
 from helpers.task_cases import options
 
@@ -318,6 +318,24 @@ def test_the_sizes_of_shares_follow_their_formulas():
     assert sizes_of("linear", 4) == [100, 200, 300, 400]
     assert sizes_of("square", 4, number=3000) == [100, 400, 900, 1600]
     assert sizes_of("exponential", 3) == [90, 245, 665]
+
+
+def test_data_shares_weigh_the_even_split():
+    assert weighted_partition(DataConfig(), (1.0, 1.0, 1.0)) == DataConfig()
+    assert weighted_partition(DataConfig(partition="dirichlet"), (2.0, 2.0)).partition == "dirichlet"
+    weighted = weighted_partition(DataConfig(), (3.0, 1.0, 1.0))
+    pairs = Pairs(["x"] * 1000, ["y"] * 1000)
+    assert [len(part) for part in partition(weighted, pairs, 3, seed=0)] == [600, 200, 200]
+
+
+@pytest.mark.parametrize("kind", sorted(set(PARTITIONS) - {"iid"}))
+def test_data_shares_that_no_partition_keeps_are_refused(kind):
+    source, text = ("files", "text-{cluster}") if kind in ("files", "nodes") else ("generated", "")
+    config = DataConfig(partition=kind, partition_sizes="1,2", source=source, train_source=text, test_source="test")
+    with pytest.raises(
+        ValueError, match=rf"data.partition = {kind}: .* data-share 2, 1, which weighs data.partition ="
+    ):
+        weighted_partition(config, (2.0, 1.0))
 
 
 def labelled(kind, num_clusters, labels, **config):

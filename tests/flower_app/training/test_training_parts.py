@@ -9,6 +9,7 @@ import torch
 
 from client_pipeline.partition.plan import uniform_plan
 from flower_app.config.run_config import RunConfig
+from flower_app.launch.preflight import check_run
 from flower_app.runs import run_checkpoints
 from flower_app.runs.run_directory import read_rounds
 from flower_app.training import round_closer
@@ -169,3 +170,9 @@ def test_the_plans_of_a_round_are_written_before_it_begins(fresh, monkeypatch):
     assert clock.next_round()["round_s"] == 2.0
     opener.open(2, [plan])
     assert begun == [(1, 0.0), (2, 2.0)]
+
+
+def test_data_shares_go_with_the_even_split_alone():
+    config = RunConfig.from_flat({"scenario": "unequal", "data.partition": "dirichlet"})
+    with pytest.raises(ValueError, match=r"data\.partition = dirichlet: the scenario gives its .* data-share 2, 1"):
+        check_run(config)

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from client_pipeline.link.privacy import UPDATE_MECHANISMS, PrivacyConfig
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner
-from flower_app.training.network import of_clusters, training_scenario
+from flower_app.training.network import training_scenario
 from helpers.federation import learned, loss_of, rounds_of
 from helpers.simulation import simulate
 from strategies.aggregation.rules import AggregatorConfig, build_aggregator
@@ -217,4 +217,4 @@ def test_what_does_not_go_together_is_refused_before_any_work(flat, message):
     base = {"privacy.update-clip": 1.0, "privacy.update-noise": 0.1, "privacy.update-mechanism": "server-fixed"}
     with pytest.raises(ValueError, match=message):
         config = RunConfig.from_flat(base | flat)
-        make_planner(config, of_clusters(training_scenario(config), config.num_clusters or 3))
+        make_planner(config, training_scenario(config).first(config.num_clusters or 3))

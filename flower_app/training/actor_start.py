@@ -47,7 +47,7 @@ def start_actors(config: RunConfig, grid: Grid) -> None:
     try:
         network = training_scenario(config)
         arrangement = arranged(
-            config, of_clusters(network, config.num_clusters or network.num_clusters), grid, quiet=True
+            config, network.first(config.num_clusters or network.num_clusters), grid, quiet=True
         )
     except (ValueError, FileNotFoundError):
         return  # the run's preparation meets it again, and says what it is

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
+from typing import Any
 
 from flower_app.tasks.lexicon import (
     ADJECTIVES,
@@ -39,6 +41,9 @@ _PERSONS = tuple(noun for noun in NOUNS if noun.kind in ("male", "female"))
 _THINGS = tuple(noun for noun in NOUNS if noun.kind == "thing")
 _PLACES = tuple(noun for noun in NOUNS if noun.kind == "place")
 _BY_PATTERN = {p: tuple(v for v in VERBS if v.pattern == p) for p in ("none", "acc", "dat", "both", "clause")}
+_ADJECTIVES, _NUMBERS, _PREPOSITIONS = tuple(ADJECTIVES), tuple(NUMBERS), tuple(PREPOSITIONS)
+_TIMES, _PAST_TIMES, _GERMAN_TIMES = tuple(TIMES), tuple(PAST_TIMES), TIMES | PAST_TIMES
+_MODES = ("present", "past", *MODALS)
 _FEWEST_WORDS = 5
 _COPULA_EN = {"1sg": "am", "3sg": "is", "pl": "are"}
 _THIRD_PERSON = {"m": ("er", "ihn"), "f": ("sie", "sie"), "n": ("es", "es")}
@@ -104,7 +109,7 @@ class _Clause:
         else:
             finite, tail = self.verb.german(person), [self.verb.prefix]
         objects = [p for p in (self.dative, self.accusative) if p]
-        time = (TIMES | PAST_TIMES).get(self.time, "")
+        time = _GERMAN_TIMES.get(self.time, "")
         middle = [
             *(p.german for p in objects if p.pronoun),
             "" if time_first else time,
@@ -143,14 +148,14 @@ class _Grammar:
             word = "no"
         elif plural:
             word = self.rng.choice(("the", "the", "my", "these", ""))
-            number = "" if word else self.rng.choice(tuple(NUMBERS))
+            number = "" if word else self.rng.choice(_NUMBERS)
         else:
             word = self.rng.choice(("the", "the", "a", "a", "my", "this", "every"))
         english, german = [number or word], [NUMBERS[number] if number else determiner(word, case, gender)]
         if number == "many" and case == "dat":
             german = ["vielen"]
         if not plain and self.chance(0.3):
-            english.append(self.rng.choice(tuple(ADJECTIVES)))
+            english.append(self.rng.choice(_ADJECTIVES))
             german.append(adjective(ADJECTIVES[english[-1]], word, case, gender))
         english.append(noun.english(plural))
         if word == "a" and english[1][0] in "aeiou":
@@ -169,7 +174,7 @@ class _Grammar:
         return self.pronoun("nom") if self.chance(0.25) else self.noun_phrase(_ACTORS, "nom", plain=plain)
 
     def place(self) -> tuple[str, str]:
-        preposition = self.rng.choice(tuple(PREPOSITIONS))
+        preposition = self.rng.choice(_PREPOSITIONS)
         phrase = self.noun_phrase(_PLACES, "dat", plain=True)
         german = f"{PREPOSITIONS[preposition]} {phrase.german}"
         for long, short in CONTRACTIONS.items():
@@ -180,65 +185,67 @@ class _Grammar:
         """Draw a clause with a verb or a copula; ``short`` leaves out what makes it long."""
         subject = self.subject(plain=short)
         if self.chance(0.12):
-            adverb = self.rng.choice(tuple(TIMES)) if time and self.chance(0.4) else ""
-            predicate = self.rng.choice(tuple(ADJECTIVES))
+            adverb = self.rng.choice(_TIMES) if time and self.chance(0.4) else ""
+            predicate = self.rng.choice(_ADJECTIVES)
             return _Clause(subject, None, predicate=predicate, negated=self.chance(0.25), time=adverb)
         pattern = self.rng.choices(("none", "acc", "dat", "both"), (3, 5, 1, 0 if short else 2))[0]
-        mode = self.rng.choices(("present", "past", *MODALS), (5, 4, 1, 1, 1, 1))[0]
-        clause = _Clause(subject, self.rng.choice(_BY_PATTERN[pattern]), mode)
+        mode = self.rng.choices(_MODES, (5, 4, 1, 1, 1, 1))[0]
+        verb, parts = self.rng.choice(_BY_PATTERN[pattern]), dict[str, Any]()
         negated = mode != "must" and self.chance(0.2)
         no_object = negated and pattern in ("acc", "both")
         no_object = no_object and self.chance(0.5)
         if pattern in ("dat", "both"):
             pronoun = self.chance(0.3)
             dative = self.pronoun("dat", subject.person) if pronoun else self.noun_phrase(_PERSONS, "dat", plain=True)
-            clause = replace(clause, dative=dative)
+            parts["dative"] = dative
         if pattern in ("acc", "both"):
             if pattern == "acc" and not no_object and self.chance(0.2):
                 accusative = self.pronoun("acc", subject.person)
             else:
                 accusative = self.noun_phrase(_THINGS, "acc", negated=no_object, plain=short)
-            clause = replace(clause, accusative=accusative)
-        clause = replace(clause, negated=negated and not no_object)
+            parts["accusative"] = accusative
         if time and self.chance(0.4):
-            clause = replace(clause, time=self.rng.choice(tuple(PAST_TIMES if mode == "past" else TIMES)))
+            parts["time"] = self.rng.choice(_PAST_TIMES if mode == "past" else _TIMES)
         if pattern == "none" and not short and self.chance(0.6):
-            clause = replace(clause, place=self.place())
-        return clause
+            parts["place"] = self.place()
+        return _Clause(subject, verb, mode, negated=negated and not no_object, **parts)
 
-    def sentence(self) -> tuple[str, str]:
-        """Draw one sentence and its translation, both without capital and full stop."""
+    def sentence(self) -> tuple[str, Callable[[], str]]:
+        """Draw one sentence, and what makes its translation; both without capital and full stop."""
         kind = self.rng.choices(("main", "question", "that", "because", "relative"), (50, 10, 14, 14, 12))[0]
         if kind == "main":
             clause = self.clause()
             first = bool(clause.time) and self.chance(0.6)
-            return clause.english(first), clause.german("main", first)
+            return clause.english(first), lambda: clause.german("main", first)
         if kind == "question":
             clause = self.clause(time=False)
-            return clause.english(question=True) + "?", clause.german("question") + "?"
+            return clause.english(question=True) + "?", lambda: clause.german("question") + "?"
         if kind == "that":
             main = _Clause(self.subject(plain=True), self.rng.choice(_BY_PATTERN["clause"]))
             clause = self.clause(short=True)
-            return f"{main.english()} that {clause.english()}", f"{main.german('main')}, dass {clause.german('last')}"
+            return (
+                f"{main.english()} that {clause.english()}",
+                lambda: f"{main.german('main')}, dass {clause.german('last')}",
+            )
         if kind == "because":
             return self.because()
         return self.relative()
 
-    def because(self) -> tuple[str, str]:
+    def because(self) -> tuple[str, Callable[[], str]]:
         """A reason: about the thing of the main clause ("it" takes the gender of its noun), or about anyone."""
         main = self.clause(short=True, time=False)
         direct_object = main.accusative
         if direct_object and direct_object.noun and direct_object.person == "3sg" and self.chance(0.7):
             it = _Phrase("it", _THIRD_PERSON[direct_object.noun.gender][0], "3sg", True)
-            reason = _Clause(it, None, predicate=self.rng.choice(tuple(ADJECTIVES)))
+            reason = _Clause(it, None, predicate=self.rng.choice(_ADJECTIVES))
         else:
             reason = replace(self.clause(short=True), subject=self.pronoun("nom"))
         return (
             f"{main.english()} because {reason.english()}",
-            f"{main.german('main')}, weil {reason.german('last')}",
+            lambda: f"{main.german('main')}, weil {reason.german('last')}",
         )
 
-    def relative(self) -> tuple[str, str]:
+    def relative(self) -> tuple[str, Callable[[], str]]:
         """A noun, a relative clause about it, and a copula."""
         plural = self.chance(0.3)
         person = "pl" if plural else "3sg"
@@ -248,19 +255,16 @@ class _Grammar:
         gender = "pl" if plural else noun.gender
         case = "acc" if about_object else "nom"
         gap = _Phrase("", "", person)
-        if about_object:
-            clause = replace(clause, accusative=None)
-            german = _join([relative_pronoun(case, gender), clause.german("last")])
-        else:
-            clause = replace(clause, subject=gap)
-            german = _join([relative_pronoun(case, gender), clause.german("last")])
+        clause = replace(clause, accusative=None) if about_object else replace(clause, subject=gap)
         head_en = f"the {noun.english(plural)} that {clause.english()}"
-        head = f"{determiner('the', 'nom', gender)} {noun.german(plural, 'nom')}, {german},"
-        predicate = self.rng.choice(tuple(ADJECTIVES))
-        return (
-            f"{head_en} {_COPULA_EN[person]} {predicate}",
-            f"{head} {AUXILIARIES['sein'][person]} {ADJECTIVES[predicate]}",
-        )
+
+        def german() -> str:
+            about = _join([relative_pronoun(case, gender), clause.german("last")])
+            head = f"{determiner('the', 'nom', gender)} {noun.german(plural, 'nom')}, {about},"
+            return f"{head} {AUXILIARIES['sein'][person]} {ADJECTIVES[predicate]}"
+
+        predicate = self.rng.choice(_ADJECTIVES)
+        return f"{head_en} {_COPULA_EN[person]} {predicate}", german
 
 
 def _written(text: str) -> str:
@@ -291,11 +295,13 @@ def sentences(split: str, seed: int) -> Iterator[tuple[str, str]]:
     grammar = _Grammar(random.Random(f"{split}/{seed}"))
     drawn_sentences: set[str] = set()
     while True:
-        english, german = map(_written, grammar.sentence())
+        drawn, translated = grammar.sentence()
+        english = _written(drawn)
         if len(english.split()) < _FEWEST_WORDS or split_of(english) != split or english in drawn_sentences:
             continue
         drawn_sentences.add(english)
-        yield english, german
+        # Of a sentence of another split the translation is not made: of the small splits, of 19 in 20 it is not.
+        yield english, _written(translated())
 
 
 def generate(num_examples: int, split: str, seed: int) -> list[tuple[str, str]]:
@@ -304,4 +310,10 @@ def generate(num_examples: int, split: str, seed: int) -> list[tuple[str, str]]:
     >>> generate(1, "test", 0)
     [('Two boys hope that my boys waited.', 'Zwei Jungen hoffen, dass meine Jungen gewartet haben.')]
     """
-    return list(islice(sentences(split, seed), num_examples))
+    return list(_generated(num_examples, split, seed))
+
+
+@lru_cache(maxsize=4)
+def _generated(num_examples: int, split: str, seed: int) -> tuple[tuple[str, str], ...]:
+    # A process may hold several clusters, each of which takes its share of the same sentences.
+    return tuple(islice(sentences(split, seed), num_examples))

@@ -46,9 +46,7 @@ def start_actors(config: RunConfig, grid: Grid) -> None:
     """Begin to start a simulation's shared actors, in a thread: they import for seconds. Says nothing of mistakes."""
     try:
         network = training_scenario(config)
-        arrangement = arranged(
-            config, network.first(config.num_clusters or network.num_clusters), grid, quiet=True
-        )
+        arrangement = arranged(config, network.first(config.num_clusters or network.num_clusters), grid, quiet=True)
     except (ValueError, FileNotFoundError):
         return  # the run's preparation meets it again, and says what it is
     if arrangement.actors:

@@ -26,7 +26,8 @@ import torch
 
 from client_pipeline.partition.parts import Batch, ModelParts, target_weight, targets
 from client_pipeline.runtime.data_order import DataOrder
-from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
+from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.precision import autocast
 from client_pipeline.system.scenario import load_scenario
 from flower_app.config.sources import load_config

@@ -49,7 +49,7 @@ from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from strategies.decoder import limits as stream_limits
 from strategies.decoder.config import DecoderConfig
 from strategies.decoder.service import DecoderService

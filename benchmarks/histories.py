@@ -78,6 +78,8 @@ class Histories:
         self.wrong: list[str] = []
         self._due: list[tuple[float, Callable[[], None]]] = []
         """What ends an event, and when [s, monotonic]."""
+        self.started_again = 0
+        """Programs of control units that had ended."""
         self._resumes = 0
         """How often the run may still be resumed after the last event that ends it."""
 
@@ -140,11 +142,23 @@ class Histories:
                 self._due.remove((due, action))
                 action()
 
+    def keep_up(self) -> None:
+        """Start control units' programs again that have ended, as the systemd units of ``deploy`` do."""
+        for cluster in range(len(self.stack.data)):
+            name = f"cu{cluster}"
+            if name in self.stack.boxes and self.stack.boxes[name].poll() is not None:
+                say(f"the programs of {name} have ended; they are started again")
+                send(self.hosts.processes(name), signal.SIGKILL)
+                self.stack.gone(name)
+                self.started_again += 1
+                self._later(AGAIN_S, lambda cluster=cluster: self.stack.start_cu(cluster))
+
     def follow(self, num_rounds: int, schedule: dict[int, list[str]]) -> None:
         """Let the run go its way, with what happens after which round, to its end."""
         seen, progress = 0, time.monotonic()
         while not self._finished():
             self.end_due(time.monotonic())
+            self.keep_up()
             if (count := len(self.rounds())) != seen:
                 for number in range(seen + 1, count + 1):
                     for kind in schedule.pop(number, []):
@@ -188,6 +202,7 @@ class Histories:
             "rounds_missed": {n: sum(n not in those for those in trained) for n in clusters},
             "longest_round_s": max((line["round_s"] for line in lines), default=0.0),
             "median_round_s": sorted(line["round_s"] for line in lines)[len(lines) // 2] if lines else 0.0,
+            "started_again": self.started_again,
             "decoder_steps": list(evidence.decoder_steps),
             "status": evidence.status,
             "problems": [*self.wrong, *problems(evidence)],

@@ -161,9 +161,9 @@ BUGS = (
     ),
     _bug(
         "a rule bears with one cluster too few",
-        "strategies/aggregation/rules.py",
-        "if f >= 0 and num_answers >= self.fewest_of(f):",
-        "if f >= 0 and num_answers > self.fewest_of(f):",
+        "strategies/aggregation/update_rule.py",
+        "if f >= 0 and num_answers >= self.fewest(self.config, f):",
+        "if f >= 0 and num_answers > self.fewest(self.config, f):",
         "aggregator.py::test_a_rule_knows_how_many_clusters_it_needs",
         "aggregator.py::test_a_cluster_that_fails_is_the_one_that_the_rule_may_bear_with",
         "aggregator.py::test_a_rule_still_bears_with_the_malicious_ones_that_are_left",

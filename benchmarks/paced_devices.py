@@ -28,7 +28,7 @@ from client_pipeline.runtime.actors import start_control_unit, train_round
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
 from client_pipeline.runtime.event_simulator import simulate_pipeline
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.system.channels import NetworkTrace

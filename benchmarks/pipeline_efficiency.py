@@ -47,7 +47,7 @@ from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.memory import keep_freed_memory
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.private_ray import private_ray
 
 SEGMENTS = (3, 3)

@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import betaincinv, log_ndtr, ndtr, ndtri
 
-from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, private_activations, private_update
+from client_pipeline.link.privacy import NoiseSource, private_activations, private_update
+from client_pipeline.link.privacy_config import PrivacyConfig
 from strategies.aggregation.accountant import PrivacyAccountant, Sent
 from strategies.aggregation.central_privacy import with_central_noise
 

@@ -34,8 +34,9 @@ import psutil
 from soak_processes import Family
 from soak_report import passed, report, said
 
+from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.fault_files import INJECTED
-from client_pipeline.runtime.fault_injection import FaultConfig, server_dies
+from client_pipeline.runtime.fault_injection import server_dies
 
 RATES = {"device": 0.10, "cluster": 0.05, "stream": 0.02, "freeze": 0.02, "partition": 0.03}
 POLL_S, SAMPLE_S, SAY_S = 0.1, 3.0, 30.0

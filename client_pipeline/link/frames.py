@@ -46,8 +46,9 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
+from client_pipeline.link.frame_limit import DEFAULT_MAX_BYTES
+
 PROTOCOL_VERSION = 2
-DEFAULT_MAX_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 64 * 2**10
 TARGET_PREFIX = "target."
 

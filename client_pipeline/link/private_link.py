@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from client_pipeline.link.base import DecoderLink, ForwardingLink, Gradient, LinkError
-from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, clip_gradient, clip_tokens, private_activations
+from client_pipeline.link.privacy import NoiseSource, clip_gradient, clip_tokens, private_activations
+from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.partition.micro_batches import StepId
 
 

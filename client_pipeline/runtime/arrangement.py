@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.fault_injection import FaultConfig
+from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.shared_actor import SHARED
 

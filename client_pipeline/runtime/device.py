@@ -23,7 +23,7 @@ from client_pipeline.runtime.memory import (
     peak_bytes,
     resident_bytes,
 )
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.shared_process import join_group
 from client_pipeline.runtime.stage import BlockArrays, DoneAction, MovedBlock, Stage, StepOrder, run_actions
 from client_pipeline.runtime.transport import GroupAddress, Transport

@@ -18,7 +18,7 @@ from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
 from client_pipeline.runtime.device import DeviceActor
 from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, NotFinite, PipelineError
 from client_pipeline.runtime.idle_watch import LIVENESS
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.shared_actor import NAMESPACE, end_actor, start_member
 from client_pipeline.runtime.transport import TransportError

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import own_parameters, tied_names
-from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
+from client_pipeline.runtime.optimizer import PartOptimizer
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.precision import autocast
 
 
@@ -40,7 +41,7 @@ class HeadTrainer:
         self.unit = unit
         """Index after the last TEB: the head's place in the dropout seeds."""
         self.precision = precision
-        """Precision of its matrix products; see :data:`client_pipeline.runtime.precision.PRECISIONS`."""
+        """Precision of its matrix products; see :data:`client_pipeline.runtime.config.PRECISIONS`."""
         self.parameters = own_parameters(head)
         self.tied = {name: head.get_parameter(name).shape for name in tied_names(head)}
         """Shapes of the tied matrices by the head's own names."""

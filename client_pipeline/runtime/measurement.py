@@ -29,7 +29,7 @@ from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.machine import available_memory, clock_frequency
 from client_pipeline.runtime.memory import keep_freed_memory
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import check_answers, device_nodes
 from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.runtime.shared_actor import NAMESPACE

@@ -25,7 +25,7 @@ from client_pipeline.runtime.device import StepReport
 from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.faults import PipelineError
 from client_pipeline.runtime.group import Group
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.stage import MovedBlock, StepOrder

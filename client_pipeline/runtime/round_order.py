@@ -11,14 +11,14 @@ from torch import Tensor
 
 from client_pipeline.link.address import DecoderAddress, LinkCertificates
 from client_pipeline.link.compression import CompressionConfig
-from client_pipeline.link.privacy import PrivacyConfig
+from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.partition.parts import Batch
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.fault_injection import FaultConfig
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.fault_config import FaultConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.replanning import Replan

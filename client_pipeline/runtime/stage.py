@@ -17,7 +17,8 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import frozen_parameters, load_parameters, own_parameters
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.held_memory import StoredActivations
-from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, gradients
+from client_pipeline.runtime.optimizer import PartOptimizer, gradients
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace, PacedClock
 from client_pipeline.runtime.precision import autocast
 from client_pipeline.runtime.schedules import Action, actions

@@ -23,7 +23,8 @@ from client_pipeline.partition.spec import CAUSAL_LM, MASKED_LM, SEQ2SEQ, TOKEN_
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.local_decoder import LocalDecoder
-from client_pipeline.runtime.optimizer import OptimizerConfig, gradients
+from client_pipeline.runtime.optimizer import gradients
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pipeline import Pipeline
 from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.runtime.whole import whole_step

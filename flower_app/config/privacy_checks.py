@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from client_pipeline.link.privacy import PrivacyConfig
-from strategies.aggregation.rules import rule_class
+from client_pipeline.link.privacy_config import PrivacyConfig
 from strategies.traits import Traits
 
 
@@ -40,6 +39,8 @@ def check_privacy(
             f'{strategy!r}; set privacy.update-mechanism = "local"'
         )
     if privacy.secure_aggregation:
+        from strategies.aggregation.rules import rule_class
+
         for key, value, expected, fits in (
             ("strategy", strategy, "collapipe", traits.takes_aggregator),
             ("aggregator.name", aggregator, "mean", rule_class(aggregator).mean_alone),

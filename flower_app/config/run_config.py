@@ -16,17 +16,16 @@ from functools import cache
 from typing import Any, cast, get_type_hints
 
 from client_pipeline.link.compression import CompressionConfig
-from client_pipeline.link.privacy import PrivacyConfig
+from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.fault_injection import FaultConfig
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.fault_config import FaultConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from flower_app.config.privacy_checks import check_privacy
 from flower_app.config.selection import SelectionConfig
 from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.corpus import DataConfig
-from strategies.aggregation.rules import AggregatorConfig
-from strategies.aggregation.server_optimizers import ServerOptimizerConfig
+from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
 from strategies.decoder.config import DecoderConfig
 from strategies.dssda.queues import DRIFTS
 from strategies.registry import strategy_class, traits_of

@@ -18,7 +18,8 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, private_activations
+from client_pipeline.link.privacy import NoiseSource, private_activations
+from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.partition.parts import Batch, ModelParts
 from flower_app.config.run_config import RunConfig
 from flower_app.leakage import inversion

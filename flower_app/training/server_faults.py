@@ -9,8 +9,9 @@ import time
 from logging import WARNING
 from pathlib import Path
 
+from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.fault_files import note_injected
-from client_pipeline.runtime.fault_injection import FaultConfig, server_dies
+from client_pipeline.runtime.fault_injection import server_dies
 from client_pipeline.runtime.faults import FaultRecord
 from strategies.flower_internals import log
 

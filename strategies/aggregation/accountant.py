@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client_pipeline.link.privacy import PrivacyConfig
+from client_pipeline.link.privacy_config import PrivacyConfig
 
 _ORDERS = [1 + 2.0**-k for k in range(12, 0, -1)] + [2 + x / 10 for x in range(90)] + [2.0**k for k in range(4, 15)]
 

@@ -23,7 +23,8 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from client_pipeline.link.privacy import NoiseSource, PrivacyConfig
+from client_pipeline.link.privacy import NoiseSource
+from client_pipeline.link.privacy_config import PrivacyConfig
 from strategies.flower_internals import (
     KEY_CLIPPING_NORM,
     KEY_NORM_BIT,

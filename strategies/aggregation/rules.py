@@ -7,83 +7,16 @@ in the rounding of squared norms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 from flwr.serverapp.strategy import Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Strategy
 
-from client_pipeline.link.privacy import PrivacyConfig
+from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.plugins import class_named
 from strategies.aggregation.central_privacy import with_central_noise
-from strategies.aggregation.server_optimizers import ServerOptimizerConfig, averaging_strategy
+from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
+from strategies.aggregation.server_optimizers import averaging_strategy
 from strategies.aggregation.update_rule import OnUpdates, UpdateRule
-
-AGGREGATORS = ("mean", "krum", "multi-krum", "trimmed-mean", "median", "bulyan")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AggregatorConfig:
-    """Table ``[aggregator]``: how the clusters' encoders become one. The decoder is trained, not averaged."""
-
-    name: str = "mean"
-    """``mean``, weighted by targets; ``krum`` takes the update that is nearest to most others, ``multi-krum`` the mean
-    of some of those; ``median`` and ``trimmed-mean`` go weight by weight; ``bulyan`` is both in turn. All but the mean
-    and the Krums count every cluster alike. Or ``module:Class``, a class of
-    :class:`~strategies.aggregation.update_rule.UpdateRule`."""
-    malicious: int = 1
-    """f: clusters of a round that may send anything. Not of ``mean``."""
-    keep: int = 0
-    """``multi-krum``: updates that are averaged; 0: all but f."""
-    trim: float = 0.2
-    """``trimmed-mean``: share of the clusters that is left out at each end."""
-
-    def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
-        if self.name not in AGGREGATORS and ":" not in self.name:
-            raise ValueError(
-                f"aggregator.name: expected one of {', '.join(AGGREGATORS)}, or module:Class, found {self.name!r}"
-            )
-        for name, least in (("malicious", 1), ("keep", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"aggregator.{name}: expected at least {least}, found {getattr(self, name)}")
-        if not 0 < self.trim < 0.5:
-            raise ValueError(f"aggregator.trim: expected a number between 0 and 0.5, found {self.trim}")
-
-    @property
-    def fewest(self) -> int:
-        """Clusters that a round needs."""
-        return self.fewest_of(self.malicious)
-
-    def fewest_of(self, f: int) -> int:
-        """Clusters that must answer where ``f`` of them may have sent anything."""
-        return rule_class(self.name).fewest(self, f)
-
-    def borne(self, num_answers: int, num_failed: int) -> int | None:
-        """How many of the answers are taken for malicious; None if there are too few.
-
-        All f, as long as there are enough answers. Of fewer, f less the clusters of the round that failed: whoever does
-        not answer, or not as ordered, has done its worst in this round.
-        """
-        for f in (self.malicious, self.malicious - num_failed):
-            if f >= 0 and num_answers >= self.fewest_of(f):
-                return f
-        return None
-
-    def check(self, num_clusters: int) -> None:
-        """Refuse a rule that rounds of so many clusters are too few for.
-
-        Raises
-        ------
-        ValueError
-            Saying how many it needs.
-        """
-        if num_clusters < self.fewest:
-            also = {"multi-krum": f" and keep = {self.keep}", "trimmed-mean": f" and trim = {self.trim}"}
-            raise ValueError(
-                f"aggregator.name: {self.name} with aggregator.malicious = {self.malicious}{also.get(self.name, '')} "
-                f"needs {self.fewest} clusters in a round, found {num_clusters}; use more clusters and channels, lower "
-                "aggregator.malicious, or take another rule"
-            )
 
 
 class _Mean(OnUpdates):
@@ -171,6 +104,28 @@ def rule_class(name: str) -> type[OnUpdates]:
     return cast(type[OnUpdates], class_named("aggregator.name", name, UpdateRule))
 
 
+def fewest_clusters(config: AggregatorConfig) -> int:
+    """Clusters that a round needs."""
+    return rule_class(config.name).fewest(config, config.malicious)
+
+
+def check_clusters_of_rule(config: AggregatorConfig, num_clusters: int) -> None:
+    """Refuse a rule that rounds of so many clusters are too few for.
+
+    Raises
+    ------
+    ValueError
+        Saying how many it needs.
+    """
+    if num_clusters < (fewest := fewest_clusters(config)):
+        also = {"multi-krum": f" and keep = {config.keep}", "trimmed-mean": f" and trim = {config.trim}"}
+        raise ValueError(
+            f"aggregator.name: {config.name} with aggregator.malicious = {config.malicious}{also.get(config.name, '')} "
+            f"needs {fewest} clusters in a round, found {num_clusters}; use more clusters and channels, lower "
+            "aggregator.malicious, or take another rule"
+        )
+
+
 def build_aggregator(
     config: AggregatorConfig,
     optimizer: ServerOptimizerConfig,
@@ -186,7 +141,7 @@ def build_aggregator(
         For two of a robust rule, a server optimizer and noise on the server: Flower has no such strategy. For too few
         clusters.
     """
-    config.check(num_clusters)
+    check_clusters_of_rule(config, num_clusters)
     if privacy.update_mechanism != "local":
         for key, name, none in (("aggregator", config.name, "mean"), ("server-optimizer", optimizer.name, "none")):
             if name != none:

@@ -6,52 +6,18 @@ arXiv:2003.00295); momentum and second moments are the strategies' own, of ``flw
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
 from torch import Tensor
 
+from strategies.aggregation.config import ServerOptimizerConfig
 from strategies.flower_internals import FedOpt
 from strategies.records import WEIGHT_KEY
 
 _WITH_BETAS: dict[str, type[FedAdam | FedYogi]] = {"fedadam": FedAdam, "fedyogi": FedYogi}
-SERVER_OPTIMIZERS = ("none", "fedavgm", "fedadagrad", *_WITH_BETAS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerOptimizerConfig:
-    """Table ``[server-optimizer]``: how the encoders' average is taken on. The decoder has an optimizer of its own."""
-
-    name: str = "none"
-    """``none``: the average itself. ``fedavgm``, ``fedadagrad``, ``fedadam``, ``fedyogi``: as Flower's strategies."""
-    lr: float = 0.01
-    """Server's learning rate: with ``fedavgm`` 1 takes the average on as it is; with the others it is about the largest
-    change of a weight in a round."""
-    momentum: float = 0.9
-    """``fedavgm``."""
-    beta1: float = 0.9
-    """``fedadam``, ``fedyogi``."""
-    beta2: float = 0.99
-    """``fedadam``, ``fedyogi``."""
-    tau: float = 1e-3
-    """Added to the root of the second moment: large is less adaptive. Not of ``fedavgm``."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot train."""
-        if self.name not in SERVER_OPTIMIZERS:
-            raise ValueError(
-                f"server-optimizer.name: expected one of {', '.join(SERVER_OPTIMIZERS)}, found {self.name!r}"
-            )
-        for name in ("lr", "tau"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"server-optimizer.{name}: expected a number above 0, found {getattr(self, name)}")
-        for name in ("momentum", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"server-optimizer.{name}: expected a number in [0, 1), found {getattr(self, name)}")
 
 
 def averaging_strategy(config: ServerOptimizerConfig) -> Strategy:

@@ -16,7 +16,7 @@ from strategies.flower_internals import log
 from strategies.records import WEIGHT_KEY, read_metric, sole_arrays
 
 if TYPE_CHECKING:
-    from strategies.aggregation.rules import AggregatorConfig
+    from strategies.aggregation.config import AggregatorConfig
 
 Update = dict[str, NDArray[Any]]
 """What a cluster changed of each array of the encoder, by name."""
@@ -52,6 +52,17 @@ class OnUpdates(FedAvg):
         del config, malicious
         return 1
 
+    def borne(self, num_answers: int, num_failed: int) -> int | None:
+        """How many of the answers are taken for malicious; None if there are too few.
+
+        All f, as long as there are enough answers. Of fewer, f less the clusters of the round that failed: whoever does
+        not answer, or not as ordered, has done its worst in this round.
+        """
+        for f in (self.config.malicious, self.config.malicious - num_failed):
+            if f >= 0 and num_answers >= self.fewest(self.config, f):
+                return f
+        return None
+
     def size(self, num_updates: int, malicious: int) -> None:
         """Get ready for so many updates, and so many poisoned ones among them."""
 
@@ -60,14 +71,14 @@ class OnUpdates(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate; without enough replies nothing changes."""
         good = [reply for reply in replies if not reply.has_error()]
-        malicious = self.config.borne(len(good), self.num_clusters - len(good)) if good else None
+        malicious = self.borne(len(good), self.num_clusters - len(good)) if good else None
         if malicious is None:
             log(
                 WARNING,
                 "aggregate_train: round %d: %s needs %d clusters, %d answered; the encoder stays as it was",
                 server_round,
                 self.config.name,
-                self.config.fewest,
+                self.fewest(self.config, self.config.malicious),
                 len(good),
             )
             return None, None

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp.mod import centraldp_mods
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
-from client_pipeline.link.privacy import PrivacyConfig
+from client_pipeline.link.privacy_config import PrivacyConfig
 from flower_app import client_app
 from flower_app.config.run_config import RunConfig
 from flower_app.launch import session_app

@@ -3,7 +3,7 @@
 from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.shared_actor import NAMESPACE
 from helpers.federated_rounds import LR, PLANS
 from helpers.tiny_models import CLASSIC, tiny_batch

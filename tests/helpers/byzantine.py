@@ -18,14 +18,14 @@ from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.system.scenario import load_scenario
 from helpers.fake_grid import FakeGrid
 from helpers.replies import answer_to
 from helpers.repository import ROOT
 from helpers.tiny_models import CLASSIC, NUM_BLOCKS
-from strategies.aggregation.rules import AggregatorConfig, build_aggregator
-from strategies.aggregation.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizerConfig
+from strategies.aggregation.config import SERVER_OPTIMIZERS, AggregatorConfig, ServerOptimizerConfig
+from strategies.aggregation.rules import build_aggregator, fewest_clusters
 from strategies.clusters import ClusterState
 from strategies.collapipe import CollaPipe
 from strategies.decoder.config import DecoderConfig
@@ -67,7 +67,7 @@ def scenario_of(num_clusters):
 
 def clusters_for(rule):
     """Five, or as many as the rule needs."""
-    return max(5, RULES[rule][0].fewest)
+    return max(5, fewest_clusters(RULES[rule][0]))
 
 
 @dataclass

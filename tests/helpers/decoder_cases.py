@@ -14,7 +14,7 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import IGNORED_LABEL, target_weight
 from client_pipeline.partition.plan import micro_batch_sizes
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from strategies.decoder.config import DecoderConfig
 from strategies.decoder.member import MicroBatch
 from strategies.decoder.service import DecoderService

@@ -20,7 +20,8 @@ from client_pipeline.partition.parts import (
     target_weight,
     targets,
 )
-from client_pipeline.runtime.optimizer import OptimizerConfig, gradients
+from client_pipeline.runtime.optimizer import gradients
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.stage import MovedBlock, Stage
 from helpers.tiny_models import (
     CASES,

@@ -13,7 +13,7 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 
 NUM_BLOCKS = 4
 SPEC = transformer.spec(

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from client_pipeline.partition.parts import target_weight, targets
-from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
+from client_pipeline.runtime.optimizer import PartOptimizer
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from flower_app.saved_model import save_model
 from flower_app.tasks.base import TaskConfig, task
 

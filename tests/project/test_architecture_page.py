@@ -6,7 +6,7 @@ import re
 import pytest
 import typer
 
-from client_pipeline.runtime.fault_injection import INJECTED_KINDS
+from client_pipeline.runtime.fault_config import INJECTED_KINDS
 from flower_app.cli.main import app
 from helpers.repository import ROOT
 

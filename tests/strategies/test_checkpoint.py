@@ -10,7 +10,8 @@ from client_pipeline.run_identity import sealed
 from client_pipeline.runtime import cluster_checkpoint
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint
 from client_pipeline.runtime.head import Contribution, HeadTrainer
-from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
+from client_pipeline.runtime.optimizer import PartOptimizer
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.stage import MovedBlock
 from strategies.checkpoint import Checkpoint, commit, last_committed
 from strategies.decoder.trainer import DecoderTrainer

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAdam
 import strategies
 from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.system.scenario import load_scenario
 from flower_app.training.cluster_setup import wait_for_nodes
 from helpers.cluster_states import states

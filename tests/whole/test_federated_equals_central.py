@@ -8,7 +8,8 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import target_weight, targets
 from client_pipeline.runtime.control_unit import RoundOrder
 from client_pipeline.runtime.data_order import DataOrder
-from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer, clip_scale
+from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.whole import whole_step
 from helpers.federated_rounds import LR, PLANS, OneBatch, central_gradient, control_units, federated_round
 from helpers.tiny_models import CLASSIC, tiny_batch

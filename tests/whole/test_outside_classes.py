@@ -29,8 +29,8 @@ from flower_app.tasks import decoding
 from flower_app.tasks.base import TaskConfig, task
 from helpers.outside_family import Convolutions
 from helpers.repository import ROOT
-from strategies.aggregation.rules import AggregatorConfig, build_aggregator
-from strategies.aggregation.server_optimizers import ServerOptimizerConfig
+from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
+from strategies.aggregation.rules import build_aggregator, fewest_clusters
 from strategies.aggregation.update_rule import UpdateRule
 from strategies.dssda.answer import Answer
 from strategies.planned_strategy import start_from
@@ -268,7 +268,7 @@ def test_a_rule_joins_what_each_cluster_changed(flower_process):
 
 
 def test_a_rule_says_how_many_clusters_it_needs(flower_process):
-    assert AggregatorConfig(name=RULE, malicious=2).fewest == 5
+    assert fewest_clusters(AggregatorConfig(name=RULE, malicious=2)) == 5
     with pytest.raises(ValueError, match=f"{RULE} with aggregator.malicious = 1 needs 3 clusters in a round, found 2"):
         build_aggregator(AggregatorConfig(name=RULE), ServerOptimizerConfig(), num_clusters=2)
     assert joined(rule(RULE), moved([1.0, 1.0, 1.0]))[0] is None

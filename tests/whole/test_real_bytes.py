@@ -9,7 +9,7 @@ from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.update_codec import update_codec
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.system.costs import model_costs
 from helpers.federated_rounds import PLANS, control_units, federated_round
 from helpers.tiny_models import CLASSIC, tiny_batch, tiny_spec

@@ -19,7 +19,7 @@ from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import LoraConfig
 from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime.control_unit import RoundOrder
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from helpers.command_line import collapipe, rounds, sets
 from helpers.federated_rounds import control_units
 from helpers.tiny_models import tiny_batch, tiny_spec

@@ -6,7 +6,7 @@ import torch
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.control_unit import RoundOrder
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.whole import whole_step
 from helpers.federated_rounds import LR, PLANS, central_gradient, control_units, federated_round
 from helpers.tiny_models import tiny_batch, tiny_spec

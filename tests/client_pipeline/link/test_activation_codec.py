@@ -7,7 +7,7 @@ from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.stream import DecoderStream
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from helpers.federated_rounds import control_units, federated_round
 from helpers.tiny_models import tiny_batch, tiny_spec
 

@@ -10,7 +10,8 @@ import torch
 from scipy.stats import kstest, norm
 
 from client_pipeline.link import privacy
-from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, private_activations, private_update
+from client_pipeline.link.privacy import NoiseSource, private_activations, private_update
+from client_pipeline.link.privacy_config import PrivacyConfig
 
 UNKNOWN_BITS = 12
 """Of the seed that the search below goes through; torch's generator on the CPU keeps 32, a matter of minutes."""

@@ -16,7 +16,7 @@ from client_pipeline.link.base import LinkError, NotFiniteLink
 from client_pipeline.link.reopened_connection import give_up
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.parts import target_weight
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from helpers.decoder_cases import (
     all_at_once,
     batch_of,

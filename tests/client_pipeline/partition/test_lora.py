@@ -8,7 +8,7 @@ import torch
 from client_pipeline.partition.families import build_block, build_parts, merged
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.control_unit import RoundOrder
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.stage import MovedBlock, Stage
 from client_pipeline.runtime.whole import whole_step
 from flower_app.tasks.base import Prepared

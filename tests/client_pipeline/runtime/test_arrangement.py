@@ -6,7 +6,7 @@ import pytest
 
 from client_pipeline.runtime.arrangement import Arrangement, arrange, usable_cores
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.fault_injection import FaultConfig
+from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.placement import Placement
 
 DEFAULT = [6, 6, 6]

@@ -11,7 +11,7 @@ from client_pipeline.runtime.block_placement import BlockPlacement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.faults import DeviceFault
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.snapshots import Snapshots
 from client_pipeline.runtime.stage import MovedBlock

@@ -12,7 +12,7 @@ from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.device import DeviceActor
 from client_pipeline.runtime.device_pool import GRACE_S, DevicePool
 from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, NotFinite, PipelineError
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.transport import TransportError
 from helpers.scripted_ray import PENDING, PID, Reference, ScriptedActor, ScriptedRay, ended, failed

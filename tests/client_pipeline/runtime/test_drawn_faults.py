@@ -10,15 +10,9 @@ import torch
 
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime import fault_files, fault_injection
+from client_pipeline.runtime.fault_config import INJECTED_KINDS, FaultConfig
 from client_pipeline.runtime.fault_files import forget, keep, note_injected, read_injected, recorded_faults
-from client_pipeline.runtime.fault_injection import (
-    INJECTED_KINDS,
-    FaultConfig,
-    FaultInjector,
-    InjectedFault,
-    draw_faults,
-    server_dies,
-)
+from client_pipeline.runtime.fault_injection import FaultInjector, InjectedFault, draw_faults, server_dies
 from client_pipeline.runtime.faults import FaultRecord
 
 PID = 1 << 30

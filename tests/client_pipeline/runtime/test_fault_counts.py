@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from client_pipeline.runtime import fault_injection
+from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.fault_files import note_injected, read_injected
-from client_pipeline.runtime.fault_injection import FaultConfig, FaultInjector, draw_faults
+from client_pipeline.runtime.fault_injection import FaultInjector, draw_faults
 from helpers.repository import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"

@@ -6,7 +6,7 @@ from torch import nn
 
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.head import Contribution, HeadTrainer, check_tied
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 
 SGD = OptimizerConfig(name="sgd", lr=0.5)
 MASK_BT = torch.ones(2, 3, dtype=torch.bool)

@@ -5,7 +5,7 @@ import torch
 
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.held_memory import StoredActivations
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.stage import Stage
 from helpers.recovery_cases import SPEC, initial
 

@@ -10,7 +10,7 @@ from client_pipeline.link.base import LinkError, NotFiniteLink
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.local_decoder import LocalDecoder
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from helpers.recovery_cases import within
 
 MASK_BT = torch.ones(1, 2, dtype=torch.bool)

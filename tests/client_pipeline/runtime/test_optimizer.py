@@ -11,13 +11,8 @@ from torch import nn
 
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import own_parameters
-from client_pipeline.runtime.optimizer import (
-    LEARNING_RATE_SCHEDULES,
-    OptimizerConfig,
-    PartOptimizer,
-    clip_scale,
-    gradients,
-)
+from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale, gradients
+from client_pipeline.runtime.optimizer_config import LEARNING_RATE_SCHEDULES, OptimizerConfig
 from helpers.tiny_models import tiny_spec
 
 

@@ -18,7 +18,7 @@ from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from helpers.local_head import LocalHead
 
 NUM_BLOCKS = 4

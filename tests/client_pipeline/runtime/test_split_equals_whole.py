@@ -12,7 +12,8 @@ from client_pipeline.partition.parts import block_weights, join_weights, own_par
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.optimizer import OptimizerConfig, gradients
+from client_pipeline.runtime.optimizer import gradients
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.whole import whole_step
 from helpers.local_head import LocalHead
 from helpers.tiny_models import CLASSIC, NUM_BLOCKS, tiny_batch, tiny_spec

@@ -20,7 +20,8 @@ from flower_app.experiments.theorem1_problems import SmallTransformer, SoftmaxRe
 from flower_app.launch import run_series, session_app
 from flower_app.launch.single_run import check_new_run
 from flower_app.runs.run_directory import FAILED, FINISHED, append_round, read_summary, write_config, write_summary
-from strategies.aggregation.server_optimizers import ServerOptimizerConfig, averaging_strategy
+from strategies.aggregation.config import ServerOptimizerConfig
+from strategies.aggregation.server_optimizers import averaging_strategy
 from strategies.records import reply_content, to_tensors
 
 

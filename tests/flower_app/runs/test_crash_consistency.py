@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from client_pipeline import durable
-from client_pipeline.link.privacy import PrivacyConfig
+from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.partition.families import build_parts
 from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime import cluster_checkpoint

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from client_pipeline.partition.families import build_parts
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from helpers.repository import ROOT
 from helpers.tiny_models import tiny_batch, tiny_spec
 

@@ -11,7 +11,8 @@ from transformers import BartForConditionalGeneration
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.hugging_face import sized_config
 from client_pipeline.partition.parts import target_weight, targets
-from client_pipeline.runtime.optimizer import OptimizerConfig, PartOptimizer
+from client_pipeline.runtime.optimizer import PartOptimizer
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from flower_app.tasks.base import TASKS, TaskConfig, task
 from flower_app.tasks.corpus import DataConfig, Pairs, load_pairs
 from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer
@@ -391,10 +392,9 @@ def test_a_pretrained_model_reads_and_writes_the_marks_of_its_tokenizer(tmp_path
     BartForConditionalGeneration(config).save_pretrained(tmp_path)
     backend.save(str(tmp_path / "tokenizer.json"))
     chosen, model = task(TaskConfig()), options(family="bart", pretrained=str(tmp_path), max_length=40)
-    data = replace(SMALL, max_length=40)
-    prepared = chosen.prepare(data, model, seed=0, num_clusters=1)
+    prepared = chosen.prepare(replace(SMALL, max_length=40), model, seed=0, num_clusters=1)
     assert TextTokenizer.from_json(prepared.tokenizer_json).marks == ([1], [2])
-    source = load_file(tmp_path / "model.safetensors")
-    assert torch.equal(prepared.build(0).head.decoder.layers[0].fc1.weight, source["model.decoder.layers.0.fc1.weight"])
+    weight = load_file(tmp_path / "model.safetensors")["model.decoder.layers.0.fc1.weight"]
+    assert torch.equal(prepared.build(0).head.decoder.layers[0].fc1.weight, weight)
     with pytest.raises(ValueError, match="data.max-length: 64 exceeds the 40 positions"):
         chosen.prepare(replace(SMALL, max_length=64), model, seed=0, num_clusters=1)

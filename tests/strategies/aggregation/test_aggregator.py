@@ -13,8 +13,8 @@ from flower_app.config.strategy_choice import make_planner
 from flower_app.training.network import training_scenario
 from helpers.federation import answer, learned, loss_of, rounds_of, trained
 from helpers.simulation import simulate
-from strategies.aggregation.rules import AGGREGATORS, AggregatorConfig, build_aggregator
-from strategies.aggregation.server_optimizers import ServerOptimizerConfig
+from strategies.aggregation.config import AGGREGATORS, AggregatorConfig, ServerOptimizerConfig
+from strategies.aggregation.rules import build_aggregator, check_clusters_of_rule, fewest_clusters
 from strategies.collapipe import unearned
 from strategies.decoder.member import ClusterSummary
 from strategies.planned_strategy import start_from
@@ -34,7 +34,7 @@ def replies(vectors):
 
 def joined(config, start, vectors):
     # What a round brings may be less than it was planned for.
-    aggregator = build_aggregator(config, NO_OPTIMIZER, num_clusters=max(len(vectors), config.fewest))
+    aggregator = build_aggregator(config, NO_OPTIMIZER, num_clusters=max(len(vectors), fewest_clusters(config)))
     start_from(aggregator, to_arrays(start))
     arrays, _ = aggregator.aggregate_train(1, replies(vectors))
     return None if arrays is None else to_tensors(arrays)
@@ -114,7 +114,7 @@ def test_with_too_few_answers_nothing_changes(flower_process):
 def test_a_cluster_that_fails_is_the_one_that_the_rule_may_bear_with(flower_process, name):
     """With as few clusters as the rule needs, one that never answers used to stop all learning."""
     config = AggregatorConfig(name=name)
-    vectors = vectors_around(START, config.fewest - 1, spread=1.0)
+    vectors = vectors_around(START, fewest_clusters(config) - 1, spread=1.0)
     found = joined(config, START, vectors)
     assert found is not None
     free = joined(config, START, [*vectors, vectors[0]])
@@ -155,13 +155,13 @@ def test_a_rule_still_bears_with_the_malicious_ones_that_are_left(flower_process
 )
 def test_a_rule_knows_how_many_clusters_it_needs(settings, fewest):
     config = AggregatorConfig(**settings)
-    assert config.fewest == fewest
-    config.check(fewest)
+    assert fewest_clusters(config) == fewest
+    check_clusters_of_rule(config, fewest)
     if fewest > 1:
         with pytest.raises(
             ValueError, match=f"aggregator.name: .* needs {fewest} clusters in a round, found {fewest - 1}"
         ):
-            config.check(fewest - 1)
+            check_clusters_of_rule(config, fewest - 1)
 
 
 @pytest.mark.parametrize(

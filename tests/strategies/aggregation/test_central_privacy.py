@@ -6,7 +6,7 @@ import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.supercore.differential_privacy import KEY_NORM_BIT
 
-from client_pipeline.link.privacy import UPDATE_MECHANISMS, PrivacyConfig
+from client_pipeline.link.privacy_config import UPDATE_MECHANISMS, PrivacyConfig
 from strategies.aggregation.central_privacy import with_central_noise
 from strategies.planned_strategy import start_from
 from strategies.records import ARRAYS, METRICS, reply_content, to_arrays, to_tensors

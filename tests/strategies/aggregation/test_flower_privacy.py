@@ -6,14 +6,14 @@ import pytest
 import torch
 from flwr.clientapp import ClientApp
 
-from client_pipeline.link.privacy import UPDATE_MECHANISMS, PrivacyConfig
+from client_pipeline.link.privacy_config import UPDATE_MECHANISMS, PrivacyConfig
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner
 from flower_app.training.network import training_scenario
 from helpers.federation import learned, loss_of, rounds_of
 from helpers.simulation import simulate
-from strategies.aggregation.rules import AggregatorConfig, build_aggregator
-from strategies.aggregation.server_optimizers import ServerOptimizerConfig
+from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
+from strategies.aggregation.rules import build_aggregator
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,8 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from client_pipeline.link.privacy import NoiseSource, PrivacyConfig, clip_tokens, private_activations, private_update
+from client_pipeline.link.privacy import NoiseSource, clip_tokens, private_activations, private_update
+from client_pipeline.link.privacy_config import PrivacyConfig
 from client_pipeline.link.private_link import PrivateLink
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.families import build_parts

@@ -6,13 +6,8 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies.aggregation.server_optimizers import (
-    SERVER_OPTIMIZERS,
-    ServerOptimizerConfig,
-    averaging_strategy,
-    memory_of,
-    remember,
-)
+from strategies.aggregation.config import SERVER_OPTIMIZERS, ServerOptimizerConfig
+from strategies.aggregation.server_optimizers import averaging_strategy, memory_of, remember
 from strategies.planned_strategy import start_from
 from strategies.records import reply_content, to_arrays, to_tensors
 

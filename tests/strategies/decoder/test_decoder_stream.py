@@ -13,7 +13,7 @@ from client_pipeline.link.frames import PROTOCOL_VERSION, encode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, DecoderStream
 from client_pipeline.partition.parts import target_weight
 from client_pipeline.runtime.local_decoder import LocalDecoder
-from client_pipeline.runtime.optimizer import OptimizerConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from helpers.decoder_cases import (
     SGD,
     all_at_once,

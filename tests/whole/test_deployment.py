@@ -154,7 +154,10 @@ def check_places(stack):
     while True:
         # Ray writes what an actor does into its command line, which may be read in the midst of that.
         commands = {name: stack.hosts.commands(name) for name in NAMES}
-        places = {name: sum(line.startswith("ray::Device") for line in lines) for name, lines in commands.items()}
+        places = {
+            name: sum(line.startswith("ray::") and "DeviceActor" in line for line in lines)
+            for name, lines in commands.items()
+        }
         if places == expected:
             return
         assert time.monotonic() < deadline, f"{places}: {stack.said()}"

@@ -49,7 +49,7 @@ class CollaPipe(PlannedStrategy):
     >>> result = strategy.start(grid, initial_arrays=arrays, num_rounds=20)      # doctest: +SKIP
     """
 
-    traits = replace(PlannedStrategy.traits, decoder_on_server=True, takes_aggregator=True)
+    traits = replace(PlannedStrategy.traits, decoder_on_server=True, channel_for_each=True, takes_aggregator=True)
 
     def __init__(
         self,

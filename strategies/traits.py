@@ -27,6 +27,9 @@ class Traits:
     decoder_on_server: bool = False
     """Whether the server trains the decoder on activations; the constructor then takes ``decoder``, its service.
     Otherwise each control unit trains it with the rest of the model, and uploads the whole model."""
+    channel_for_each: bool = False
+    """Whether every cluster that trains has a channel of its own, under the policies of this package: then no more
+    train at once than there are channels (C2, C3)."""
     takes_aggregator: bool = False
     """Whether ``[aggregator]``, ``[server-optimizer]`` and the mechanisms of ``[privacy]`` say how updates are joined;
     the constructor then takes ``aggregator``."""

@@ -15,7 +15,6 @@ from flower_app.training.network import training_scenario
 from strategies.decoder.service import DecoderService
 from strategies.decoder.trainer import DecoderTrainer
 from strategies.planning.policies import OPTIMAL, POLICIES
-from strategies.registry import COLLAPIPE
 
 
 def check_run(config: RunConfig) -> int:
@@ -59,8 +58,7 @@ def check_run(config: RunConfig) -> int:
 
 def clusters_at_once(config: RunConfig) -> int:
     """Most clusters of a complete configuration that train in the same round."""
-    if config.strategy == COLLAPIPE and config.policy.removesuffix(OPTIMAL) in POLICIES and not config.plan:
-        # Whoever is chosen has a channel of its own (C2, C3).
+    if config.traits.channel_for_each and config.policy.removesuffix(OPTIMAL) in POLICIES and not config.plan:
         return min(config.num_clusters, training_scenario(config).num_channels)
     return config.num_clusters
 

@@ -1,8 +1,8 @@
 """Who may write: one command and one server app in a run directory, one run on a node.
 
-All are ``flock`` locks: the system lets go of them when their holder ends, however it ends. They are taken here and
-not by the package filelock: its release unlocks what child processes have inherited, too, it has no shared lock to look
-with, and it leaves its file behind.
+All are ``flock`` locks: the system lets go of them when their holder ends, however it ends. The package filelock takes
+none of them, nor that of Ray's folders in :mod:`flower_app.launch.ray_folders`: its release unlocks what child
+processes have inherited, too, it has no shared lock to look with, and it leaves its file behind.
 """
 
 from __future__ import annotations

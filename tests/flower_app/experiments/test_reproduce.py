@@ -65,6 +65,46 @@ def test_every_published_number_is_told_by_its_file(name):
         assert EXPERIMENTS[name].findings(rows) == found
 
 
+def kept_means(name):
+    """What is kept of a figure with too many rows: means of each curve and network."""
+    with (DOCS / "results" / name / COMPACT).open(encoding="utf-8") as file:
+        return [{column: cell(text) for column, text in row.items()} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("name", ["fig7", "fig8", "fig11"])
+def test_published_numbers_are_told_again_from_the_means_that_are_kept(name):
+    curves = {curve.name: curve for curve in load_curves(name, smoke=False)}
+    rows = kept_means(name)
+    for row in rows:
+        config = curves[row["curve"]].config
+        what = config.policy if config.strategy == "collapipe" else config.strategy
+        # A mean stands for its network's settled rounds, as their only one.
+        row |= {"label": curves[row["curve"]].label, "policy": config.policy, "what": what, "round": 1}
+    published = json.loads((DOCS / "results" / name / FINDINGS).read_text(encoding="utf-8"))
+    assert EXPERIMENTS[name].findings(rows) == [PaperFinding(**finding) for finding in published]
+
+
+def test_published_segments_are_told_again_from_the_counts_that_are_kept():
+    first, *others = (curve.name for curve in load_curves("fig5", smoke=False))
+    rows, told = kept_means("fig5"), []
+
+    def weighted(curve, column, **where):
+        chosen = [r for r in rows if r["curve"] == curve and all(r[key] == value for key, value in where.items())]
+        plans = sum(r["plans"] for r in chosen)
+        return sum(r["plans"] * r[column] for r in chosen) / plans if plans else 0.0, plans
+
+    _, plans = weighted(first, "m")
+    for size in (3, 4, 5):
+        m, times = weighted(first, "m", segments=size)
+        told.append(f"{m:.1f} ({100 * times / plans:.0f} % of the plans)")
+    for other in others:
+        (ours, _), (theirs, other_plans) = weighted(first, "event_s"), weighted(other, "event_s")
+        slower = sum(r["slower_than_first"] for r in rows if r["curve"] == other)
+        told.append(f"{100 * (theirs - ours) / ours:+.1f} %; slower in {100 * slower / other_plans:.0f} % of the plans")
+    published = json.loads((DOCS / "results/fig5" / FINDINGS).read_text(encoding="utf-8"))
+    assert [finding["ours"] for finding in published] == told
+
+
 def test_what_the_text_says_of_spreads_is_told_by_the_rows():
     """Standard errors once stood where the standard deviation was announced."""
     text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())

@@ -4,8 +4,8 @@ An edge server and three control units or more, each a network namespace with pr
 (root is needed), train a small translation. A seed draws what happens between the rounds: SIGSTOP of the server app,
 the SuperLink, a SuperNode, a control unit's or a device's process; the network of the server or of a control unit
 pulled out; a machine killed with all its processes, and started again; the server app killed, and the run resumed; the
-server's clock stepped by an hour (by ``stepped_clock.c``, where there is a C compiler); a second run on the same nodes;
-a second ``--resume`` of the same run. A checker then holds the rounds, the step counts of all optimizers and the
+server's clock stepped by an hour and, some seconds later, back (by ``stepped_clock.c``, where there is a C compiler); a
+second run on the same nodes; a second ``--resume`` of the same run. A checker then holds the rounds, the step counts of all optimizers and the
 examples drawn against each other: each step applied once, no round committed twice, nothing of another run.
 
     python benchmarks/histories.py [--clusters 3] [--rounds 40] [--events 16] [--seed 0] [--folder FOLDER] [--json]
@@ -119,7 +119,9 @@ class Histories:
             send(pids, signal.SIGSTOP)
             self._later(150.0, lambda: send(pids, signal.SIGCONT))
         elif kind == "clock step":
-            self.clock.write_text("-3600" if self.clock.read_text() == "3600" else "3600")
+            # While it is off Flower takes no SuperNode's signature: they end, and are started until clocks agree.
+            self.clock.write_text("3600")
+            self._later(seconds, lambda: self.clock.write_text("0"))
         elif kind == "second run":
             self._refused("second run", "--config", self.config, "--set", "name=second")
         else:

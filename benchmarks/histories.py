@@ -5,8 +5,9 @@ An edge server and three control units or more, each a network namespace with pr
 the SuperLink, a SuperNode, a control unit's or a device's process; the network of the server or of a control unit
 pulled out; a machine killed with all its processes, and started again; the server app killed, and the run resumed; the
 server's clock stepped by an hour and, some seconds later, back (by ``stepped_clock.c``, where there is a C compiler); a
-second run on the same nodes; a second ``--resume`` of the same run. A checker then holds the rounds, the step counts of all optimizers and the
-examples drawn against each other: each step applied once, no round committed twice, nothing of another run.
+second run on the same nodes; a second ``--resume`` of the same run. A checker then holds the rounds, the step counts of
+all optimizers and the examples drawn against each other: each step applied once, no round committed twice, nothing of
+another run.
 
     python benchmarks/histories.py [--clusters 3] [--rounds 40] [--events 16] [--seed 0] [--folder FOLDER] [--json]
 """

@@ -159,8 +159,8 @@ def test_who_is_dismissed_is_closed_and_leaves_no_thread():
 
 
 def test_what_members_will_need_is_imported_before_they_come():
-    sys.modules.pop("this", None)
-    sys.modules.pop("antigravity", None)
+    for name in ("colorsys", "sndhdr"):
+        sys.modules.pop(name, None)
 
     async def talk(actor):
         await actor.load(["colorsys", "sndhdr"])

@@ -88,7 +88,7 @@ _TESTS: dict[str, str] = {
     "client_pipeline/runtime/group.py": "group runtime_in_threads",
     "client_pipeline/runtime/head.py": "head decoder_trainer",
     "client_pipeline/runtime/held_memory.py": "held_memory",
-    "client_pipeline/runtime/idle_watch.py": "idle_watch",
+    "client_pipeline/runtime/unused_actors.py": "unused_actors",
     "client_pipeline/runtime/machine.py": "machine",
     "client_pipeline/runtime/measurement.py": "measured_links measurement",
     "client_pipeline/runtime/memory.py": "peak_memory",

@@ -16,7 +16,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder, RoundResult
 from client_pipeline.runtime.faults import FailedRound
-from client_pipeline.runtime.idle_watch import LIVENESS
 from client_pipeline.runtime.placement import Placement, check_answers, check_devices, wait_for_devices
 from client_pipeline.runtime.shared_actor import (
     NAMESPACE,
@@ -26,6 +25,7 @@ from client_pipeline.runtime.shared_actor import (
     find_actor,
     start_member,
 )
+from client_pipeline.runtime.unused_actors import LIVENESS
 
 logger = logging.getLogger("collapipe.actors")
 

@@ -41,7 +41,6 @@ from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.fault_injection import FaultInjector
 from client_pipeline.runtime.faults import NotFinite, PipelineError
 from client_pipeline.runtime.head import HeadTrainer
-from client_pipeline.runtime.idle_watch import LIVENESS, Watch
 from client_pipeline.runtime.local_decoder import LocalDecoder
 from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
@@ -52,6 +51,7 @@ from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundR
 from client_pipeline.runtime.round_report import round_report
 from client_pipeline.runtime.speed import SpeedWatch
 from client_pipeline.runtime.stage import MovedBlock
+from client_pipeline.runtime.unused_actors import LIVENESS, Watch
 
 __all__ = ["ClusterSetup", "ControlUnit", "RoundOrder", "RoundResult", "TrainingData"]
 

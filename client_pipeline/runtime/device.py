@@ -15,7 +15,6 @@ from torch import Tensor
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.faults import NotFinite
-from client_pipeline.runtime.idle_watch import LIVENESS, Watch
 from client_pipeline.runtime.memory import (
     forget_peak,
     give_freed_memory_back,
@@ -27,6 +26,7 @@ from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.shared_process import join_group
 from client_pipeline.runtime.stage import BlockArrays, DoneAction, MovedBlock, Stage, StepOrder, run_actions
 from client_pipeline.runtime.transport import GroupAddress, Transport
+from client_pipeline.runtime.unused_actors import LIVENESS, Watch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
 from client_pipeline.runtime.device import DeviceActor
 from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, NotFinite, PipelineError
-from client_pipeline.runtime.idle_watch import LIVENESS
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.shared_actor import NAMESPACE, end_actor, start_member
 from client_pipeline.runtime.transport import TransportError
+from client_pipeline.runtime.unused_actors import LIVENESS
 
 WATCH_INTERVAL_S = 0.2
 """How often a wait looks for a device that is gone."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import ray
 
-from client_pipeline.runtime.idle_watch import LIVENESS, Watch
+from client_pipeline.runtime.unused_actors import LIVENESS, Watch
 
 NAMESPACE = "collapipe"
 """Ray namespace of all actors: a named actor is found by any process of the cluster."""

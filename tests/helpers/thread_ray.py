@@ -20,11 +20,11 @@ from client_pipeline.runtime import (
     device,
     device_pool,
     group,
-    idle_watch,
     pipeline,
     recovery,
     shared_actor,
     snapshots,
+    unused_actors,
 )
 
 AT_ONCE = ("alive", "interrupt")
@@ -176,7 +176,7 @@ class ThreadRay:
 def run_in_threads(monkeypatch, process_of=lambda name: None):
     """Have the whole runtime use threads in the place of Ray's actors; nobody needs seconds to start there."""
     ray = ThreadRay(process_of)
-    for module in (control_unit, device, device_pool, group, idle_watch, shared_actor, snapshots):
+    for module in (control_unit, device, device_pool, group, unused_actors, shared_actor, snapshots):
         monkeypatch.setattr(module, "ray", ray)
     for module in (device_pool, pipeline):
         monkeypatch.setattr(module, "LEAST_S", 0.5)

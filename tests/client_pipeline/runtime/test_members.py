@@ -10,7 +10,6 @@ import pytest
 import ray
 
 from client_pipeline.runtime import shared_actor
-from client_pipeline.runtime.idle_watch import LIVENESS
 from client_pipeline.runtime.shared_actor import (
     MemberAbsent,
     MemberHandle,
@@ -21,6 +20,7 @@ from client_pipeline.runtime.shared_actor import (
     start_member,
     start_when_ray_is_up,
 )
+from client_pipeline.runtime.unused_actors import LIVENESS
 
 SOON_S = 10.0
 

@@ -7,7 +7,6 @@ import time
 import pytest
 import ray
 
-from client_pipeline.runtime.idle_watch import LIVENESS
 from client_pipeline.runtime.shared_actor import (
     MemberAbsent,
     all_actors,
@@ -15,6 +14,7 @@ from client_pipeline.runtime.shared_actor import (
     find_actor,
     start_member,
 )
+from client_pipeline.runtime.unused_actors import LIVENESS
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

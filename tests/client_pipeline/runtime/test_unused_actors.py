@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from client_pipeline.runtime import idle_watch
-from client_pipeline.runtime.idle_watch import Watch
+from client_pipeline.runtime import unused_actors
+from client_pipeline.runtime.unused_actors import Watch
 
 
 class Clock:
@@ -57,12 +57,12 @@ def process(monkeypatch):
         WORKER_MODE=1,
         get_runtime_context=lambda: SimpleNamespace(worker=SimpleNamespace(mode=made.mode)),
     )
-    monkeypatch.setattr(idle_watch, "ray", ray)
-    monkeypatch.setattr(idle_watch, "time", made)
-    monkeypatch.setattr(idle_watch.os, "_exit", end)
-    monkeypatch.setattr(idle_watch.threading, "Thread", made.threads)
-    monkeypatch.setattr(idle_watch, "_WATCHES", weakref.WeakSet())
-    monkeypatch.setattr(idle_watch, "_STARTED", idle_watch.threading.Lock())
+    monkeypatch.setattr(unused_actors, "ray", ray)
+    monkeypatch.setattr(unused_actors, "time", made)
+    monkeypatch.setattr(unused_actors.os, "_exit", end)
+    monkeypatch.setattr(unused_actors.threading, "Thread", made.threads)
+    monkeypatch.setattr(unused_actors, "_WATCHES", weakref.WeakSet())
+    monkeypatch.setattr(unused_actors, "_STARTED", unused_actors.threading.Lock())
     return made
 
 

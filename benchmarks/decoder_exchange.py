@@ -37,7 +37,7 @@ os.environ.update(private_environment())
 
 from client_pipeline.link.stream import DecoderAddress, DecoderStream
 from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from strategies.decoder.config import DecoderConfig
 from strategies.decoder.service import DecoderService

@@ -48,7 +48,7 @@ from client_pipeline.link.stream import METHOD, SERVICE, DecoderStream
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from strategies.decoder import limits as stream_limits
 from strategies.decoder.config import DecoderConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from client_pipeline.link.frame_limit import DEFAULT_MAX_BYTES
+from client_pipeline.link.frame_limits import DEFAULT_MAX_BYTES
 from client_pipeline.link.hosts import is_loopback
 
 SERVICE = "collapipe.Decoder"

@@ -46,10 +46,9 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
-from client_pipeline.link.frame_limit import DEFAULT_MAX_BYTES
+from client_pipeline.link.frame_limits import DEFAULT_MAX_BYTES, LARGEST_INT, MAX_DIMENSIONS, MAX_HEADER_BYTES
 
 PROTOCOL_VERSION = 2
-MAX_HEADER_BYTES = 64 * 2**10
 TARGET_PREFIX = "target."
 
 _DTYPES = {
@@ -66,8 +65,6 @@ _DTYPES = {
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _read_blob: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = deserialize
-_MAX_DIMENSIONS = 8
-_LARGEST_INT = 2**63 - 1
 
 # Header fields of each kind: type and smallest value; a trailing "?" marks what may be left out.
 _FIELDS: dict[str, dict[str, tuple[type, float | None]]] = {
@@ -241,9 +238,9 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _tensor(name: str, view: dict[str, Any]) -> Tensor:
     dtype = _DTYPES.get(view["dtype"])
     shape = view["shape"]
-    if dtype is None or len(shape) > _MAX_DIMENSIONS:
+    if dtype is None or len(shape) > MAX_DIMENSIONS:
         raise FrameError(
-            f"tensor {name!r}: expected one of {', '.join(_DTYPES)} with at most {_MAX_DIMENSIONS} dimensions, "
+            f"tensor {name!r}: expected one of {', '.join(_DTYPES)} with at most {MAX_DIMENSIONS} dimensions, "
             f"found {view['dtype']} with {len(shape)}"
         )
     _check_shape(name, shape)
@@ -286,7 +283,7 @@ def _check_value(kind: str, name: str, value: Any, expected_type: type, least: f
     is_valid = isinstance(value, allowed) and not isinstance(value, bool)
     if is_valid and isinstance(value, int | float):
         # A whole number may be too large to be made a float: its size comes first.
-        is_valid = abs(value) <= _LARGEST_INT if isinstance(value, int) else math.isfinite(value)
+        is_valid = abs(value) <= LARGEST_INT if isinstance(value, int) else math.isfinite(value)
         is_valid = is_valid and (least is None or value >= least)
     if not is_valid:
         bound = "" if least is None else f" of at least {least}"

@@ -22,9 +22,10 @@ from client_pipeline.link.base import DecoderLink, LinkError
 from client_pipeline.partition.micro_batches import EMBEDDING_UNIT, split_batch
 from client_pipeline.partition.parts import Batch, targets
 from client_pipeline.runtime.deadline import ProgressDeadline
-from client_pipeline.runtime.device_pool import GRACE_S, WATCH_INTERVAL_S, DevicePool
+from client_pipeline.runtime.decoder_update import check_tied
+from client_pipeline.runtime.device_pool import WATCH_INTERVAL_S, DevicePool
 from client_pipeline.runtime.faults import PipelineError
-from client_pipeline.runtime.head import check_tied
+from client_pipeline.runtime.frozen_devices import GRACE_S
 from client_pipeline.runtime.precision import autocast
 from client_pipeline.runtime.stage import StepOrder
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, Transport

@@ -38,9 +38,9 @@ from client_pipeline.partition.parts import (
 from client_pipeline.runtime import cluster_checkpoint, fault_files
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, part_state
 from client_pipeline.runtime.data_order import DataOrder
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.fault_injection import FaultInjector
 from client_pipeline.runtime.faults import NotFinite, PipelineError
-from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.local_decoder import LocalDecoder
 from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome

@@ -17,6 +17,7 @@ from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
 from client_pipeline.runtime.device import DeviceActor
 from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, NotFinite, PipelineError
+from client_pipeline.runtime.frozen_devices import fault_of_step, lost_among
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.shared_actor import NAMESPACE, end_actor, start_member
@@ -25,8 +26,6 @@ from client_pipeline.runtime.unused_actors import LIVENESS
 
 WATCH_INTERVAL_S = 0.2
 """How often a wait looks for a device that is gone."""
-GRACE_S = 2.0
-"""Time for all devices to answer once a step has failed: the first to say so is rarely the one at fault."""
 
 
 @dataclass
@@ -142,28 +141,12 @@ class DevicePool:
     def silent(self, devices: Iterable[int]) -> dict[int, str]:
         """Ask devices whether they are there; returns how those are lost that do not say so, by device."""
         signs = {d: self._actors[d].alive.remote() for d in devices if d in self._actors}
-        return self._unheard(signs, self.patience_s)
+        return lost_among(signs, self.patience_s)
 
     def interrupt(self, devices: Iterable[int], generation: int, wait_s: float | None = None) -> dict[int, str]:
         """Break off what devices are doing in a group; returns how those are lost that do not answer."""
         signs = {d: self._actors[d].interrupt.remote(generation) for d in devices if d in self._actors}
-        return self._unheard(signs, self.patience_s if wait_s is None else wait_s)
-
-    @staticmethod
-    def _unheard(signs: Mapping[int, Any], wait_s: float) -> dict[int, str]:
-        if not signs:
-            return {}
-        ready, _ = ray.wait(list(signs.values()), num_returns=len(signs), timeout=wait_s)
-        lost_devices = {}
-        for device, sign in signs.items():
-            if sign not in ready:
-                lost_devices[device] = FROZEN
-                continue
-            try:
-                ray.get(sign)
-            except ray.exceptions.RayActorError:
-                lost_devices[device] = KILLED
-        return lost_devices
+        return lost_among(signs, self.patience_s if wait_s is None else wait_s)
 
     def lose(self, device: int, kind: str) -> None:
         """Give a device up; one whose process ended is started again, to be there when it is needed next."""
@@ -269,36 +252,8 @@ class DevicePool:
             raise PipelineError(f"{self.name}: {activity}: device {device}: {error}") from error
 
     def fault_of(self, references: Mapping[int, Any], failed: BaseException | None) -> PipelineError | None:
-        """Find the device at fault in a step, if there is one.
-
-        A device that ended comes first, then one that failed by itself, then one that is silent while others have
-        lost a neighbour.
-
-        Parameters
-        ----------
-        references : what each device will answer
-        failed : what a thread of the control unit has met; None while all is well there
-        """
-        answered = _errors_of_answers(references, 0.0 if failed is None else GRACE_S)
-        if failed is None and any(answered.values()):
-            answered = _errors_of_answers(references, GRACE_S)
-        faults = {device: error for device, error in answered.items() if error is not None}
-        if ended := [d for d, error in faults.items() if isinstance(error, ray.exceptions.RayActorError)]:
-            text = f"{self.name}: device {ended[0]}: its process ended: {faults[ended[0]]}"
-            return DeviceFault(text, KILLED, tuple(ended))
-        for device, error in faults.items():
-            if not isinstance(error, TransportError):
-                text = f"{self.name}: device {device}: it failed: {error}"
-                return NotFinite(text) if isinstance(error, NotFinite) else PipelineError(text)
-        lost = next(iter(faults.values()), failed if isinstance(failed, TransportError) else None)
-        if lost is None:
-            return None
-        silent = self.silent(references)
-        for kind, happened in ((KILLED, "its process ended"), (FROZEN, "no answer")):
-            if lost_devices := tuple(device for device, how in silent.items() if how == kind):
-                text = f"{self.name}: device {lost_devices[0]}: {happened}; a neighbour says: {lost}"
-                return DeviceFault(text, kind, lost_devices)
-        return DeviceFault(f"{self.name}: the devices lost each other: {lost}", PARTED)
+        """The device at fault in a step, if there is one."""
+        return fault_of_step(self.name, references, failed, self.silent)
 
     def call(self, devices: Iterable[int], call: Callable[[Any, int], Any], activity: str) -> dict[int, Any]:
         """Call devices at once; answers by device."""
@@ -318,19 +273,3 @@ class DevicePool:
                     os.kill(pid, signal.SIGKILL)
         self._actors.clear()
         self._lost.clear()
-
-
-def _errors_of_answers(references: Mapping[int, Any], wait_s: float) -> dict[int, BaseException | None]:
-    """Devices that have answered within ``wait_s``, with their error if it was one."""
-    ready, _ = ray.wait(list(references.values()), num_returns=len(references), timeout=wait_s)
-    error_by_device: dict[int, BaseException | None] = {}
-    for device, reference in references.items():
-        if reference in ready:
-            try:
-                ray.get(reference)
-                error_by_device[device] = None
-            except ray.exceptions.RayActorError as error:
-                error_by_device[device] = error
-            except ray.exceptions.RayTaskError as error:
-                error_by_device[device] = error.cause or error
-    return error_by_device

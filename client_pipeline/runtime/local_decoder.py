@@ -13,7 +13,7 @@ from torch import Tensor
 
 from client_pipeline.link.base import Cut, Gradient, LinkError, NotFiniteLink
 from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime.head import Contribution, HeadTrainer
+from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from client_pipeline.partition.parts import Batch, target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan, Segment, micro_batch_sizes
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.batch_run import BatchRun, Progress
-from client_pipeline.runtime.block_placement import BlockPlacement
+from client_pipeline.runtime.block_moves import BlockPlacement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
 from client_pipeline.runtime.device import StepReport

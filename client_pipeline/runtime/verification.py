@@ -21,7 +21,7 @@ from client_pipeline.partition.parts import (
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import CAUSAL_LM, MASKED_LM, SEQ2SEQ, TOKEN_CLASSIFICATION, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.local_decoder import LocalDecoder
 from client_pipeline.runtime.optimizer import gradients
 from client_pipeline.runtime.optimizer_config import OptimizerConfig

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import check_first_round, check_pace, make_planner
 from flower_app.tasks.base import TASKS, task

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.partition.plan import read_plans
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from flower_app.config.strategy_choice import make_strategy
 from flower_app.report.tensorboard_log import TensorBoardLog
 from flower_app.runs import run_directory

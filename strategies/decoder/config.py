@@ -6,7 +6,7 @@ import math
 import ssl
 from dataclasses import dataclass
 
-from client_pipeline.link.frame_limit import DEFAULT_MAX_BYTES
+from client_pipeline.link.frame_limits import DEFAULT_MAX_BYTES
 from client_pipeline.link.hosts import is_loopback, split_address
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from client_pipeline.link.base import Gradient
 from client_pipeline.partition.parts import load_parameters
-from client_pipeline.runtime.head import Contribution, HeadTrainer
+from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer
 from strategies.decoder.member import ClusterSummary, MicroBatch, NotFiniteRefusal, Refusal, is_finite
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from client_pipeline.runtime.head import Contribution
+from client_pipeline.runtime.decoder_update import Contribution
 from strategies.decoder.member import Member, Refusal, Superseded
 from strategies.grid.standing import Standing
 

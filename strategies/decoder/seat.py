@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from client_pipeline.link.base import Gradient
-from client_pipeline.runtime.head import Contribution
+from client_pipeline.runtime.decoder_update import Contribution
 from strategies.decoder.copies import DecoderCopies
 from strategies.decoder.member import MicroBatch, NotFiniteRefusal, check_values, is_finite
 from strategies.decoder.round import DecoderRound, Place

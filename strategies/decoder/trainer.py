@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from client_pipeline.partition.parts import tied_names
-from client_pipeline.runtime.head import HeadTrainer, check_tied
+from client_pipeline.runtime.decoder_update import HeadTrainer, check_tied
 from strategies.decoder.copies import DecoderCopies
 from strategies.decoder.member import ClusterSummary
 from strategies.decoder.round import DecoderRound

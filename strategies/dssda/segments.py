@@ -10,7 +10,7 @@ import numpy as np
 from client_pipeline.system.energy import num_chunks
 from client_pipeline.system.radio import Array
 from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility, SegmentChoice
-from strategies.dssda.eq15 import eq15_choices
+from strategies.dssda.closed_form_segments import closed_form_choices
 from strategies.dssda.flow_shop import flow_shop_choices
 from strategies.dssda.instance import Instance
 from strategies.dssda.limits import Limits
@@ -66,7 +66,7 @@ def solve_segments(instance: Instance) -> Answer:
 def _tables(instance: Instance, clusters: list[int] | range) -> list[SegmentTable]:
     limits = [Limits.of(instance, n) for n in clusters]
     if instance.latency == "eq15":
-        choices_by_cluster = eq15_choices(instance, limits)
+        choices_by_cluster = closed_form_choices(instance, limits)
     else:
         choices_by_cluster = [flow_shop_choices(instance, limit) for limit in limits]
     return [

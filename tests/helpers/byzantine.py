@@ -17,7 +17,7 @@ from client_pipeline.link.reopened_connection import give_up
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.system.scenario import load_scenario
 from helpers.fake_grid import FakeGrid

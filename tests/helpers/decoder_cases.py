@@ -13,7 +13,7 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import IGNORED_LABEL, target_weight
 from client_pipeline.partition.plan import micro_batch_sizes
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from strategies.decoder.config import DecoderConfig
 from strategies.decoder.member import MicroBatch

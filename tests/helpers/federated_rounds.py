@@ -8,7 +8,7 @@ from client_pipeline.partition.parts import target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.whole import whole_step
 from helpers.tiny_models import CLASSIC, NUM_BLOCKS
 from strategies.decoder.config import DecoderConfig

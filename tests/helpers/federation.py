@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from client_pipeline.partition.families import build_parts
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.system.scenario import load_scenario
 from helpers.replies import index_of

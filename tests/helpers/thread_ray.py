@@ -19,6 +19,7 @@ from client_pipeline.runtime import (
     control_unit,
     device,
     device_pool,
+    frozen_devices,
     group,
     pipeline,
     recovery,
@@ -176,11 +177,11 @@ class ThreadRay:
 def run_in_threads(monkeypatch, process_of=lambda name: None):
     """Have the whole runtime use threads in the place of Ray's actors; nobody needs seconds to start there."""
     ray = ThreadRay(process_of)
-    for module in (control_unit, device, device_pool, group, unused_actors, shared_actor, snapshots):
+    for module in (control_unit, device, device_pool, frozen_devices, group, unused_actors, shared_actor, snapshots):
         monkeypatch.setattr(module, "ray", ray)
     for module in (device_pool, pipeline):
         monkeypatch.setattr(module, "LEAST_S", 0.5)
     monkeypatch.setattr(device_pool, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(device_pool, "GRACE_S", 0.3)
+    monkeypatch.setattr(frozen_devices, "GRACE_S", 0.3)
     monkeypatch.setattr(recovery, "_LOOK_S", 0.01)
     return ray

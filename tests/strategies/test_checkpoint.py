@@ -9,7 +9,7 @@ from torch import nn
 from client_pipeline.run_identity import sealed
 from client_pipeline.runtime import cluster_checkpoint
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint
-from client_pipeline.runtime.head import Contribution, HeadTrainer
+from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer
 from client_pipeline.runtime.optimizer import PartOptimizer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.stage import MovedBlock

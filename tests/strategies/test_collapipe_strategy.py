@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAdam
 
 import strategies
 from client_pipeline.partition.families import build_parts
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.system.scenario import load_scenario
 from flower_app.training.cluster_setup import wait_for_nodes

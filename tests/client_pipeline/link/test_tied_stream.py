@@ -7,7 +7,7 @@ from client_pipeline.link.base import LinkError
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.link.tied import TiedRows, pieces
 from client_pipeline.partition.parts import IGNORED_LABEL, own_parameters, target_weight
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.local_decoder import LocalDecoder
 from helpers.decoder_cases import SGD, all_at_once, cut, step_id
 from strategies.decoder.config import DecoderConfig

@@ -7,11 +7,12 @@ import pytest
 from ray import exceptions
 
 from client_pipeline.partition import transformer
-from client_pipeline.runtime import device_pool, shared_actor
+from client_pipeline.runtime import device_pool, frozen_devices, shared_actor
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.device import DeviceActor
-from client_pipeline.runtime.device_pool import GRACE_S, DevicePool
+from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, NotFinite, PipelineError
+from client_pipeline.runtime.frozen_devices import GRACE_S
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.transport import TransportError
@@ -24,7 +25,7 @@ MADE_WITH = (SPEC, OptimizerConfig(name="sgd"), RuntimeConfig(timeout=30.0))
 @pytest.fixture
 def ray(monkeypatch):
     made = ScriptedRay()
-    for module in (device_pool, shared_actor):
+    for module in (device_pool, frozen_devices, shared_actor):
         monkeypatch.setattr(module, "ray", made)
     return made
 

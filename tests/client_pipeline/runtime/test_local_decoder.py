@@ -8,7 +8,7 @@ from torch import nn
 
 from client_pipeline.link.base import LinkError, NotFiniteLink
 from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.local_decoder import LocalDecoder
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from helpers.recovery_cases import within

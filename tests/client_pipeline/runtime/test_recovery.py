@@ -8,8 +8,8 @@ import pytest
 from client_pipeline.partition.families import build_parts
 from client_pipeline.runtime import fault_files
 from client_pipeline.runtime.control_unit import RoundOrder, RoundResult
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.faults import KILLED, DeviceFault, FailedRound, LostRound
-from client_pipeline.runtime.head import HeadTrainer
 from client_pipeline.runtime.recovery import Recovery
 from helpers.decoder_cases import all_at_once
 from helpers.recovery_cases import (

@@ -11,7 +11,7 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights, join_weights, own_parameters
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.head import HeadTrainer
+from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.optimizer import gradients
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.whole import whole_step

@@ -11,7 +11,7 @@ import torch
 
 from client_pipeline.link.frames import decode, encode
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderStream
-from client_pipeline.runtime.head import Contribution
+from client_pipeline.runtime.decoder_update import Contribution
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from helpers.decoder_cases import (
     all_at_once,

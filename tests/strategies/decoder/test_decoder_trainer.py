@@ -10,7 +10,7 @@ import torch
 from client_pipeline.link.base import LinkError
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.partition.parts import target_weight
-from client_pipeline.runtime.head import Contribution
+from client_pipeline.runtime.decoder_update import Contribution
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from helpers.decoder_cases import (
     PATIENT_S,

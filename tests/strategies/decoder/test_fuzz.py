@@ -18,7 +18,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from client_pipeline.link.frames import MAX_HEADER_BYTES, PROTOCOL_VERSION, Frame, FrameError, decode, encode
+from client_pipeline.link.frame_limits import MAX_HEADER_BYTES
+from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode, encode
 from client_pipeline.link.stream import METHOD, SERVICE
 from helpers.decoder_cases import batch_of, first_frame, service_of, train_round
 from helpers.repository import ROOT

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from client_pipeline.partition.micro_batches import StepId
-from client_pipeline.runtime.head import Contribution, HeadTrainer, check_tied
+from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer, check_tied
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 
 SGD = OptimizerConfig(name="sgd", lr=0.5)

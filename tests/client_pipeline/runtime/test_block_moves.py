@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime import device_pool, snapshots
-from client_pipeline.runtime.block_placement import BlockPlacement
+from client_pipeline.runtime import device_pool, frozen_devices, snapshots
+from client_pipeline.runtime.block_moves import BlockPlacement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.faults import DeviceFault
@@ -64,7 +64,8 @@ class Holder(ScriptedActor):
 def cluster(monkeypatch):
     """Placement over three devices."""
     ray = ScriptedRay()
-    monkeypatch.setattr(device_pool, "ray", ray)
+    for module in (device_pool, frozen_devices):
+        monkeypatch.setattr(module, "ray", ray)
     monkeypatch.setattr(snapshots, "ray", ray)
     devices = [Holder(k) for k in range(3)]
     monkeypatch.setattr(DevicePool, "_make", lambda self, device: devices[device])

@@ -29,7 +29,7 @@ _BATCH = 2**13
 """Pairs of S and m that are decided together: they fill the processor's cache, not the memory."""
 
 
-def eq15_choices(instance: Instance, limits: Sequence[Limits]) -> list[dict[int, SegmentChoice]]:
+def closed_form_choices(instance: Instance, limits: Sequence[Limits]) -> list[dict[int, SegmentChoice]]:
     """Choices by S of several clusters; see :class:`strategies.dssda.segments.SegmentTable`."""
     choices_by_cluster: list[dict[int, SegmentChoice]] = [{} for _ in limits]
     by_devices: dict[int, list[int]] = {}

@@ -1,0 +1,8 @@
+"""How large a frame of the decoder's stream, its header and its numbers may be."""
+
+DEFAULT_MAX_BYTES = 64 * 2**20
+"""Of a whole frame, unless the configuration says otherwise [byte]."""
+MAX_HEADER_BYTES = 64 * 2**10
+MAX_DIMENSIONS = 8
+LARGEST_INT = 2**63 - 1
+"""Whole numbers of a header are at most as large, either way."""

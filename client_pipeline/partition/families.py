@@ -132,6 +132,25 @@ def adapter(family: str) -> Adapter:
     return cast(Adapter, importlib.import_module(_MODULES[family]))
 
 
+_OTHER_HEADS_DROPOUTS = ("qa_dropout", "summary_first_dropout", "summary_last_dropout")
+"""Settings of heads that nobody trains here."""
+
+
+def dropouts(spec: ModelSpec) -> dict[str, float]:
+    """Rates above 0 with which the model drops anything (outputs, layers, an adapter's input), by their keys."""
+    settings = spec.config
+    library_config = getattr(adapter(spec.family), "library_config", None)
+    if library_config is not None:
+        # A specification leaves out the library's defaults, and these may drop.
+        settings = library_config(spec).to_dict() | settings
+    rates = {
+        key: rate
+        for key, rate in settings.items()
+        if "drop" in key and key not in _OTHER_HEADS_DROPOUTS and type(rate) in (int, float) and rate > 0
+    }
+    return rates | ({"lora.dropout": spec.lora.dropout} if spec.lora and spec.lora.dropout else {})
+
+
 def is_outside(family: str) -> bool:
     """Whether a family is a class that a configuration names."""
     return ":" in family

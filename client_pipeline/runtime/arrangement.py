@@ -67,7 +67,8 @@ def arrange(
     Raises
     ------
     ValueError
-        If actors are to be shared in which single devices or control units must be ended or stopped, or paced.
+        If actors are to be shared in which single devices or control units must be ended or stopped, or paced; or
+        micro-batches fused where devices are alone, or faults strike at one of them.
     """
     cores, total, num_clusters = cores or usable_cores(), sum(num_devices), len(num_devices)
     kills_devices = max(faults.device, faults.freeze, faults.slow) > 0
@@ -91,6 +92,12 @@ def arrange(
         devices, why = 0, "faults end or stop single devices" if kills_devices else "devices are paced"
     else:
         devices, why = (0 if total <= cores else cores), f"{total} devices on {cores} cores"
+    if runtime.fused_micro_batches > 1 and (faults.any or not devices):
+        reason = "faults strike at a micro-batch" if faults.any else f"each device has an actor of its own ({why})"
+        raise ValueError(
+            f"runtime.fused-micro-batches = {runtime.fused_micro_batches}: {reason}; set "
+            "runtime.fused-micro-batches to 1"
+        )
     if runtime.clusters_per_actor:
         clusters = _actors(num_clusters, runtime.clusters_per_actor)
     else:

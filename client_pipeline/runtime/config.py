@@ -19,6 +19,9 @@ class RuntimeConfig:
     :func:`client_pipeline.runtime.arrangement.arrange` finds best. On real machines each device has its own."""
     clusters_per_actor: int = 0
     """Most control units in one actor, likewise."""
+    fused_micro_batches: int = 1
+    """Neighbouring micro-batches that devices which share actors compute as one; the plan and the virtual clock count
+    them apart. 1: none."""
     threads: int = 1
     """Torch threads of each device's actor."""
     server_threads: int = 1
@@ -46,7 +49,7 @@ class RuntimeConfig:
         for name in ("devices_per_actor", "clusters_per_actor"):
             if getattr(self, name) < 0:
                 raise ValueError(f"runtime.{name.replace('_', '-')}: expected at least 0, found {getattr(self, name)}")
-        for name in ("threads", "server_threads"):
+        for name in ("fused_micro_batches", "threads", "server_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"runtime.{name.replace('_', '-')}: expected at least 1, found {getattr(self, name)}")
         for name in ("actor_idle", "timeout"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -149,7 +150,8 @@ class Pipeline:
         most_s = self.runtime.timeout + decoder_wait_s
         self.deadline.allow(most_s)
         self.group.join(tuple(segment.device for segment in segments), most_s)
-        self.segments, self.schedule, self.num_micro_batches = segments, plan.schedule, plan.m
+        self.segments, self.schedule = segments, plan.schedule
+        self.num_micro_batches = math.ceil(plan.m / self.runtime.fused_micro_batches)
 
     def disconnect(self) -> None:
         """Leave the group; the next plan builds another."""

@@ -7,6 +7,8 @@ from logging import INFO
 
 from flwr.serverapp import Grid
 
+from client_pipeline.partition.families import dropouts
+from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.arrangement import Arrangement, arrange
 from client_pipeline.runtime.shared_actor import start_when_ray_is_up
 from client_pipeline.system.scenario import Scenario
@@ -27,9 +29,14 @@ def arranged(config: RunConfig, scenario: Scenario, grid: Grid, *, quiet: bool =
     Raises
     ------
     ValueError
-        As :func:`client_pipeline.runtime.arrangement.arrange`.
+        As :func:`client_pipeline.runtime.arrangement.arrange`; if micro-batches are to be fused on real machines.
     """
     if not isinstance(innermost(grid), InMemoryGrid):
+        if config.runtime.fused_micro_batches > 1:
+            raise ValueError(
+                f"runtime.fused-micro-batches = {config.runtime.fused_micro_batches}: real machines compute each "
+                "micro-batch alone; set runtime.fused-micro-batches to 1"
+            )
         return Arrangement()
     arrangement, reason = arrange(
         config.runtime,
@@ -40,6 +47,22 @@ def arranged(config: RunConfig, scenario: Scenario, grid: Grid, *, quiet: bool =
     if not quiet:
         log(INFO, reason)
     return arrangement
+
+
+def check_fusion(config: RunConfig, spec: ModelSpec) -> None:
+    """Refuse fused micro-batches of a model with dropout: its masks are drawn for each micro-batch.
+
+    Raises
+    ------
+    ValueError
+        Naming the model's settings.
+    """
+    if config.runtime.fused_micro_batches > 1 and (rates := dropouts(spec)):
+        found = ", ".join(f"{name} = {rate:g}" for name, rate in rates.items())
+        raise ValueError(
+            f"runtime.fused-micro-batches = {config.runtime.fused_micro_batches}: expected a model without dropout, "
+            f"found {found}; set runtime.fused-micro-batches to 1, or dropout to 0"
+        )
 
 
 def start_actors(config: RunConfig, grid: Grid) -> None:

@@ -18,7 +18,7 @@ from flower_app.config.strategy_choice import make_strategy
 from flower_app.report.tensorboard_log import TensorBoardLog
 from flower_app.runs import run_directory
 from flower_app.runs.run_lock import nodes_held
-from flower_app.training.actor_start import arranged
+from flower_app.training.actor_start import arranged, check_fusion
 from flower_app.training.cluster_setup import (
     Clusters,
     round_bounds,
@@ -84,6 +84,7 @@ def train(run: PreparedRun, grid: Grid) -> None:
 def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
     """Tell every node about the run, and learn the clusters; see :func:`set_up_clusters`."""
     plans, arrangement = run.config.plan, arranged(run.config, run.scenario, grid)
+    check_fusion(run.config, run.prepared_task.spec)
     message: dict[str, str | int] = {
         "spec": run.prepared_task.spec.to_json(),
         "tokenizer": run.prepared_task.tokenizer_json,

@@ -1,6 +1,7 @@
 """Every family, cut and joined, is the library's model: outputs, loss and every gradient."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from client_pipeline.partition.families import (
     adapter,
     build_parts,
     carried_examples,
+    dropouts,
     families,
     head_of,
     library_families,
@@ -24,10 +26,11 @@ from client_pipeline.partition.parts import (
     target_weight,
     targets,
 )
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.verification import random_batch
+from client_pipeline.runtime.whole import whole_step
 from client_pipeline.system.costs import model_costs
-from helpers.family_cases import CUTS, every_case, split_step
+from helpers.family_cases import CUTS, STEP, every_case, split_step
 from helpers.tiny_models import (
     CONFIGS,
     FIRST_CASES,
@@ -122,6 +125,21 @@ def test_a_block_built_alone_is_the_block_of_the_whole(name, head):
             form = family.mask_form(mask, x_BTD.dtype)
             assert torch.equal(alone(x_BTD, form), block(x_BTD, form))
         torch.testing.assert_close(alone(x_BTD, None), alone(x_BTD, form))
+
+
+@every_case
+def test_what_a_model_drops_is_found_in_its_specification(name, head):
+    for rate in (0.0, 0.5):
+        spec = tiny_spec(name, head, dropout=rate)
+        batch, losses = tiny_batch(spec), []
+        for seed in (0, 1):
+            parts = build_parts(spec, seed=1)
+            for part in (parts.embedding, parts.blocks, parts.head):
+                part.train()
+            losses.append(whole_step(parts, replace(STEP, seed=seed), batch, 1).loss_sum)
+        assert bool(dropouts(spec)) == (losses[0] != losses[1]), (dropouts(spec), losses)
+    adapted = replace(tiny_spec(name, head, dropout=0.0), lora=LoraConfig(dropout=0.25))
+    assert dropouts(adapted) == {"lora.dropout": 0.25}
 
 
 @every_case

@@ -1,5 +1,6 @@
 """Who shares an actor in a simulation, and why."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -113,6 +114,27 @@ def test_the_log_says_what_was_decided_and_why():
     )
     assert "(devices are paced)" in said(paced=True)
     assert "(runtime.devices-per-actor)" in said(runtime=RuntimeConfig(devices_per_actor=9))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"faults": {"nan": 0.1}}, "faults strike at a micro-batch"),
+        ({"paced": True}, "each device has an actor of its own (devices are paced)"),
+        ({"num_devices": [2]}, "each device has an actor of its own (2 devices on 2 cores)"),
+        ({"devices_per_actor": 1}, "each device has an actor of its own (runtime.devices-per-actor)"),
+    ],
+)
+def test_micro_batches_are_fused_only_where_devices_share_actors_and_no_fault_strikes(settings, reason):
+    text = f"runtime.fused-micro-batches = 4: {reason}; set runtime.fused-micro-batches to 1"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        actors(**settings, fused_micro_batches=4)
+    assert actors(fused_micro_batches=4) == actors()
+
+
+def test_micro_batches_are_not_fused_over_one():
+    with pytest.raises(ValueError, match="runtime.fused-micro-batches: expected at least 1, found 0"):
+        RuntimeConfig(fused_micro_batches=0)
 
 
 @pytest.mark.parametrize("key", ["devices_per_actor", "clusters_per_actor"])

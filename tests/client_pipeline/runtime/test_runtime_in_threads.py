@@ -106,6 +106,18 @@ def test_all_devices_of_a_process_may_end_with_it(processes, monkeypatch):
         each.close()
 
 
+@pytest.mark.parametrize(("m", "fused", "computed"), [(4, 2, 2), (6, 4, 2), (3, 9, 1)])
+def test_fused_micro_batches_are_those_of_a_smaller_m(m, fused, computed, units):
+    plain, _ = train(unit := units(), plan=replace(THREE, m=computed))
+    weights, results = train(fusing := units(runtime={"fused_micro_batches": fused}), plan=replace(THREE, m=m))
+    assert_equal(weights, plain)
+    # What is planned and accounted for stays that of m.
+    assert all(result.report["plan"]["m"] == m for result in results)
+    assert unit.pipeline.num_micro_batches == fusing.pipeline.num_micro_batches == computed
+    _, apart = train(units(), plan=replace(THREE, m=m))
+    assert [result.loss for result in results] == pytest.approx([result.loss for result in apart], rel=1e-5)
+
+
 def test_every_plan_trains_the_same_as_one_device(units):
     alone, _ = train(units(), plan=ClusterPlan(delta=(4,), order=(0,), m=3))
     for plan in (EVEN, replace(EVEN, delta=(1, 2, 1), order=(2, 0, 1), schedule="gpipe")):

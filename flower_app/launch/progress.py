@@ -14,12 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from flower_app.plain_console import PlainConsole
-from flower_app.runs.run_directory import read_rounds, read_waiting
+from flower_app.runs.run_directory import Wait, read_rounds, read_waiting
 
 _RECENT = 10
 """Rounds over which the time of one is averaged."""
 _EVALUATIONS = 8
 """Evaluations that the closing table shows at most."""
+_LONG_S = 5.0
+"""A wait that was shorter is not told of again when it ends [s]."""
 _QUIET_S = 1.0
 """Least time between two lines that tell nothing but the loss [s]."""
 
@@ -45,7 +47,7 @@ class RunProgress:
         self._bar: Progress | None = None
         self._task = TaskID(0)
         """Of the bar: its one line."""
-        self._waits: dict[str, str] = {}
+        self._waits: dict[str, Wait] = {}
         """Whom the round waits for, by cluster, as it was shown last."""
 
     def __enter__(self) -> RunProgress:
@@ -82,14 +84,21 @@ class RunProgress:
         self._show_waits()
 
     def _show_waits(self) -> None:
-        """Say whom the round waits for, whenever that changes."""
+        """Say whom the round waits for and why whenever that changes, and how long it was."""
         waits = read_waiting(self.run_dir)
         if waits == self._waits:
             return
-        for cluster, reason in waits.items():
-            if self._waits.get(cluster) != reason:
-                self.console.print(f"waiting for cluster {cluster}: {reason}", soft_wrap=True, markup=False)
+        for cluster, wait in waits.items():
+            if cluster not in self._waits or self._waits[cluster].reason != wait.reason:
+                self._print(f"waiting for cluster {cluster}: {wait.reason}")
+        for cluster in self._waits.keys() - waits.keys():
+            waited_s = time.time() - self._waits[cluster].since
+            if waited_s >= _LONG_S:
+                self._print(f"waited {waited_s:.0f} s for cluster {cluster}")
         self._waits = waits
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True, markup=False)
 
     def status(self) -> str:
         """Loss of the last round, metrics of the last evaluation, failures, time left."""

@@ -12,7 +12,7 @@
     report.html               the run in pictures
     model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json;
                               a link to its version in models/
-    waiting.json              whom the round under way waits for
+    waiting.json              whom the round under way waits for, why and since when
     summary.json              how it ended; written last
     logs/                     what the programs said; error.log: where in the code a run failed
 
@@ -31,7 +31,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -180,20 +180,39 @@ def write_timeline(run_dir: Path, timeline: Mapping[str, Any]) -> Path:
     return durable.write_text(run_dir / TIMELINE, _json(timeline), lasting=False)
 
 
+class Wait(NamedTuple):
+    """A cluster that the round under way waits for."""
+
+    reason: str
+    since: float
+    """When it began, whatever the reason was then [s, Unix time]."""
+
+
 def write_waiting(run_dir: Path, missing: Mapping[int, str]) -> None:
-    """Write whom the round under way waits for and why, by cluster; no file where it waits for nobody in particular."""
+    """Write whom the round under way waits for, why and since when; no file where it waits for nobody in particular.
+
+    Parameters
+    ----------
+    missing : reason of each cluster; one that was missing before stays so since then
+    """
     if not missing:
         (run_dir / WAITING).unlink(missing_ok=True)
         return
-    durable.write_text(run_dir / WAITING, _json({"since": time.time(), "clusters": missing}), lasting=False)
+    waits, now = read_waiting(run_dir), time.time()
+    clusters = {
+        str(cluster): Wait(reason, waits[str(cluster)].since if str(cluster) in waits else now)._asdict()
+        for cluster, reason in missing.items()
+    }
+    durable.write_text(run_dir / WAITING, _json({"clusters": clusters}), lasting=False)
 
 
-def read_waiting(run_dir: Path) -> dict[str, str]:
-    """Read whom the round under way waits for, with the reasons, by cluster; empty if for nobody in particular."""
+def read_waiting(run_dir: Path) -> dict[str, Wait]:
+    """Read whom the round under way waits for, by cluster; empty if for nobody in particular."""
     try:
-        return dict(_object(run_dir / WAITING, (run_dir / WAITING).read_bytes())["clusters"])
+        clusters = _object(run_dir / WAITING, (run_dir / WAITING).read_bytes())["clusters"]
     except FileNotFoundError:
         return {}
+    return {cluster: Wait(str(wait["reason"]), float(wait["since"])) for cluster, wait in clusters.items()}
 
 
 def rounds_mark(run_dir: Path) -> dict[str, Any]:

@@ -289,11 +289,11 @@ def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = Tr
             # silently give a vocabulary of five words; from_pretrained reads the file.
             from transformers import BertTokenizer
 
-            backend = BertTokenizer.from_pretrained(source).backend_tokenizer
+            backend = BertTokenizer.from_pretrained(source, trust_remote_code=False).backend_tokenizer
         else:
             from transformers import AutoTokenizer
 
-            backend = AutoTokenizer.from_pretrained(source).backend_tokenizer
+            backend = AutoTokenizer.from_pretrained(source, trust_remote_code=False).backend_tokenizer
     except Exception as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(

@@ -45,6 +45,8 @@ def run_grid(
     bounds : what an honest answer keeps to
     on_train : called with the round and its clusters before these are asked to train
     """
+    # One that was killed has left the last words of its round.
+    write_waiting(run_dir, {})
     plans = issubclass(strategy_class(config.strategy), PlannedStrategy)
     grid: Grid = BoundedGrid(
         flower_grid,

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from flower_app.launch.progress import RunProgress
-from flower_app.runs.run_directory import append_round
+from flower_app.runs.run_directory import append_round, read_waiting, write_waiting
 
 
 def round_line(number, **entries):
@@ -57,6 +57,25 @@ def test_failed_clusters_and_a_loss_that_is_no_number_are_shown(progress, tmp_pa
     append_round(tmp_path, round_line(1, train_loss=float("nan"), failed=[{"cluster": 1, "reason": "gone"}]))
     progress.update()
     assert printed(progress) == "round 1/100  loss -  1 clusters failed\n"
+
+
+def test_who_is_waited_for_is_told_with_the_reason_and_at_the_end_how_long(progress, tmp_path, monkeypatch):
+    write_waiting(tmp_path, {1: "its stream to the decoder broke off", 2: "its answer has not come"})
+    began = read_waiting(tmp_path)["1"].since
+    progress.update()
+    progress.update()
+    write_waiting(tmp_path, {1: "its stream broke off and did not come back within 18 s"})
+    progress.update()
+    # The clock of the terminal, not of the file.
+    monkeypatch.setattr("time.time", lambda: began + 23.0)
+    write_waiting(tmp_path, {})
+    progress.update()
+    assert printed(progress).splitlines() == [
+        "waiting for cluster 1: its stream to the decoder broke off",
+        "waiting for cluster 2: its answer has not come",
+        "waiting for cluster 1: its stream broke off and did not come back within 18 s",
+        "waited 23 s for cluster 1",
+    ]
 
 
 def test_the_report_shows_the_way_of_the_metrics_the_result_and_where_it_lies(progress, tmp_path):

@@ -130,6 +130,8 @@ class PlannedStrategy(Strategy):
             raise InfeasibleRound(server_round, decision.left_out)
         self.prepare(server_round, arrays, selected)
         log(INFO, "configure_train: clusters %s", [state.cluster for state in selected])
+        if decision.power_control is not None:
+            log(INFO, "Round %d: %s", server_round, decision.power_control.text())
         return [
             Message(
                 content=RecordDict(
@@ -232,5 +234,5 @@ def plan_record(policy: str, decision: Decision) -> dict[str, Any]:
         "lower_bound": answer.lower_bound if finite else None,
         "gap": answer.gap,
         "left_out": [{"cluster": n, "reason": reason} for n, reason in sorted(decision.left_out.items())],
-        "power_control": [control.to_dict() for control in decision.power_control],
+        "power_control": decision.power_control.to_dict() if decision.power_control else None,
     }

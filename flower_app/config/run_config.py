@@ -27,6 +27,7 @@ from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.corpus import DataConfig
 from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
 from strategies.decoder.config import DecoderConfig
+from strategies.dssda.power_control import check_power_control
 from strategies.dssda.queues import DRIFTS
 from strategies.registry import strategy_class, traits_of
 from strategies.traits import Traits
@@ -116,9 +117,12 @@ class PlannerConfig:
     """``dssda-paper`` alone: hold the bound in every round, as printed."""
     length: int = 0
     """Tokens of the sample that ``costs = "model"`` counts; 0: ``data.max-length``."""
+    power_control: str = "sca"
+    """How ``dssda`` and ``uniform`` find a round's powers: ``sca``, Algorithm 3's convex programs; or ``exact``."""
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
+        check_power_control(self.power_control, "planner.power-control")
         for name in ("v", "gamma_max", "length"):
             if getattr(self, name) < 0:
                 raise ValueError(f"planner.{_kebab(name)}: expected at least 0, found {getattr(self, name)}")

@@ -69,10 +69,10 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
         raise ValueError(f"plan: {config.strategy} brings its own plan; leave plan empty")
     _check_options(config, cls)
     if own_policy is not None:
-        return RoundPlanner(scenario, own_policy)
+        return RoundPlanner(scenario, own_policy, power_control=config.planner.power_control)
     name = "fixed" if config.plan else config.policy
     policy = make_policy(name, plan_file=config.plan, seed=config.seed, c11=config.planner.c11)
-    return RoundPlanner(scenario, policy, drift=config.planner.drift)
+    return RoundPlanner(scenario, policy, drift=config.planner.drift, power_control=config.planner.power_control)
 
 
 def _check_joining(config: RunConfig, scenario: Scenario, *, takes_aggregator: bool) -> None:

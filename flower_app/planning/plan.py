@@ -20,6 +20,13 @@ from flower_app.planning.plan_report import MOST_CLUSTERS, print_answer, sizes_t
 from strategies.dssda.answer import Answer
 from strategies.dssda.instance import Instance
 from strategies.dssda.instance_file import read_instance
+from strategies.dssda.power_control import (
+    PowerControl,
+    check_power_control,
+    control_power,
+    control_summary,
+    control_text,
+)
 from strategies.dssda.queues import DRIFTS, Queues
 from strategies.dssda.round_problem import per_round_bound, round_instance
 from strategies.dssda.segments import solve_segments
@@ -47,6 +54,8 @@ class PlanRequest:
     drift: str
     """``true`` or ``printed``."""
     c11: bool
+    power_control: str
+    """``exact`` or ``sca``."""
     model: str
     """Folder or hub id of the model that the scenario's costs are counted from; empty: the scenario's own costs."""
     length: int
@@ -76,6 +85,11 @@ class PlanRequest:
             raise ValueError("--drift printed and --c11 apply only to the paper as printed; add --planner dssda-paper")
         if self.instance and (self.drift == "printed" or self.c11):
             raise ValueError("--drift and --c11 need a scenario: an instance has its weights, and no Gamma_max")
+        check_power_control(self.power_control, "--power-control")
+        if self.power_control == "sca" and (self.problem == "segments" or self.planner not in ("dssda", "uniform")):
+            raise ValueError(
+                "--power-control sca is for the rounds of dssda and uniform: drop it, or choose one of them"
+            )
         if self.problem == "segments" and (self.planner != "dssda" or self.write_plan):
             raise ValueError(
                 "--problem segments is solved by dssda and has no channels: drop --planner and --write-plan"
@@ -106,13 +120,22 @@ def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Plann
     round_ = _round(request, scenario)
     instance, policy = round_.instance, _policy(request)
     answer = solve_segments(instance) if request.problem == "segments" else policy.plan(round_)
+    control: PowerControl | None = None
+    if request.power_control == "sca":
+        answer, control = control_power(instance, answer)
     if echo:
         echo(_text(instance, answer, scenario.names if scenario is not None else ()))
+        if control is not None:
+            echo(control.text())
     feasible = answer.status != "infeasible"
     if request.write_plan and feasible:
         # A policy may know more of a plan than its answer says: a plan file has orders and schedules.
         write_plans(request.write_plan, policy.plans(round_, answer))
-    return Planned(feasible, answer.to_dict())
+    return Planned(feasible, answer.to_dict() | _control_document(control))
+
+
+def _control_document(control: PowerControl | None) -> dict[str, Any]:
+    return {"power_control": control.to_dict()} if control is not None else {}
 
 
 def _scenario(request: PlanRequest) -> Scenario:
@@ -163,7 +186,9 @@ def _policy(request: PlanRequest) -> RoundPolicy:
 
 def _many_rounds(request: PlanRequest, scenario: Scenario, echo: Callable[[str], None] | None) -> Planned:
     planned_rounds = []
-    for round_ in plan_rounds(scenario, _policy(request), request.rounds, drift=request.drift):
+    for round_ in plan_rounds(
+        scenario, _policy(request), request.rounds, drift=request.drift, power_control=request.power_control
+    ):
         planned_rounds.append(round_)
         if echo:
             echo(_line(round_))
@@ -187,6 +212,7 @@ def _round_document(r: PlannedRound) -> dict[str, Any]:
         "gamma": [float(g) for g in r.gamma],
         "queues": r.queues.to_dict(),
         "violations": r.violations,
+        **_control_document(r.decision.power_control),
     }
 
 
@@ -209,6 +235,7 @@ def _summary(planned_rounds: list[PlannedRound], gamma_max: float) -> dict[str, 
         "gamma_max": gamma_max,
         "largest_gap": max((r.answer.gap for r in planned_rounds if r.answer.gap is not None), default=None),
         "segments": sizes,
+        **control_summary([r.decision.power_control.to_dict() for r in planned_rounds if r.decision.power_control]),
     }
 
 
@@ -217,9 +244,10 @@ def _line(r: PlannedRound) -> str:
     sizes = " ".join(f"{c.choice.num_segments}x{c.choice.m}" if c.selected and c.choice else "-" for c in clusters)
     if len(clusters) > MOST_CLUSTERS:
         sizes = sizes_text(clusters)
+    control = f"  {r.decision.power_control.text()}" if r.decision.power_control else ""
     return (
         f"round {r.number:>3}  latency {r.latency_s:7.1f} s  Γ {np.mean(r.gamma):.3f}  "
-        f"Y {np.mean(r.queues.virtual):.3f}  S x m: {sizes}"
+        f"Y {np.mean(r.queues.virtual):.3f}  S x m: {sizes}{control}"
     )
 
 
@@ -228,6 +256,8 @@ def _summary_text(summary: dict[str, Any]) -> str:
     if summary["latency_s"] is not None:
         latency, event = summary["latency_s"], summary["latency_event_s"]
         lines.append(f"round latency {latency:.1f} s by Eq. (15), {event:.1f} s event-simulated, on average")
+    if "power_control" in summary:
+        lines.append(control_text(summary["power_control"]))
     for size, figures in summary["segments"].items():
         lines.append(f"S = {size}: {figures['share']:.0%} of the plans, m {figures['mean_m']:.1f} on average")
     return "\n".join(lines)

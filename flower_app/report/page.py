@@ -21,6 +21,7 @@ from flower_app.config.sources import read_config
 from flower_app.report.contents import FIGURES, FigureSpec
 from flower_app.report.data import NoData, RunData, as_number, left_out
 from flower_app.runs.run_directory import CONFIG, FINISHED, TIMELINE, read_rounds, read_summary
+from strategies.dssda.power_control import control_summary, control_text
 
 REPORT = "report.html"
 
@@ -169,6 +170,7 @@ def _facts(run: _Run) -> dict[str, str]:
         "status": summary.get("status", "no summary"),
         "strategy": config.get("strategy", "-"),
         "policy": policy,
+        "power control": _power_control(data),
         "scenario": config.get("scenario", "-"),
         "clusters": _clusters(data),
         "rounds": rounds,
@@ -182,6 +184,14 @@ def _facts(run: _Run) -> dict[str, str]:
     return {name: escape(str(value)) for name, value in facts.items()} | {
         "again": f"<code>{escape(command)}</code>",
     }
+
+
+def _power_control(data: RunData) -> str:
+    """How often the convex programs' powers were used, and how near the optimum they came."""
+    plans = [record.get("plan") or {} for record in data.rounds]
+    controls = [control for plan in plans if isinstance(control := plan.get("power_control"), dict)]
+    summary = control_summary(controls)
+    return control_text(summary["power_control"]) if summary else "-"
 
 
 def _clusters(data: RunData) -> str:

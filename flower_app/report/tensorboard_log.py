@@ -72,6 +72,9 @@ def _tagged(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield f"wall/{name}", record.get(name)
     yield "round/failed", len(record.get("failed") or ())
     yield "round/left_out", len((record.get("plan") or {}).get("left_out") or ())
+    control = (record.get("plan") or {}).get("power_control") or {}
+    for name in ("iterations", "residual", "gap"):
+        yield f"power_control/{name}", control.get(name)
     for report in record.get("clusters") or ():
         for device, spent in (report.get("devices") or {}).items():
             if math.isfinite(used := used_bytes(spent)):

@@ -51,7 +51,7 @@ def stock_record(
         plans=decided,
         queues=queues,
         left_out={},
-        power_control=[],
+        power_control=None,
     )
     gamma = round_bound(scenario, network, instance, _answer(instance, decided, channels))
     plan = {"policy": policy, "status": "feasible", "left_out": []}

@@ -1,104 +1,149 @@
-"""Power control of a planned round by successive convex approximation, where an energy queue makes it non-convex.
+"""Power control of a planned round: Algorithm 3's convex programs, held against the certified optimum.
 
-The certified planner finds each power on a line, globally. With an energy queue the cost Z E_up(p) is a difference of
-convex functions, which the paper's Algorithm 3 meets by SCA (CVXPY). Here SCA runs on the planned channels, between the
-least power that keeps the round's latency and the most that C6 and C8 allow; the gap says how far it ends from the
-planner's power.
+The certified planner finds the powers of a round by bisection. Here the programs of
+:mod:`strategies.dssda.joint_power` find them once more, on the planned channels and segments. The round uses theirs,
+unless they cost more than the certificate allows: then it keeps the exact ones and says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from strategies.dssda.answer import Answer, Infeasibility
-from strategies.dssda.evaluation import Match, power_cost, score
+from strategies.dssda.answer import Answer
+from strategies.dssda.evaluation import Match, score
 from strategies.dssda.instance import Instance
-from strategies.dssda.power import cheapest_power, least_power_for_time
-from strategies.dssda.sca import solve_power
+from strategies.dssda.joint_power import solve_joint_powers
+
+POWER_CONTROLS = ("sca", "exact")
+MOST_GAP = 1e-6
+"""Relative cost above the certified bound, of the plan and its powers together."""
+
+
+def check_power_control(name: str, key: str = "power_control") -> None:
+    """Refuse what is no way to find powers; ``key`` names the setting.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name.
+    """
+    if name not in POWER_CONTROLS:
+        raise ValueError(f"{key}: expected one of {', '.join(POWER_CONTROLS)}, found {name!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlledPower:
+    """One control unit's power, both ways."""
+
+    cluster: int
+    channel: int
+    sca_w: float
+    exact_w: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerControl:
-    """One control unit's power."""
+    """How a round's powers were found."""
 
-    cluster: int
-    channel: int
-    power_w: float
+    used: Literal["sca", "exact"]
+    """Whose powers the round has."""
     iterations: int
-    """Convex problems solved."""
+    """Convex programs solved."""
     residual: float
-    """See :class:`strategies.dssda.sca.PowerSolution`."""
+    """See :class:`strategies.dssda.joint_power.JointPowers`."""
     status: str
     """``converged``, ``stopped`` or ``failed``."""
-    optimum_w: float
-    """Power of least cost by a global search on the line."""
     gap: float
-    """Cost above that of ``optimum_w``, relative to it."""
+    """The round's cost with the programs' powers above that with the exact ones, relative to it."""
+    clusters: tuple[ControlledPower, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        return asdict(self)
+        return asdict(self) | {"clusters": [asdict(c) for c in self.clusters]}
+
+    def text(self) -> str:
+        """One line for people."""
+        programs = f"{self.iterations} convex program{'s' if self.iterations != 1 else ''} ({self.status})"
+        numbers = f"{programs}, residual {self.residual:.1e}, {self.gap:.1e} above the exact powers"
+        return f"powers by SCA: {numbers}" if self.used == "sca" else f"exact powers instead of SCA's: {numbers}"
 
 
-def control_power(instance: Instance, answer: Answer) -> tuple[Answer, list[PowerControl]]:
-    """Find the powers of a planned round by SCA.
+def control_power(instance: Instance, answer: Answer) -> tuple[Answer, PowerControl | None]:
+    """Find the powers of a planned round by convex programs.
 
     Parameters
     ----------
     instance : the round's problem
-    answer : its plan; segments, channels and the round's latency stay
+    answer : its plan with exact powers; segments and channels stay
 
     Returns
     -------
-    The answer with these powers, never dearer than before; and how each was found.
+    The answer with the powers that the round uses, and how they were found; None if no cluster is matched.
     """
-    matches: list[Match | None] = []
-    controls: list[PowerControl] = []
-    for n, part in enumerate(answer.clusters):
-        c = part.choice
-        if not part.selected or c is None or part.channel is None or part.power_w is None:
-            matches.append(None)
-            continue
-        power = part.power_w
-        solved = _solve(instance, answer, n, part.channel, c.pipeline_s, power)
-        if solved is not None:
-            controls.append(solved)
-            costs = [power_cost(instance, n, part.channel, p) for p in (solved.power_w, power)]
-            power = solved.power_w if solved.status != "failed" and costs[0] <= costs[1] * (1 + 1e-9) else power
-        matches.append(Match(c, part.channel, power))
-    if not controls:
-        return answer, []
-    scored = score(instance, matches, answer.status, float("-inf"))
+    matches = [
+        Match(c.choice, c.channel, c.power_w)
+        if c.selected and c.choice is not None and c.channel is not None and c.power_w is not None
+        else None
+        for c in answer.clusters
+    ]
+    if not any(matches) or answer.objective is None:
+        return answer, None
+    found = solve_joint_powers(instance, matches)
+    powers = iter(found.power_w)
+    changed = [None if match is None else replace(match, power_w=next(powers)) for match in matches]
+    scored = score(instance, changed, answer.status)
+    assert scored.objective is not None
+    gap = (scored.objective - answer.objective) / max(abs(answer.objective), 1e-12)
+    # The certificate's own gap counts: both together stay within what a plan may have.
+    within = gap <= max(MOST_GAP - (answer.gap or 0.0), 0.0)
+    control = PowerControl(
+        used="sca" if within else "exact",
+        iterations=found.iterations,
+        residual=found.residual,
+        status=found.status,
+        gap=gap,
+        clusters=_controlled(matches, changed),
+    )
+    if not within:
+        return answer, control
     clusters = tuple(new if new.selected else old for new, old in zip(scored.clusters, answer.clusters, strict=True))
-    bound = answer.lower_bound
-    if bound is not None and scored.objective is not None:
-        bound = min(bound, scored.objective)
-    return replace(scored, clusters=clusters, lower_bound=bound, infeasible=answer.infeasible), controls
+    bound = answer.lower_bound if answer.lower_bound is None else min(answer.lower_bound, scored.objective)
+    return replace(scored, clusters=clusters, lower_bound=bound, infeasible=answer.infeasible), control
 
 
-def _solve(
-    instance: Instance, answer: Answer, n: int, channel: int, pipeline_s: float, planned_w: float
-) -> PowerControl | None:
-    assert answer.latency_s is not None
-    # The latency is the round's and shared: a power below this one would make it longer. The planned one keeps it.
-    seconds = answer.latency_s - instance.steps * pipeline_s
-    least = min(least_power_for_time(instance, n, channel, seconds), planned_w)
-    solution = solve_power(instance, n, channel, latency_weight=0.0)
-    optimum = cheapest_power(instance, n, channel, latency_weight=0.0)
-    if isinstance(solution, Infeasibility) or isinstance(optimum, Infeasibility):
-        return None
-    # The cost has one stationary point: cut off by the deadline, the nearest allowed power is the best one.
-    power, optimum = max(solution.power_w, least), max(optimum, least)
-    costs: Sequence[float] = [power_cost(instance, n, channel, p) for p in (power, optimum)]
-    return PowerControl(
-        cluster=n,
-        channel=channel,
-        power_w=power,
-        iterations=solution.iterations,
-        residual=float(solution.residual),
-        status=solution.status,
-        optimum_w=optimum,
-        gap=(costs[0] - costs[1]) / max(abs(costs[1]), 1e-12),
+def control_summary(controls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How often the convex programs' powers were used, under ``power_control``; empty without any such round.
+
+    Parameters
+    ----------
+    controls : of each round, as JSON values
+    """
+    if not controls:
+        return {}
+    return {
+        "power_control": {
+            "rounds": len(controls),
+            "sca": sum(control["used"] == "sca" for control in controls),
+            "programs": sum(int(control["iterations"]) for control in controls),
+            "largest_gap": max(float(control["gap"]) for control in controls),
+            "largest_residual": max(float(control["residual"]) for control in controls),
+        }
+    }
+
+
+def control_text(summary: Mapping[str, Any]) -> str:
+    """One line for people of what :func:`control_summary` says."""
+    return (
+        f"powers by SCA in {summary['sca']} of {summary['rounds']} rounds, exact ones in the others: "
+        f"{summary['programs']} convex programs, at most {summary['largest_gap']:.1e} above the exact powers"
+    )
+
+
+def _controlled(exact: Sequence[Match | None], programs: Sequence[Match | None]) -> tuple[ControlledPower, ...]:
+    return tuple(
+        ControlledPower(cluster=n, channel=e.channel, sca_w=p.power_w, exact_w=e.power_w)
+        for n, (e, p) in enumerate(zip(exact, programs, strict=True))
+        if e is not None and p is not None
     )

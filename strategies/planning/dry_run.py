@@ -82,7 +82,13 @@ class PlannedRound:
 
 
 def plan_rounds(
-    scenario: Scenario, policy: RoundPolicy, num_rounds: int, *, drift: str = "true", work: Work = pipeline_work
+    scenario: Scenario,
+    policy: RoundPolicy,
+    num_rounds: int,
+    *,
+    drift: str = "true",
+    work: Work = pipeline_work,
+    power_control: str = "exact",
 ) -> Iterator[PlannedRound]:
     """Plan round after round; each round's true Gamma moves the queues once, Eq. (29).
 
@@ -93,8 +99,10 @@ def plan_rounds(
     num_rounds : T
     drift : ``true``; or ``printed``, for ``dssda-paper`` alone
     work : what a step takes
+    power_control : ``exact``, which needs no convex programs; or ``sca``, as in a run
     """
-    planner, losses = RoundPlanner(scenario, policy, drift=drift), LossTrace(scenario.num_clusters, scenario.seed)
+    planner = RoundPlanner(scenario, policy, drift=drift, power_control=power_control)
+    losses = LossTrace(scenario.num_clusters, scenario.seed)
     for number in range(1, num_rounds + 1):
         decision = planner.plan(number, losses.round(number))
         gamma = planner.settle(decision)

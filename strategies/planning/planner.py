@@ -16,7 +16,7 @@ from client_pipeline.system.radio import Array
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility
 from strategies.dssda.instance import Instance
-from strategies.dssda.power_control import PowerControl, control_power
+from strategies.dssda.power_control import PowerControl, check_power_control, control_power
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import per_round_bound, round_bound, round_instance
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all
@@ -45,8 +45,8 @@ class Decision:
     """That the plan was made with."""
     left_out: dict[int, str]
     """Reasons of the clusters that could not be planned."""
-    power_control: list[PowerControl]
-    """How the powers were found, where that took iterations: with an energy queue."""
+    power_control: PowerControl | None
+    """How the powers were found by convex programs; None where the policy's own stand."""
 
     @property
     def selected(self) -> list[bool]:
@@ -62,10 +62,15 @@ class RoundPlanner:
     scenario : the network; its seed gives every policy the same rounds
     policy : decides
     drift : ``true``; or ``printed``, for ``dssda-paper`` alone
+    power_control : ``sca``: convex programs find the powers, where a policy ``controls_power``; ``exact``: its own
     """
 
-    def __init__(self, scenario: Scenario, policy: RoundPolicy, *, drift: str = "true") -> None:
+    def __init__(
+        self, scenario: Scenario, policy: RoundPolicy, *, drift: str = "true", power_control: str = "sca"
+    ) -> None:
+        check_power_control(power_control)
         self.scenario, self.policy, self.drift = scenario, policy, drift
+        self._by_programs = power_control == "sca" and policy.controls_power
         self.queues = Queues.empty(scenario.num_clusters)
         # A cluster without such a budget among others with one never fills its queue.
         budgets = [math.inf if u.mean_energy_j is None else u.mean_energy_j for u in scenario.uplinks]
@@ -94,8 +99,8 @@ class RoundPlanner:
         instance = round_instance(self.scenario, network, self.queues, drift=self.drift)
         round_ = Round(number=number, instance=instance, losses=losses, per_round=per_round_bound(self.scenario))
         answer, left_out = plan_whom_it_fits(self.policy, round_, absent or {})
-        controlled: list[PowerControl] = []
-        if self._mean_energy is not None and self.policy.controls_power:
+        controlled: PowerControl | None = None
+        if self._by_programs:
             answer, controlled = control_power(instance, answer)
         return Decision(
             number=number,

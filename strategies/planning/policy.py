@@ -48,7 +48,7 @@ class RoundPolicy(ABC):
 
     name: str
     controls_power: bool = False
-    """Whether powers are found by successive convex approximation after the plan, where an energy queue asks for it."""
+    """Whether the round's powers are found by convex programs after the plan (``planner.power-control = "sca"``)."""
 
     @classmethod
     def of_run(cls, seed: int) -> RoundPolicy:

@@ -139,6 +139,25 @@ def cheapest_round(instance):
     return min(plan.refined() for plan in plans if plan.rough <= close)
 
 
+def cheapest_powers(instance, matches):
+    """Objective of the best powers and deadline when segments and channels are given.
+
+    ``matches`` has None, or the channel, S and pipeline seconds of each cluster.
+    """
+    matched, chosen, unmatched = [], [], []
+    for n, match in enumerate(matches):
+        if match is None:
+            unmatched.append(instance["clusters"][n]["skip"])
+            continue
+        channel, size, seconds = match
+        upload = Upload(instance, n, channel)
+        powers = upload.powers()
+        from_here = np.minimum.accumulate(upload.cost(powers)[::-1])[::-1]
+        matched.append((n, (upload, powers, from_here)))
+        chosen.append((size, seconds))
+    return _RoundPlan(instance, matched, chosen, math.fsum(unmatched)).refined()
+
+
 class _RoundPlan:
     """A matching with segments; what is left is the deadline, and the power of each control unit."""
 

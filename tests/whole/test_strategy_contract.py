@@ -185,15 +185,14 @@ def check_costs(virtual, line):
 
 
 @pytest.mark.timeout(1200)
-def test_an_energy_queue_makes_the_powers_those_of_successive_convex_approximation(trained):
+def test_the_powers_of_a_round_are_those_of_convex_programs_and_its_line_shows_their_work(trained):
     first, second = rounds(trained["energy-queue"])
     for line in (first, second):
         found = line["plan"]["power_control"]
-        chosen = [c for c in line["virtual"]["clusters"] if c["selected"]]
-        assert len(found) == len(chosen) > 0
-        for power in found:
-            assert power["iterations"] >= 1 and power["residual"] <= 1e-6
-            assert abs(power["gap"]) <= 1e-6
+        chosen = {c["cluster"]: c["power_w"] for c in line["virtual"]["clusters"] if c["selected"]}
+        assert found["used"] == "sca" and found["iterations"] >= 1 and found["residual"] <= 1e-6
+        assert abs(found["gap"]) <= 1e-6 and line["plan"]["gap"] <= 1e-6
+        assert {c["cluster"]: c["sca_w"] for c in found["clusters"]} == chosen
     assert all(c["energy_queue"] == 0 for c in first["virtual"]["clusters"])
 
 

@@ -179,6 +179,20 @@ def test_rounds_are_planned_with_queues_that_evolve_and_the_last_is_written(tmp_
     assert other["objective"] != document["rounds"][0]["objective"]
 
 
+def test_powers_by_convex_programs_are_asked_for_and_told():
+    outcome = call("plan", "--scenario", "table2", "--rounds", "3", "--power-control", "sca")
+    assert outcome.exit_code == 0 and outcome.stdout.count("powers by SCA: 1 convex program (converged)") == 3
+    assert "powers by SCA in 3 of 3 rounds" in outcome.stdout
+    by_programs, exact = (
+        json.loads(call("plan", "--scenario", "table2", "--json", "--power-control", name).stdout)
+        for name in ("sca", "exact")
+    )
+    assert by_programs["power_control"]["used"] == "sca" and "power_control" not in exact
+    assert by_programs["objective"] == pytest.approx(exact["objective"], rel=1e-6) and by_programs["gap"] <= 1e-6
+    outcome = call("plan", "--scenario", "table2", "--planner", "random", "--power-control", "sca")
+    assert outcome.exit_code == 2 and "--power-control sca is for rounds of dssda and uniform" in outcome.stderr
+
+
 def test_a_plan_for_the_default_network_fits_the_default_run(tmp_path):
     from flower_app.config.sources import load_config
     from flower_app.launch.preflight import check_run

@@ -11,10 +11,12 @@ from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.system.scenario import load_scenario
 from strategies.baselines.titanic import Titanic
 from strategies.baselines.vanilla_fl import VanillaFL, whole_model_times, whole_model_work
-from strategies.dssda.evaluation import power_cost
+from strategies.dssda import power_control
+from strategies.dssda.joint_power import JointPowers
+from strategies.dssda.power_control import control_summary, control_text
 from strategies.planning.costs import plan_times
 from strategies.planning.planner import InfeasibleRound, RoundPlanner
-from strategies.planning.policies import POLICIES, make_policy
+from strategies.planning.policies import DSSDA, POLICIES, make_policy
 from strategies.planning.segment_rules import even_choice, proportional_choice
 
 FRESH = [math.inf] * 8
@@ -70,30 +72,49 @@ def test_a_restored_planner_plans_as_one_that_never_stopped():
     assert ours.plan(6, FRESH).plans == theirs.plan(6, FRESH).plans
 
 
-@pytest.mark.slow
-def test_with_an_energy_queue_powers_come_from_convex_approximation_and_match_the_line_search():
-    ours = planner(scenario="physical")
+@pytest.mark.parametrize(("scenario", "energy_queue"), [("table2-contended", False), ("physical", True)])
+def test_powers_come_from_convex_programs_and_cost_what_the_exact_ones_cost(scenario, energy_queue):
+    ours, exact = planner(scenario=scenario), RoundPlanner(load_scenario(scenario), DSSDA(), power_control="exact")
     seen = []
-    for number in range(1, 13):
-        decision = ours.plan(number, FRESH[:3])
+    for number in range(1, 9):
+        exact.restore(ours.state())
+        decision = ours.plan(number, FRESH[: ours.scenario.num_clusters])
+        control = decision.power_control
+        assert control.used == "sca" and control.status == "converged" and control.residual <= 1e-7
+        assert [c.cluster for c in control.clusters] == [n for n, chosen in enumerate(decision.selected) if chosen]
+        assert all(decision.answer.clusters[c.cluster].power_w == c.sca_w for c in control.clusters)
+        assert decision.answer.status == "optimal" and decision.answer.gap <= 1e-6
+        by_bisection = exact.plan(number, FRESH[: ours.scenario.num_clusters])
+        assert by_bisection.power_control is None
+        assert decision.answer.objective == pytest.approx(by_bisection.answer.objective, rel=1e-6)
+        assert control.gap == pytest.approx(decision.answer.objective / by_bisection.answer.objective - 1, abs=1e-12)
+        assert [p.delta for p in decision.plans] == [p.delta for p in by_bisection.plans]
+        seen.append(control.iterations)
         ours.settle(decision)
-        assert len(decision.power_control) == sum(decision.selected)
-        for control in decision.power_control:
-            seen.append(control)
-            answer = decision.answer.clusters[control.cluster]
-            assert control.status == "converged" and control.residual <= 1e-10 and control.iterations >= 1
-            assert abs(control.gap) < 1e-6
-            used, best = (
-                power_cost(decision.instance, control.cluster, control.channel, p)
-                for p in (answer.power_w, control.optimum_w)
-            )
-            assert used == pytest.approx(best, rel=1e-6)
-        assert decision.answer.gap <= 1e-6
-    assert ours.queues.energy.max() > 0 or any(control.iterations > 1 for control in seen)
+    # Only an energy term needs more than one program.
+    assert max(seen) > 1 if energy_queue else set(seen) == {1}
 
 
-def test_without_an_energy_queue_nothing_is_iterated():
-    assert planner().plan(1, FRESH).power_control == []
+def test_powers_that_programs_do_not_find_are_the_exact_ones_and_the_line_says_so(monkeypatch):
+    lost = JointPowers((0.5, 0.5, 0.5), 3, 1.0, "failed")
+    monkeypatch.setattr(power_control, "solve_joint_powers", lambda instance, matches: lost)
+    ours = RoundPlanner(load_scenario("physical"), DSSDA())
+    ours.restore({"virtual": [0.6, 0.0, 0.6], "energy": [1.0, 1.0, 1.0]})
+    decision = ours.plan(2, FRESH[:3])
+    control = decision.power_control
+    assert control.used == "exact" and control.gap > 1e-6
+    assert [c.power_w for c in decision.answer.clusters] == [c.exact_w for c in control.clusters]
+    assert decision.answer.gap <= 1e-6
+    assert control.text().startswith("exact powers instead of SCA's: 3 convex programs (failed)")
+    summary = control_summary([control.to_dict()])["power_control"]
+    assert (summary["rounds"], summary["sca"]) == (1, 0)
+    assert "SCA in 0 of 1 rounds" in control_text(summary)
+
+
+def test_a_policy_that_has_its_own_powers_keeps_them():
+    assert planner("delay-only").plan(1, FRESH).power_control is None
+    with pytest.raises(ValueError, match="power_control: expected one of sca, exact, found 'dinkelbach'"):
+        RoundPlanner(load_scenario("table2"), DSSDA(), power_control="dinkelbach")
 
 
 def test_titanic_gives_tebs_in_proportion_to_speed_within_memory():

@@ -12,10 +12,11 @@ from flower_app.config.run_config import RunConfig
 from flower_app.launch.processes import MARK
 from flower_app.report.pictures import write_pictures
 from flower_app.runs import run_directory
+from flower_app.runs.phases import LOADING, begin_phase
 from flower_app.runs.run_lock import serving
 from flower_app.training.actor_start import start_actors
 from flower_app.training.prepared_run import prepare
-from flower_app.training.training_run import train
+from flower_app.training.training_run import train_prepared
 
 app = ServerApp()
 
@@ -40,8 +41,9 @@ def main(grid: Grid, context: Context) -> None:
         try:
             if not config.resume:
                 run_directory.write_config(run_dir, config)
+            begin_phase(run_dir, LOADING)
             start_actors(config, grid)
-            train(prepare(config, run_dir), grid)
+            train_prepared(prepare(config, run_dir), grid)
             # `collapipe run` draws the report itself.
             if not (config.run_dir and MARK in os.environ):
                 write_pictures(run_dir)

@@ -7,6 +7,7 @@ import inspect
 from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import Strategy
 
+from client_pipeline.near_names import did_you_mean
 from client_pipeline.plugins import class_named
 from strategies.traits import Keeps, Traits
 
@@ -60,7 +61,7 @@ def strategy_class(name: str) -> type[Strategy]:
         return named
     raise ValueError(
         f"strategy: expected {', '.join(STRATEGIES)}, one of {', '.join(stock_strategies())}, or module:Class, "
-        f"found {name!r}"
+        f"found {name!r}{did_you_mean(name, [*STRATEGIES, *stock_strategies()])}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from client_pipeline.near_names import did_you_mean
 from client_pipeline.partition import lora
 from client_pipeline.partition.default_generator import drawn_aside, undisturbed
 from client_pipeline.partition.family import Family
@@ -127,7 +128,7 @@ def adapter(family: str) -> Adapter:
         raise ValueError(
             f"model family {family!r} is not supported; expected one of {', '.join(families())}. To add one, write "
             f"{_file_to_add(family)} with the functions of Adapter and name it in families.py, or name a class of "
-            "your own: module:Class"
+            f"your own: module:Class{did_you_mean(family, families())}"
         )
     return cast(Adapter, importlib.import_module(_MODULES[family]))
 

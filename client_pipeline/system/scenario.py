@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from client_pipeline.near_names import did_you_mean
 from client_pipeline.system.cluster_tables import CLUSTER_TABLES, NOT_NEGATIVE, ScenarioClusters
 from client_pipeline.system.devices import DeviceProfile, UplinkProfile
 from client_pipeline.system.energy import EnergyMode
@@ -199,6 +200,7 @@ def scenario_content(name: str) -> bytes:
             names = sorted(f.name.removesuffix(".toml") for f in (resources.files("configs") / "scenarios").iterdir())
             raise FileNotFoundError(
                 f"scenario: no packaged scenario {name!r}; expected one of {', '.join(names)} or a path to a .toml file"
+                f"{did_you_mean(name, names)}"
             )
         return packaged.read_bytes()
     if not path.is_file():

@@ -69,15 +69,15 @@ def run_command(
     """Train: the Flower app in simulation, with all clusters at once. Without options: the default run."""
     from flower_app.launch.single_run import continued_run, launch_run, new_run
 
-    if resume and (config or sets):
-        raise ValueError("--resume: a run goes on as it began; leave out --config and --set")
+    if resume and config:
+        raise ValueError("--resume: a run goes on as it began; leave out --config")
     deployment, overrides = None, list(sets or ())
     if superlink:
         from flower_app.deployment.deployed_run import Deployment
 
         deployment = Deployment.of(superlink, certs, control_port)
-        overrides += deployment.settings(config, overrides)
-    run_dir, resolved = continued_run(resume) if resume else new_run(config, overrides)
+        overrides += [] if resume else deployment.settings(config, overrides)
+    run_dir, resolved = continued_run(resume, overrides) if resume else new_run(config, overrides, say)
     say(f"run: {run_dir}")
     outcome = launch_run(run_dir, resolved, say, deployment)
     if as_json:

@@ -21,6 +21,7 @@ from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from flower_app.config.other_names import without_other_names
 from flower_app.config.privacy_checks import check_privacy
 from flower_app.config.selection import SelectionConfig
 from flower_app.tasks.base import TaskConfig
@@ -306,12 +307,13 @@ class RunConfig:
         """As :meth:`from_flat`, on a control unit: the classes that the server alone needs are not imported."""
         kinds = key_types()
         tables: dict[str, dict[str, Any]] = {"": {}}
-        for key, value in flat.items():
+        defaults = cls()
+        for key, value in without_other_names(flat, defaults.to_flat()).items():
             if key not in kinds:
                 raise ValueError(unknown_key(key))
             table, _, name = key.rpartition(".")
             tables.setdefault(_field(table), {})[_field(name)] = _checked(key, value, kinds[key])
-        arguments, defaults = tables.pop(""), cls()
+        arguments = tables.pop("")
         # The default run may set a table otherwise than the table's own class.
         arguments.update({name: replace(getattr(defaults, name), **values) for name, values in tables.items()})
         return cls(**arguments)

@@ -5,12 +5,15 @@ Flower takes either a file or pairs, and checks neither; so the command line mer
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.near_names import did_you_mean
+from flower_app.config.other_names import OTHER_NAMES, with_own_names
 from flower_app.config.run_config import RunConfig, Scalar, key_types, unknown_key
 
 _PATHS = (
@@ -32,13 +35,17 @@ _TEXT_FILES = tuple(
 """Keys whose value is a file name within ``data.path``."""
 
 
-def load_config(config_file: str | None = None, sets: Sequence[str] = ()) -> RunConfig:
+Sets = Sequence[str] | Mapping[str, Any]
+"""Pairs ``key=value`` as ``--set`` has them, or keys with values as Python has them, tables too."""
+
+
+def load_config(config_file: str | None = None, sets: Sets = ()) -> RunConfig:
     """Merge the sources and check the result.
 
     Parameters
     ----------
     config_file : a TOML file, or the name of one in the packaged ``configs``
-    sets : pairs ``key=value``; they win over the file
+    sets : pairs ``key=value``, or a mapping; they win over the file
 
     Returns
     -------
@@ -83,7 +90,8 @@ def config_of(table: Mapping[str, Any], folder: Path, sets: Sequence[str] = ()) 
         As :func:`load_config`.
     """
     in_sets = _absolute(read_sets(sets), Path.cwd())
-    return RunConfig.from_flat(_absolute(dict(_flatten(table, "")), folder) | in_sets)
+    in_table = with_own_names(dict(_flatten(table, "")), str(folder))
+    return RunConfig.from_flat(_absolute(in_table, folder) | in_sets)
 
 
 def find_config(name: str) -> Path:
@@ -96,26 +104,36 @@ def find_config(name: str) -> Path:
         candidate = packaged / f"{name.removesuffix('.toml')}.toml"
         if candidate.is_file():
             return candidate
-    known = ", ".join(sorted(file.stem for file in packaged.glob("*.toml")))
-    raise FileNotFoundError(f"--config: expected a TOML file or one of {known}; found no {name!r}")
+    known = sorted(file.stem for file in packaged.glob("*.toml"))
+    raise FileNotFoundError(
+        f"--config: expected a TOML file or one of {', '.join(known)}; found no {name!r}{did_you_mean(name, known)}"
+    )
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read a TOML file into flat keys."""
     try:
         with path.open("rb") as file:
-            return dict(_flatten(tomllib.load(file), ""))
+            return with_own_names(dict(_flatten(tomllib.load(file), "")), str(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: expected TOML: {error}") from error
 
 
-def read_sets(sets: Sequence[str]) -> dict[str, Scalar]:
-    """Read pairs ``key=value``, and whole tables as ``table=key=value, key=value``.
+def given_keys(config_file: str | None, sets: Sets = ()) -> dict[str, Any]:
+    """Return the keys that somebody has written, with their values, in a file or as ``sets``."""
+    in_file = read_config(find_config(config_file)) if config_file is not None else {}
+    return in_file | read_sets(sets)
+
+
+def read_sets(sets: Sets) -> dict[str, Any]:
+    """Read pairs ``key=value``, and whole tables as ``table=key=value, key=value``; or a mapping, nested or flat.
 
     >>> read_sets(["seed=3", "faults=device=0.1, stream=0.02"])
     {'seed': 3, 'faults.device': 0.1, 'faults.stream': 0.02}
     """
-    values: dict[str, Scalar] = {}
+    if isinstance(sets, Mapping):
+        return with_own_names(dict(_flatten(sets, "")), "the configuration")
+    values: dict[str, Any] = {}
     for pair in sets:
         name, equals, text = (part.strip() for part in pair.partition("="))
         if equals and name not in key_types() and any(key.startswith(f"{name}.") for key in key_types()):
@@ -127,7 +145,7 @@ def read_sets(sets: Sequence[str]) -> dict[str, Scalar]:
         else:
             key, value = parse_set(pair)
             values[key] = value
-    return values
+    return with_own_names(values, "--set")
 
 
 def parse_set(pair: str) -> tuple[str, Scalar]:
@@ -142,23 +160,24 @@ def parse_set(pair: str) -> tuple[str, Scalar]:
     key, text = key.strip(), text.strip()
     if not equals or not key:
         raise ValueError(f"--set: expected key=value, found {pair!r}")
-    if key not in key_types():
+    own_name = OTHER_NAMES.get(key, key)
+    if own_name not in key_types():
         raise ValueError(unknown_key(key))
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return key, text
-    if key_types()[key] is str and not isinstance(value, str):
+    if key_types()[own_name] is str and not isinstance(value, str):
         return key, text
     return key, value
 
 
 def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, value
+            yield prefix + name, str(value) if isinstance(value, os.PathLike) else value
 
 
 def _only(flat: Mapping[str, Any], *keys: str) -> dict[str, Any]:

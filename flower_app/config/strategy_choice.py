@@ -184,14 +184,16 @@ def check_can_resume(config: RunConfig) -> None:
 
 
 def check_same_run(config: RunConfig, checkpoint: Checkpoint) -> None:
-    """Refuse to go on under another configuration.
+    """Refuse to go on under another configuration; more rounds are the same run, extended.
 
     Raises
     ------
     ValueError
         Naming the keys that differ.
     """
-    check_unchanged(checkpoint.state["config"], config.to_flat(), FREE_TO_CHANGE)
+    old_values, new_values = checkpoint.state["config"], config.to_flat()
+    more_rounds = config.num_rounds >= int(old_values["num-rounds"])
+    check_unchanged(old_values, new_values, (*FREE_TO_CHANGE, "num-rounds") if more_rounds else FREE_TO_CHANGE)
 
 
 def fixed_keys(config: RunConfig) -> dict[str, object]:

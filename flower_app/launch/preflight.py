@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from client_pipeline.runtime.decoder_update import HeadTrainer
+from flower_app.config.cautions import check_honest_scores
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import check_first_round, check_pace, make_planner
 from flower_app.tasks.base import TASKS, task
@@ -31,6 +32,7 @@ def check_run(config: RunConfig) -> int:
     InfeasibleRound
         If no cluster has a plan.
     """
+    check_honest_scores(config)
     scenario = training_scenario(config)
     num_clusters = config.num_clusters or scenario.num_clusters
     scenario = scenario.first(num_clusters)

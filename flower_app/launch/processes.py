@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -96,7 +97,10 @@ def is_stopped(pid: int) -> bool:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a closing terminal and a polite kill end the run as Ctrl-C does."""
+    """Let a closing terminal and a polite kill end the run as Ctrl-C does; only the main thread hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from flower_app.launch.run_events import fault_line
 from flower_app.plain_console import PlainConsole
+from flower_app.runs.phases import LAUNCHING, TRAINING, phases_size, read_phases
 from flower_app.runs.run_directory import Wait, read_rounds, read_waiting
 
 _RECENT = 10
@@ -24,10 +26,14 @@ _LONG_S = 5.0
 """A wait that was shorter is not told of again when it ends [s]."""
 _QUIET_S = 1.0
 """Least time between two lines that tell nothing but the loss [s]."""
+_WORTH_TELLING_S = 0.05
+"""Phases that are shorter are not shown [s]."""
+_REMINDER_S = 30.0
+"""Time after which it is said again that a round still waits for a cluster [s]."""
 
 
 class RunProgress:
-    """Follows ``rounds.jsonl``: a bar on a terminal, else a line a round, or fewer where rounds are very short.
+    """Follows a run: start-up by phases, a bar on a terminal or else a line a round, faults and waits as they happen.
 
     Parameters
     ----------
@@ -35,20 +41,36 @@ class RunProgress:
     num_rounds : of the whole run
     console : standard error if None
     quiet : show nothing
+    on_round : called with each round's line
     """
 
-    def __init__(self, run_dir: Path, num_rounds: int, console: Console | None = None, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        num_rounds: int,
+        console: Console | None = None,
+        *,
+        quiet: bool = False,
+        on_round: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
         self.run_dir = run_dir
         self.num_rounds = num_rounds
         self.console = console or PlainConsole(stderr=True, quiet=quiet)
         self.rounds: list[dict[str, Any]] = []
+        self._on_round = on_round
         self._offset = 0
+        self._phases_offset = phases_size(run_dir)
+        self._phase = LAUNCHING
+        self._began = self._phase_began = time.time()
+        self._start_up_s = 0.0
+        """From the start to the first round [s]; 0 before it."""
         self._spoke = -math.inf
         self._bar: Progress | None = None
         self._task = TaskID(0)
         """Of the bar: its one line."""
         self._waits: dict[str, Wait] = {}
         """Whom the round waits for, by cluster, as it was shown last."""
+        self._reminded: dict[str, float] = {}
 
     def __enter__(self) -> RunProgress:
         """Show the bar where there is a terminal."""
@@ -57,7 +79,7 @@ class RunProgress:
             self._bar = Progress(
                 *columns, TextColumn("{task.description}", markup=False), console=self.console, transient=True
             )
-            self._task = self._bar.add_task("starting", total=self.num_rounds)
+            self._task = self._bar.add_task(f"starting: {self._phase}", total=self.num_rounds)
             self._bar.start()
         else:
             self.console.print("starting")
@@ -71,42 +93,70 @@ class RunProgress:
             self._bar.stop()
 
     def update(self) -> None:
-        """Read the rounds that were added, and show them."""
+        """Read what was added since the last call, and show it."""
+        self._show_phases()
         new_records, self._offset = read_rounds(self.run_dir, self._offset)
         for record in new_records:
             self.rounds.append(record)
+            self._show_faults(record)
             telling = record.get("metrics") or record.get("failed") or record["round"] in (1, self.num_rounds)
             if self._bar is None and (telling or time.monotonic() - self._spoke >= _QUIET_S):
                 self._spoke = time.monotonic()
                 self.console.print(f"round {record['round']}/{self.num_rounds}  {self.status()}", soft_wrap=True)
+            if self._on_round is not None:
+                self._on_round(record)
         if new_records and self._bar is not None:
             self._bar.update(self._task, completed=int(new_records[-1]["round"]), description=self.status())
         self._show_waits()
 
+    def _show_phases(self) -> None:
+        """Say what the start-up has done and how long it took, phase by phase."""
+        phases, self._phases_offset = read_phases(self.run_dir, self._phases_offset)
+        for phase in phases:
+            took_s = float(phase["began"]) - self._phase_began
+            if not self._start_up_s and took_s >= _WORTH_TELLING_S:
+                self._tell(f"start-up: {self._phase} {took_s:.1f} s")
+            self._phase, self._phase_began = str(phase["phase"]), float(phase["began"])
+            if self._phase == TRAINING and not self._start_up_s:
+                self._start_up_s = max(self._phase_began - self._began, _WORTH_TELLING_S)
+            if self._bar is not None and not self.rounds:
+                self._bar.update(self._task, description=f"starting: {self._phase}")
+
+    def _show_faults(self, record: Mapping[str, Any]) -> None:
+        """Say what was lost in a round, and what it cost to go on."""
+        for fault in record.get("faults") or ():
+            self._tell(fault_line(fault))
+        for failed in record.get("failed") or ():
+            self._tell(f"round {record['round']}: cluster {failed.get('cluster')} failed: {failed.get('reason', '')}")
+
     def _show_waits(self) -> None:
-        """Say whom the round waits for and why whenever that changes, and how long it was."""
-        waits = read_waiting(self.run_dir)
-        if waits == self._waits:
-            return
+        """Say whom the round waits for and why, whenever that changes, again where it lasts, and how long it was."""
+        waits, now = read_waiting(self.run_dir), time.time()
         for cluster, wait in waits.items():
             if cluster not in self._waits or self._waits[cluster].reason != wait.reason:
-                self._print(f"waiting for cluster {cluster}: {wait.reason}")
+                self._reminded[cluster] = now
+                self._tell(f"waiting for cluster {cluster}: {wait.reason}")
+            elif now - self._reminded[cluster] >= _REMINDER_S:
+                self._reminded[cluster] = now
+                self._tell(f"still waiting for cluster {cluster}, for {now - wait.since:.0f} s: {wait.reason}")
         for cluster in self._waits.keys() - waits.keys():
-            waited_s = time.time() - self._waits[cluster].since
+            waited_s = now - self._waits[cluster].since
             if waited_s >= _LONG_S:
-                self._print(f"waited {waited_s:.0f} s for cluster {cluster}")
+                self._tell(f"no longer waiting for cluster {cluster}, after {waited_s:.0f} s")
         self._waits = waits
 
-    def _print(self, line: str) -> None:
-        self.console.print(line, soft_wrap=True, markup=False)
+    def _tell(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False)
 
     def status(self) -> str:
-        """Loss of the last round, metrics of the last evaluation, failures, time left."""
+        """Loss of the last round, metrics of the last evaluation and its round, failures, time left."""
         last_record = self.rounds[-1]
         words = [f"loss {_number(last_record.get('train_loss'))}"]
         evaluated = next((record for record in reversed(self.rounds) if record.get("metrics")), None)
         if evaluated is not None:
             words += [f"{name} {_number(value)}" for name, value in _scores(evaluated["metrics"]).items()]
+            if evaluated is not last_record:
+                words[-1] += f" (round {evaluated['round']})"
         if last_record.get("failed"):
             words.append(f"{len(last_record['failed'])} clusters failed")
         left = self.seconds_left()
@@ -121,7 +171,7 @@ class RunProgress:
         return sum(recent) / len(recent) * (self.num_rounds - int(self.rounds[-1]["round"]))
 
     def report(self, summary: Mapping[str, Any]) -> None:
-        """Show how the evaluations went, the result, and where it lies."""
+        """Show how the evaluations went, the result, how long it took, and where it lies."""
         evaluated = [record for record in self.rounds if record.get("metrics")]
         if len(evaluated) > _EVALUATIONS:
             step = math.ceil(len(evaluated) / _EVALUATIONS)
@@ -135,7 +185,15 @@ class RunProgress:
                 table.add_row(str(record["round"]), _number(record.get("train_loss")), *values)
             self.console.print(table)
         scores = "  ".join(f"{name} {_number(value)}" for name, value in summary.get("metrics", {}).items())
-        self.console.print(f"test: {scores or 'not scored'}  ({_clock(float(summary.get('wall_s') or 0.0))})")
+        scored_round = summary.get("best_round") or summary.get("rounds")
+        mark = f" (model of round {scored_round})" if scores and scored_round else ""
+        self.console.print(f"test: {scores or 'not scored'}{mark}  ({_clock(float(summary.get('wall_s') or 0.0))})")
+        if self._start_up_s:
+            all_s = time.time() - self._began
+            self._tell(
+                f"time: {_clock(all_s)} in all: {_clock(self._start_up_s)} until round 1, "
+                f"{_clock(all_s - self._start_up_s)} since"
+            )
         self.console.print(f"run: {self.run_dir}", soft_wrap=True)
 
 

@@ -17,11 +17,12 @@ from flwr.serverapp import Grid, ServerApp
 from client_pipeline import durable
 from flower_app import client_app
 from flower_app.error_text import error_text
+from flower_app.runs.phases import LOADING, begin_phase
 from flower_app.runs.run_directory import FINISHED, read_run_config, write_failure, write_summary
 from flower_app.runs.run_lock import serving
 from flower_app.training.actor_start import start_actors
 from flower_app.training.prepared_run import prepare
-from flower_app.training.training_run import train
+from flower_app.training.training_run import train_prepared
 
 RUNS = "runs.json"
 """The session's runs, in their order: each run's directory, and whether it goes on from its checkpoint."""
@@ -44,8 +45,9 @@ def train_runs(grid: Grid, context: Context) -> None:
                 try:
                     # The directory is complete; that the run goes on is no part of its configuration.
                     config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=entry["resume"])
+                    begin_phase(run_dir, LOADING)
                     start_actors(config, grid)
-                    train(prepare(config, run_dir), grid)
+                    train_prepared(prepare(config, run_dir), grid)
                 except BaseException as error:
                     write_failure(run_dir, error)
                     log = run_dir / "logs" / "error.log"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
+from flower_app.config.cautions import cautions
 from flower_app.config.run_config import RunConfig, nested
-from flower_app.config.sources import load_config
+from flower_app.config.sources import Sets, given_keys, load_config, read_sets
 from flower_app.config.strategy_choice import check_can_resume
 from flower_app.launch.app_folder import assemble_app
 from flower_app.launch.launcher import Launcher, LaunchOrder, Outcome
 from flower_app.launch.preflight import check_run, clusters_at_once
 from flower_app.launch.progress import RunProgress
+from flower_app.launch.run_events import resume_line
 from flower_app.launch.simulation import SimulationLauncher
 from flower_app.report.pictures import write_pictures
 from flower_app.runs import run_checkpoints
@@ -31,20 +34,26 @@ from flower_app.runs.run_directory import (
 from flower_app.runs.run_lock import locked, remove_abandoned_nodes
 
 
-def new_run(config: str | None, sets: Sequence[str] = ()) -> tuple[Path, RunConfig]:
+def new_run(
+    config: str | None, sets: Sets = (), say: Callable[[str], None] = lambda text: None
+) -> tuple[Path, RunConfig]:
     """Check a configuration and make its run directory.
 
     Parameters
     ----------
     config : a TOML file, or the name of a packaged one; None: the default run
-    sets : ``KEY=VALUE`` overrides
+    sets : ``KEY=VALUE`` overrides, or keys with values
+    say : told what runs, but hardly as it was meant
 
     Raises
     ------
     ValueError, FileNotFoundError, InfeasibleRound
         Before anything is started.
     """
-    return claim(load_config(config, sets))
+    resolved = load_config(config, sets)
+    for caution in cautions(resolved, given_keys(config, sets)):
+        say(f"warning: {caution}")
+    return claim(resolved)
 
 
 def claim(resolved: RunConfig) -> tuple[Path, RunConfig]:
@@ -66,19 +75,27 @@ def check_new_run(resolved: RunConfig) -> int:
     return check_run(resolved)
 
 
-def continued_run(run: str) -> tuple[Path, RunConfig]:
+def continued_run(run: str, sets: Sets = ()) -> tuple[Path, RunConfig]:
     """Find a run that stopped, and check that it can go on.
+
+    Parameters
+    ----------
+    run : its directory, its name in ``runs``, or ``latest``
+    sets : ``num-rounds`` alone: more than the run has had, also where it has finished
 
     Raises
     ------
     ValueError, FileNotFoundError
-        If it has finished, or has no checkpoint.
+        If it has finished all of its rounds, or has no checkpoint.
     """
     run_dir = find_run(run)
-    summary = read_summary(run_dir)
-    if summary is not None and summary.get("status") == FINISHED:
-        raise ValueError(f"--resume: {run_dir} has finished its {summary.get('rounds')} rounds; nothing is left to do")
-    config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=True)
+    summary, past = read_summary(run_dir), read_run_config(run_dir)
+    config = replace(past, run_dir=str(run_dir), resume=True, num_rounds=_extended(past, read_sets(sets)))
+    if summary is not None and summary.get("status") == FINISHED and config.num_rounds == past.num_rounds:
+        raise ValueError(
+            f"--resume: {run_dir} has finished its {summary.get('rounds')} rounds; nothing is left to do: extend it "
+            f"with --set num-rounds={2 * past.num_rounds}"
+        )
     check_can_resume(config)
     # What looks left over belongs to a run that still goes on.
     with locked(run_dir):
@@ -87,8 +104,30 @@ def continued_run(run: str) -> tuple[Path, RunConfig]:
     return run_dir, config
 
 
+def _extended(past: RunConfig, sets: Mapping[str, Any]) -> int:
+    """Rounds of a run that goes on; only more of them may be asked for."""
+    if others := sorted(sets.keys() - {"num-rounds"}):
+        raise ValueError(
+            f"--resume: a run goes on as it began, found --set {others[0]}; only num-rounds may grow: leave it out, "
+            "or start a new run"
+        )
+    rounds = sets.get("num-rounds", past.num_rounds)
+    if not isinstance(rounds, int) or rounds < past.num_rounds:
+        raise ValueError(f"--resume: num-rounds: expected at least the run's {past.num_rounds}, found {rounds!r}")
+    return rounds
+
+
+def superlink_of(launcher: Launcher | None) -> str:
+    """Address of the SuperLink that a run was handed to; empty for a simulation."""
+    return str(getattr(launcher, "address", ""))
+
+
 def launch_run(
-    run_dir: Path, config: RunConfig, say: Callable[[str], None], launcher: Launcher | None = None
+    run_dir: Path,
+    config: RunConfig,
+    say: Callable[[str], None],
+    launcher: Launcher | None = None,
+    progress: RunProgress | None = None,
 ) -> Outcome:
     """Run to the end, whatever it is, and write the report.
 
@@ -98,10 +137,12 @@ def launch_run(
     config : complete: run directory and number of clusters included
     say : told what went wrong
     launcher : what the app is handed to; None: a simulation on this machine
+    progress : follows the run; None: on standard error
     """
+    progress = progress or RunProgress(run_dir, config.num_rounds)
     with locked(run_dir) as lock:
-        if not config.resume:
-            write_config(run_dir, config)
+        # A run that goes on may have more rounds than it began with.
+        write_config(run_dir, config)
         # One that failed before may have left its own.
         shutil.rmtree(run_dir / "flower", ignore_errors=True)
         folder = assemble_app(run_dir / "flower" / "app")
@@ -110,7 +151,7 @@ def launch_run(
         if config.resume:
             # Whatever the last process wrote about its end is no longer true.
             (run_dir / "summary.json").unlink(missing_ok=True)
-        with RunProgress(run_dir, config.num_rounds) as progress:
+        with progress:
             order = LaunchOrder(
                 run_dir=run_dir,
                 app=folder,
@@ -123,12 +164,15 @@ def launch_run(
             )
             try:
                 outcome = (launcher or SimulationLauncher()).launch(order)
+            except KeyboardInterrupt:
+                say(f"interrupted; {resume_line(run_dir, superlink_of(launcher))}")
+                raise
             finally:
                 # A server app that was killed could not.
                 remove_abandoned_nodes()
             progress.update()
     if outcome.status != FINISHED:
-        say(f"error: {outcome.error}\nlogs: {run_dir / 'logs'}")
+        say(f"error: {outcome.error}\nlogs: {run_dir / 'logs'}\n{resume_line(run_dir, superlink_of(launcher))}")
     else:
         progress.report(outcome.summary)
     # The run's own processes leave this to us.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from client_pipeline.near_names import did_you_mean
 from client_pipeline.plugins import class_named
 
 if TYPE_CHECKING:
@@ -54,7 +55,10 @@ class TaskConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
         if self.name not in TASKS and ":" not in self.name:
-            raise ValueError(f"task.name: expected one of {', '.join(TASKS)}, or module:Class, found {self.name!r}")
+            raise ValueError(
+                f"task.name: expected one of {', '.join(TASKS)}, or module:Class, found {self.name!r}"
+                f"{did_you_mean(self.name, TASKS)}"
+            )
         if not 0 < self.mask_probability < 1:
             raise ValueError(f"task.mask-probability: expected a number in (0, 1), found {self.mask_probability}")
         for name, known in (("decode", DECODINGS), ("class_weights", CLASS_WEIGHTINGS)):

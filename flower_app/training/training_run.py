@@ -17,6 +17,7 @@ from client_pipeline.runtime.decoder_update import HeadTrainer
 from flower_app.config.strategy_choice import make_strategy
 from flower_app.report.tensorboard_log import TensorBoardLog
 from flower_app.runs import run_directory
+from flower_app.runs.phases import NODES, SETTING_UP, TESTING, TRAINING, begin_phase
 from flower_app.runs.run_lock import nodes_held
 from flower_app.training.actor_start import arranged, check_fusion
 from flower_app.training.cluster_setup import (
@@ -46,7 +47,7 @@ MESSAGE_TIMEOUT_S = 24 * 3600.0
 """A round may be long; its own waits are bounded one by one."""
 
 
-def train(run: PreparedRun, grid: Grid) -> None:
+def train_prepared(run: PreparedRun, grid: Grid) -> None:
     """Train a run's remaining rounds, score its model on the test set, and write the summary.
 
     Parameters
@@ -62,6 +63,7 @@ def train(run: PreparedRun, grid: Grid) -> None:
         If a node does not answer in time, or fails.
     """
     flower_grid = SinglePulls(grid)
+    begin_phase(run.run_dir, NODES)
     nodes = wait_for_nodes(flower_grid, run.num_clusters, NODES_TIMEOUT_S)
     with nodes_held(nodes, run.run_dir):
         models = GlobalModels(
@@ -74,6 +76,7 @@ def train(run: PreparedRun, grid: Grid) -> None:
             # The service first: a port in use is found before any control unit starts.
             service = decoder_service(run) if run.config.traits.decoder_on_server else None
             with service or nullcontext():
+                begin_phase(run.run_dir, SETTING_UP)
                 clusters = set_up(run, flower_grid, nodes)
                 if service is not None:
                     settle_decoder_sync(service.trainer, clusters)
@@ -178,6 +181,7 @@ def _train_rounds(
         board=board,
         setup_bytes=clusters.bytes_down,
     )
+    begin_phase(run.run_dir, TRAINING)
     clock.begin_first_round()
     # A strategy may bring a start of its own; only a run that goes on needs ours.
     started = ResumedStrategy(strategy, run.completed) if run.completed else strategy
@@ -207,6 +211,7 @@ def _train_rounds(
 
 def finish(run: PreparedRun, models: GlobalModels, standing: RunStanding, clock: RoundClock) -> None:
     """Score the model that is kept on the test set, and write the summary."""
+    begin_phase(run.run_dir, TESTING)
     # The last round has loaded and scored the final weights; the model that is kept may be an earlier one.
     if run.config.selection.load_best_at_end:
         models.take_saved(run.run_dir)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
+from client_pipeline.near_names import did_you_mean
 from client_pipeline.plugins import class_named
 from strategies.dssda.answer import Answer
 from strategies.dssda.paper import plan_round_paper
@@ -97,7 +98,7 @@ def make_policy(name: str, *, plan_file: str = "", seed: int = 0, c11: bool = Fa
     if name not in plain:
         raise ValueError(
             f"policy: expected one of {', '.join(POLICIES)} ({OPTIMAL} after {', '.join(RANKS)}) or module:Class, "
-            f"found {name!r}"
+            f"found {name!r}{did_you_mean(name, POLICIES)}"
         )
     return plain[name]
 

@@ -4,6 +4,7 @@ So does a control unit alone, with what a run does not have here: adapters, and 
 """
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -89,6 +90,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
         run.kill()
     assert run.returncode == 1, said
     assert "the simulation ended without a result" in said
+    assert re.search(r"^continue after round \d: collapipe run --resume \d{8}-\d{6}-default$", said, re.MULTILINE)
     before = rounds(killed / "runs" / "latest")
     assert 2 <= len(before) < 4
 
@@ -108,6 +110,13 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
 
     again = collapipe("run", "--resume", "latest", cwd=killed)
     assert again.returncode == 2 and "has finished its 4 rounds" in again.stderr
+    assert "extend it with --set num-rounds=8" in again.stderr
+
+    extended = collapipe("run", "--resume", "latest", "--set", "num-rounds=5", cwd=killed)
+    assert extended.returncode == 0, extended.stderr[-3000:]
+    assert [line["round"] for line in rounds(ours)] == [1, 2, 3, 4, 5]
+    assert json.loads((ours / "summary.json").read_text())["rounds"] == 5
+    assert "num-rounds = 5" in (ours / "config.toml").read_text()
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2, dropout=0.1)], ids=["full", "adapters"])

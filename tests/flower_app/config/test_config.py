@@ -6,6 +6,7 @@ import tomllib
 
 import pytest
 
+from flower_app.config.other_names import OTHER_NAMES
 from flower_app.config.run_config import ModelConfig, RunConfig, key_types, nested
 from flower_app.config.sources import find_config, load_config, parse_set, read_config
 from helpers.repository import ROOT
@@ -14,6 +15,8 @@ from helpers.repository import ROOT
 def test_pyproject_declares_every_key_with_the_default_value():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     flat = dict(_flat(declared))
+    # Flower takes only keys that are declared.
+    assert {name: flat.pop(name) for name in OTHER_NAMES} == {"num-server-rounds": 0, "learning-rate": 0.0}
     assert flat == RunConfig().to_flat()
     assert {key: type(value) for key, value in flat.items()} == dict(key_types())
 

@@ -4,11 +4,13 @@ import io
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from flower_app.launch.progress import RunProgress
+from flower_app.runs.phases import LOADING, NODES, SETTING_UP, TESTING, TRAINING, begin_phase
 from flower_app.runs.run_directory import append_round, read_waiting, write_waiting
 
 
@@ -56,7 +58,78 @@ def test_rounds_that_are_very_short_do_not_flood_the_log(progress, tmp_path):
 def test_failed_clusters_and_a_loss_that_is_no_number_are_shown(progress, tmp_path):
     append_round(tmp_path, round_line(1, train_loss=float("nan"), failed=[{"cluster": 1, "reason": "gone"}]))
     progress.update()
-    assert printed(progress) == "round 1/100  loss -  1 clusters failed\n"
+    said = ["round 1: cluster 1 failed: gone", "round 1/100  loss -  1 clusters failed"]
+    assert printed(progress).splitlines() == said
+
+
+def test_a_score_is_marked_with_the_round_that_it_is_from(progress, tmp_path):
+    append_round(tmp_path, round_line(1, metrics={"bleu": 41.25}))
+    progress.update()
+    assert progress.status() == "loss 3.142  bleu 41.25"
+    append_round(tmp_path, round_line(2))
+    progress.update()
+    assert progress.status().startswith("loss 3.142  bleu 41.25 (round 1)  ")
+
+
+def test_the_start_up_is_told_phase_by_phase_with_its_times(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("time.time", lambda: clock.now)
+    # What an earlier process did is no start-up of this one.
+    begin_phase(tmp_path, "of an earlier process")
+    progress = RunProgress(tmp_path, 2, Console(file=io.StringIO(), width=100))
+    with progress:
+        for after_s, phase in ((12.0, LOADING), (3.0, NODES), (0.01, SETTING_UP), (8.5, TRAINING)):
+            clock.now += after_s
+            begin_phase(tmp_path, phase)
+            progress.update()
+        append_round(tmp_path, round_line(1))
+        clock.now += 60.0
+        begin_phase(tmp_path, TESTING)
+        progress.update()
+    progress.report({"metrics": {"bleu": 1.0}, "wall_s": 70.0, "rounds": 1})
+    assert printed(progress).splitlines() == [
+        "starting",
+        "start-up: Flower's programs 12.0 s",
+        "start-up: data, tokenizer and model 3.0 s",
+        "start-up: clusters to load their data 8.5 s",
+        "round 1/2  loss 3.142",
+        "test: bleu 1 (model of round 1)  (1:10)",
+        "time: 1:24 in all: 0:24 until round 1, 1:00 since",
+        f"run: {tmp_path}",
+    ]
+
+
+def test_faults_recoveries_and_waits_are_told_as_they_happen(progress, tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("time.time", lambda: clock.now)
+    for seconds in (0.0, 20.0, 15.0):
+        clock.now += seconds
+        write_waiting(tmp_path, {1: "its control unit starts again"})
+        progress.update()
+    write_waiting(tmp_path, {})
+    lost = {"round": 3, "cluster": 1, "device": 4, "kind": "device", "recovered": True, "seconds": 0.31}
+    gone = {"round": 3, "cluster": 2, "device": None, "kind": "cluster", "recovered": False, "reason": "it left"}
+    append_round(tmp_path, round_line(3, faults=[lost, gone]))
+    progress.update()
+    assert printed(progress).splitlines() == [
+        "waiting for cluster 1: its control unit starts again",
+        "still waiting for cluster 1, for 35 s: its control unit starts again",
+        "round 3: cluster 1, device 4: lost its process; recovered in 0.3 s",
+        "round 3: cluster 2: lost its control unit; not recovered: it left",
+        "round 3/100  loss 3.142",
+        "no longer waiting for cluster 1, after 35 s",
+    ]
+
+
+def test_a_callback_gets_every_line_and_nothing_is_shown(tmp_path, capsys):
+    lines = []
+    with RunProgress(tmp_path, 2, quiet=True, on_round=lines.append) as progress:
+        append_round(tmp_path, round_line(1))
+        append_round(tmp_path, round_line(2))
+        progress.update()
+        progress.update()
+    assert [line["round"] for line in lines] == [1, 2]
+    assert capsys.readouterr().err == ""
 
 
 def test_who_is_waited_for_is_told_with_the_reason_and_at_the_end_how_long(progress, tmp_path, monkeypatch):
@@ -74,7 +147,7 @@ def test_who_is_waited_for_is_told_with_the_reason_and_at_the_end_how_long(progr
         "waiting for cluster 1: its stream to the decoder broke off",
         "waiting for cluster 2: its answer has not come",
         "waiting for cluster 1: its stream broke off and did not come back within 18 s",
-        "waited 23 s for cluster 1",
+        "no longer waiting for cluster 1, after 23 s",
     ]
 
 

@@ -15,7 +15,7 @@ from flower_app.launch.single_run import continued_run
 from flower_app.runs.run_directory import read_summary, write_config
 from flower_app.runs.run_lock import remove_abandoned_nodes
 from flower_app.training.prepared_run import prepare
-from flower_app.training.training_run import train
+from flower_app.training.training_run import train_prepared
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +121,7 @@ from pathlib import Path
 from flwr.supercore.task_identity import TaskIdentity
 from flower_app.config.run_config import RunConfig
 from flower_app.training.prepared_run import prepare
-from flower_app.training.training_run import train
+from flower_app.training.training_run import train_prepared
 
 # Messages can only be made in a process that Flower runs.
 TaskIdentity._run_id = TaskIdentity._node_id = TaskIdentity._task_id = 1
@@ -135,7 +135,7 @@ class Nodes:
         time.sleep(600)
 
 run_dir = Path(sys.argv[1])
-train(prepare(RunConfig.from_flat(json.loads(sys.argv[2]) | {"run-dir": str(run_dir)}), run_dir), Nodes())
+train_prepared(prepare(RunConfig.from_flat(json.loads(sys.argv[2]) | {"run-dir": str(run_dir)}), run_dir), Nodes())
 """
 
 
@@ -151,7 +151,7 @@ def test_a_second_run_does_not_take_the_nodes_of_one_that_lives(tmp_path, monkey
     config = RunConfig.from_flat(TINY | {"run-dir": str(tmp_path)})
     try:
         assert "asked\n" in iter(holder.stdout.readline, "")
-        message = refusal(train, prepare(config, tmp_path), Nodes())
+        message = refusal(train_prepared, prepare(config, tmp_path), Nodes())
         assert f"node 8 serves another run, {first}" in message
         remove_abandoned_nodes()
         assert {path.name for path in tmp_path.glob("collapipe-nodes-*/*")} == {"8", "9"}
@@ -161,6 +161,6 @@ def test_a_second_run_does_not_take_the_nodes_of_one_that_lives(tmp_path, monkey
     remove_abandoned_nodes()
     assert not list(tmp_path.glob("collapipe-nodes-*/*"))
     for _ in range(2):
-        assert "messages have gone out" in refusal(train, prepare(config, tmp_path), Nodes())
+        assert "messages have gone out" in refusal(train_prepared, prepare(config, tmp_path), Nodes())
     # That of the killed one's other node has gone, too.
     assert not list(tmp_path.glob("collapipe-nodes-*/*"))

@@ -17,7 +17,7 @@ from flower_app.training.cluster_setup import Clusters
 from flower_app.training.global_models import GlobalModels
 from flower_app.training.prepared_run import prepare
 from flower_app.training.round_closer import RoundCloser
-from flower_app.training.training_run import train
+from flower_app.training.training_run import train_prepared
 from strategies.grid.update_receipts import UpdateReceipts
 from strategies.records import to_arrays
 
@@ -89,7 +89,7 @@ def scripted(run_dir, monkeypatch, killed_after=0, set_up=lambda: None, **more):
     try:
         run = prepare(RunConfig.from_flat({**FLAT, "run-dir": str(run_dir), **more}), run_dir)
         patch("make_strategy", lambda *_, **__: Scripted(run.completed, killed_after))
-        train(run, grid=None)
+        train_prepared(run, grid=None)
     finally:
         torch.set_num_threads(threads)
     return SimpleNamespace(scored_rounds=scored_rounds)

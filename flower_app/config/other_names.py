@@ -1,0 +1,51 @@
+"""Keys that Flower's users know by another name: ``num-server-rounds`` is ``num-rounds``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+OTHER_NAMES = {"num-server-rounds": "num-rounds", "learning-rate": "optimizer.lr"}
+"""Name that Flower's own apps use -> our key."""
+
+
+def with_own_names(flat: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Put our keys for other names.
+
+    Parameters
+    ----------
+    flat : keys that somebody has written, with their values
+    place : where, for the message
+
+    Raises
+    ------
+    ValueError
+        If both names of a key are given.
+    """
+    for other, own in OTHER_NAMES.items():
+        if other in flat and own in flat:
+            raise _both(other, own, place, flat)
+    return {OTHER_NAMES.get(key, key): value for key, value in flat.items()}
+
+
+def without_other_names(flat: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Put our keys for other names in what Flower hands over, where every name has a value: 0 stands for none.
+
+    Raises
+    ------
+    ValueError
+        If both names of a key are given: ours with another value than its default.
+    """
+    result = {key: value for key, value in flat.items() if key not in OTHER_NAMES}
+    for other, own in OTHER_NAMES.items():
+        if flat.get(other):
+            if result.get(own, defaults[own]) != defaults[own]:
+                raise _both(other, own, "--run-config", flat)
+            result[own] = flat[other]
+    return result
+
+
+def _both(other: str, own: str, place: str, flat: Mapping[str, Any]) -> ValueError:
+    return ValueError(
+        f"{other}: {place} gives {flat[other]!r}, and {own} = {flat[own]!r} too; both name one key: leave one out"
+    )

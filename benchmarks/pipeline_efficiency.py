@@ -9,12 +9,14 @@ run the forward and backward pass of the embedding and the TEBs of a classic Tra
 an optimizer step, GPipe schedule, one thread a stage; gradients are cleared between the steps, outside the clock.
 
 Ours counts everything from the control unit's call to the last device's answer, and sends the activations and their
-gradients to the control unit and back. Torch's is timed inside its processes, from a common start. Torch's column is
-empty where it cannot run the case: it fails on uneven micro-batches (m = 7).
+gradients to the control unit and back. It runs in the two arrangements of a simulation: "ours" is the automatic one,
+two shared actors, with the control unit in the first device's; "alone" gives each of the three a process of its own, as
+real machines do. Torch's is timed inside its processes, from a common start. Torch's column is empty where it cannot
+run the case: it fails on uneven micro-batches (m = 7).
 
     python benchmarks/pipeline_efficiency.py                       a table, and the overhead per action
     python benchmarks/pipeline_efficiency.py --json                [{"width": .., "segments": .., "micro_batches": ..,
-                                                                     "ours": .., "torch": ..}, ..] on standard output
+                                                                     "ours": .., "alone": .., "torch": ..}, ..]
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Ray starts its workers with niceness 15: beside any other load only ours would wait, not torch's processes.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+import ray
 import torch
 from torch import Tensor
-from torch_peer import Case, TorchPipeline, trivial_loss
+from torch_peer import STEP_TIMEOUT_S, Case, TorchPipeline, trivial_loss
 
 from client_pipeline.link.base import Gradient
 from client_pipeline.partition import transformer
@@ -45,10 +48,13 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
+from client_pipeline.runtime.arrangement import Arrangement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.memory import keep_freed_memory
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.private_ray import private_ray
+from client_pipeline.runtime.shared_actor import end_actor, start_member
 
 SEGMENTS = (3, 3)
 SIZES = {128: (64, 32), 512: (64, 32), 768: (64, 24)}
@@ -126,18 +132,26 @@ class WholeModel:
 
 
 class Ours:
-    """The case on this project's pipeline, a Ray actor a stage; the control unit lives in this process."""
+    """The case on this project's pipeline, a Ray actor a stage; the control unit lives where this is made.
 
-    def __init__(self, case: Case) -> None:
+    Parameters
+    ----------
+    case : what is run
+    placement : where the devices are
+    """
+
+    def __init__(self, case: Case, placement: Placement = Placement()) -> None:  # noqa: B008 (it is frozen)
         from client_pipeline.runtime.pipeline import Pipeline
 
+        torch.set_num_threads(1)
         self._case = case
         num_devices = len(case.segments)
         self._pipeline = Pipeline(
-            name=f"benchmark/{os.getpid()}/{case.spec.config['width']}-{num_devices}",
+            name=f"benchmark/{os.getpid()}/{case.spec.config['width']}-{num_devices}-{bool(placement.shared_actor)}",
             spec=case.spec,
             optimizer=OptimizerConfig(name="sgd"),
             runtime=RuntimeConfig(threads=1, timeout=60.0),
+            placement=placement,
         )
         self.cut_into(case.num_micro_batches)
         parts = build_parts(case.spec, seed=0)
@@ -171,6 +185,29 @@ class Ours:
         self._pipeline.close()
 
 
+class OursShared:
+    """:class:`Ours` in the automatic arrangement on two cores: the control unit is a member of a shared actor, too."""
+
+    def __init__(self, case: Case) -> None:
+        arrangement = Arrangement(device_actors=2, cluster_actors=2)
+        placement = arrangement.placement(0, len(case.segments))
+        name = f"benchmark-{case.spec.config['width']}"
+        self._unit = start_member(placement.shared_actor, 600.0, name, Ours, case, placement)
+
+    def cut_into(self, num_micro_batches: int) -> None:
+        """Change m; the actors stay."""
+        ray.get(self._unit.cut_into.remote(num_micro_batches), timeout=STEP_TIMEOUT_S)
+
+    def step(self) -> float:
+        """Seconds of one step."""
+        return float(ray.get(self._unit.step.remote(), timeout=STEP_TIMEOUT_S))
+
+    def close(self) -> None:
+        """Dismiss control unit and devices."""
+        ray.get(self._unit.close.remote(), timeout=STEP_TIMEOUT_S)
+        end_actor(self._unit)
+
+
 def start_torch(case: Case) -> TorchPipeline | None:
     """Torch's pipeline after its first step, or None if it cannot run the case."""
     peer = TorchPipeline(case)
@@ -183,12 +220,13 @@ def start_torch(case: Case) -> TorchPipeline | None:
     return peer
 
 
-def measure(case: Case, ours: Ours, rounds: int) -> dict[str, Any]:
+def measure(case: Case, ours: OursShared, alone: Ours, rounds: int) -> dict[str, Any]:
     """Times of all contenders, in turns; efficiencies and times are medians over the rounds."""
     num_stages, m = len(case.segments), case.num_micro_batches
     ours.cut_into(m)
+    alone.cut_into(m)
     whole, peer = WholeModel(case), start_torch(case)
-    contenders: dict[str, Callable[[], float]] = {"whole": whole.step, "ours": ours.step}
+    contenders: dict[str, Callable[[], float]] = {"whole": whole.step, "ours": ours.step, "alone": alone.step}
     if peer is not None:
         contenders["torch"] = peer.step
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -214,6 +252,7 @@ def measure(case: Case, ours: Ours, rounds: int) -> dict[str, Any]:
         "segments": num_stages,
         "micro_batches": m,
         "ours": efficiency("ours"),
+        "alone": efficiency("alone"),
         "torch": efficiency("torch"),
         "seconds": {name: statistics.median(values) for name, values in times.items()},
     }
@@ -252,20 +291,22 @@ def main() -> int:
     print(load_average(), file=out, flush=True)
     results = []
     with private_ray(num_cpus=2):
-        print(f"{'width':>6} {'S':>2} {'m':>3} {'ours':>7} {'torch':>7}   seconds of a step", file=out)
+        print(f"{'width':>6} {'S':>2} {'m':>3} {'ours':>7} {'alone':>7} {'torch':>7}   seconds of a step", file=out)
         for width in given.widths:
             cases = [make_case(width, SEGMENTS, m, SIZES[width]) for m in given.micro_batches]
-            ours = Ours(cases[0])
+            ours, alone = OursShared(cases[0]), Ours(cases[0])
             for case in cases:
-                result = measure(case, ours, given.rounds * MORE_ROUNDS.get(width, 1))
+                result = measure(case, ours, alone, given.rounds * MORE_ROUNDS.get(width, 1))
                 seconds = "  ".join(f"{name} {value:.3f}" for name, value in result.pop("seconds").items())
                 peer = "-" if result["torch"] is None else f"{result['torch']:.3f}"
                 row = (
-                    f"{width:>6} {result['segments']:>2} {result['micro_batches']:>3} {result['ours']:>7.3f} {peer:>7}"
+                    f"{width:>6} {result['segments']:>2} {result['micro_batches']:>3} {result['ours']:>7.3f} "
+                    f"{result['alone']:>7.3f} {peer:>7}"
                 )
                 print(f"{row}   {seconds}", file=out, flush=True)
                 results.append(result)
             ours.close()
+            alone.close()
         seconds, num_actions = overhead(given.rounds)
         print(
             f"S = 3, tiny TEBs, m = 8: {1e3 * seconds:.1f} ms a step, {1e3 * seconds / num_actions:.2f} ms an action",

@@ -23,9 +23,11 @@ from flower_app.deployment.edge_server import (
     write_connection,
 )
 from flower_app.launch.launcher import LaunchOrder, Outcome, last_error
-from flower_app.launch.processes import interruptible
+from flower_app.launch.processes import interruptible, is_stopped
+from flower_app.launch.stopped_process import StoppedProcess
 from flower_app.launch.superlink import flower_environment, program_path
 from flower_app.runs.run_directory import FAILED, FINISHED, INTERRUPTED, read_summary, write_summary
+from flower_app.runs.run_lock import server_process
 
 DECODER_PORT = 9443
 JOIN_TIMEOUT_S = 300.0
@@ -196,11 +198,15 @@ class _Flwr:
 def _follow(flwr: _Flwr, run_id: str, order: LaunchOrder) -> Outcome:
     """Poll until there is a summary, the SuperLink says that the run ended without one, or it stays silent."""
     log, silent_since = flwr.follow_log(run_id), None
+    # It waits for the heartbeats of the server app twice as long as they come.
+    pause = StoppedProcess("server app", "after about a minute the SuperLink ends the run", order.say)
     try:
         while True:
             order.watch()
             if outcome := order.outcome():
                 return outcome
+            if reason := pause.reason(server_process(order.run_dir)):
+                return Outcome(FAILED, f"{reason}; {_how_to_go_on(order.run_dir)}")
             if log.poll() is not None:
                 # The SuperLink was restarted, or the network was away for a moment.
                 try:
@@ -251,7 +257,20 @@ def _no_contact(run_dir: Path, error: ConnectionError) -> Outcome:
     )
 
 
+def _how_to_go_on(run_dir: Path) -> str:
+    """What to do about a server app that stands still: it holds the run directory as long as it is there."""
+    server = server_process(run_dir)
+    end = f"`kill -KILL {server}` ends it, and then " if server else ""
+    return f"{end}collapipe run --resume {run_dir.name} --superlink ... continues the run"
+
+
 def _last_words(flwr: _Flwr, order: LaunchOrder, end_status: str) -> Outcome:
+    if (server := server_process(order.run_dir)) and is_stopped(server):
+        return Outcome(
+            FAILED,
+            f"the server app (process {server}) is stopped, and the SuperLink has ended its run ({end_status}); "
+            + _how_to_go_on(order.run_dir),
+        )
     deadline = time.monotonic() + _LAST_WORDS_S
     while time.monotonic() < deadline:
         if outcome := order.outcome():

@@ -9,7 +9,8 @@ import time
 from contextlib import closing
 
 from flower_app.launch.launcher import LaunchOrder, Outcome, last_error
-from flower_app.launch.processes import interruptible, is_alive, is_stopped
+from flower_app.launch.processes import interruptible, is_alive
+from flower_app.launch.stopped_process import GIVE_UP_S, StoppedProcess
 from flower_app.launch.superlink import SIMULATION, PrivateSuperLink
 from flower_app.runs.run_directory import FAILED, FINISHED, INTERRUPTED, write_summary
 
@@ -18,8 +19,6 @@ _LAST_WORDS_S = 2.0
 _SUBMISSION_S = 300.0
 _LOG_S = 60.0
 """Time for a finished simulation to end by itself, so that its log is whole [s]."""
-_STOPPED_SAY_S, _STOPPED_S = 5.0, 300.0
-"""Times that a stopped simulation is borne without a word, and at all [s]."""
 _PORTS = 5
 """Ports that are tried for the SuperLink."""
 
@@ -59,7 +58,7 @@ def _follow(superlink: PrivateSuperLink, order: LaunchOrder) -> Outcome:
     """Poll until there is a summary, or nobody left to write one."""
     simulation: int | None = None
     started = time.monotonic()
-    pause = _Pause(order)
+    pause = StoppedProcess("simulation", f"after {GIVE_UP_S:g} s the run ends", order.say)
     while True:
         order.watch()
         if outcome := order.outcome():
@@ -70,32 +69,6 @@ def _follow(superlink: PrivateSuperLink, order: LaunchOrder) -> Outcome:
         if reason:
             return _last_words(superlink, order, reason)
         time.sleep(order.poll_s)
-
-
-class _Pause:
-    """The time for which the simulation, and with it the server app, has been stopped."""
-
-    def __init__(self, order: LaunchOrder) -> None:
-        self._order = order
-        self._since: float | None = None
-        self._told = False
-
-    def reason(self, simulation: int | None) -> str:
-        """Why the run is given up; empty while it is not. Says what is the matter before."""
-        if simulation is None or not is_stopped(simulation):
-            self._since, self._told = None, False
-            return ""
-        self._since = self._since or time.monotonic()
-        stopped_s = time.monotonic() - self._since
-        if stopped_s > _STOPPED_S:
-            return f"the simulation (process {simulation}) has been stopped for {stopped_s:.0f} s"
-        if stopped_s > _STOPPED_SAY_S and not self._told:
-            self._told = True
-            self._order.say(
-                f"The simulation (process {simulation}) is stopped. `kill -CONT {simulation}` lets it go on; "
-                f"after {_STOPPED_S:g} s the run ends, and --resume continues it."
-            )
-        return ""
 
 
 def _death(superlink: PrivateSuperLink, simulation: int | None, waited_s: float) -> str:

@@ -52,16 +52,24 @@ def serving(run_dir: Path) -> Iterator[None]:
     with (run_dir / SERVER).open("a") as file:
         if not _try_lock(file, wait_s=_PROBES_S):
             raise _still_going(run_dir)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield
 
 
 def is_served(run_dir: Path) -> bool:
     """Whether a server app writes the run directory now."""
+    return server_process(run_dir) is not None
+
+
+def server_process(run_dir: Path) -> int | None:
+    """Id of the process that writes the run directory now; 0 if it has not said so yet, None if there is none."""
     try:
         with (run_dir / SERVER).open() as file:
-            return not _try_lock(file, fcntl.LOCK_SH)
+            return None if _try_lock(file, fcntl.LOCK_SH) else int(file.read() or 0)
     except FileNotFoundError:
-        return False
+        return None
 
 
 @contextmanager
@@ -143,4 +151,6 @@ def _try_lock(file: IO[str], kind: int = fcntl.LOCK_EX, wait_s: float = 0.0) -> 
 
 
 def _still_going(run_dir: Path) -> ValueError:
-    return ValueError(f"{run_dir}: this run is still going; wait until it ends, or stop it first")
+    server = server_process(run_dir)
+    process = f" (its server app is process {server})" if server else ""
+    return ValueError(f"{run_dir}: this run is still going{process}; wait until it ends, or stop it first")

@@ -7,7 +7,7 @@ import pytest
 from helpers.cluster_states import states
 from strategies.baselines.stock import make_stock
 from strategies.clusters import ClusterState, check_clusters
-from strategies.registry import stock_strategies
+from strategies.registry import STRATEGIES, stock_strategies, strategy_class, traits_of
 
 
 def test_cluster_states_survive_the_wire():
@@ -56,3 +56,9 @@ def test_any_strategy_is_found_by_module_and_class():
         make_stock("no_such_module:Thing", {}, 2)
     with pytest.raises(ValueError, match="'json:JSONDecoder': expected a class of flwr.*.Strategy, found one that"):
         make_stock("json:JSONDecoder", {}, 2)
+
+
+def test_no_strategy_but_collapipe_has_a_decoder_that_activations_and_labels_would_go_to():
+    names = [*STRATEGIES, *stock_strategies()]
+    served = [name for name in names if traits_of(strategy_class(name)).decoder_on_server]
+    assert served == ["collapipe"] and len(names) > 10

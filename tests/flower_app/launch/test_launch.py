@@ -16,7 +16,7 @@ import psutil
 import pytest
 import tomli_w
 
-from flower_app.launch import simulation, superlink
+from flower_app.launch import simulation, stopped_process, superlink
 from flower_app.launch.launcher import Outcome, last_error
 from flower_app.launch.processes import MARK, RunProcesses, _family, is_alive
 from flower_app.launch.simulation import _death
@@ -114,8 +114,9 @@ def test_a_run_is_given_up_when_nobody_is_left_to_end_it():
 @pytest.mark.slow
 def test_a_simulation_that_stands_still_is_told_of_and_given_up(tiny_app, run_dir, monkeypatch):
     """Its SuperLink answers, and Flower calls it running."""
-    monkeypatch.setattr(simulation, "_STOPPED_SAY_S", 0.5)
-    monkeypatch.setattr(simulation, "_STOPPED_S", 5.0)
+    monkeypatch.setattr(stopped_process, "SAY_S", 0.5)
+    monkeypatch.setattr(stopped_process, "GIVE_UP_S", 5.0)
+    monkeypatch.setattr(simulation, "GIVE_UP_S", 5.0)
     messages, stops, going_on_at = [], [], [0.0]
 
     def signal_all(number):

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from flower_app.runs.run_directory import read_rounds
 from helpers.repository import ROOT
+from helpers.signals import default_signals
 from helpers.tiny_app import launch_tiny_app, left_over, write_tiny_app
 
 STRANGER = """
@@ -124,27 +126,35 @@ def test_no_program_of_the_project_starts_a_ray_that_anybody_may_join():
     assert starts == ["client_pipeline/runtime/private_ray.py"]
 
 
+COMMANDS = {
+    "verify": (["--micro-batches", "2", "--batch-size", "2"], lambda answer: answer["passed"]),
+    "profile": (["--length", "8", "--batch-size", "4", "--devices", "2"], lambda answer: len(answer["devices"]) == 2),
+}
+"""Options of the commands that compare and measure on this machine, and whether one has done its work."""
+
+
 @pytest.mark.slow
-def test_what_verify_starts_refuses_a_stranger_and_passes(tmp_path):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_command_starts_refuses_a_stranger_and_passes(tmp_path, name):
     """The commands that compare and measure on this machine have a Ray of their own, as runs have."""
-    command = [
-        sys.executable,
-        "-m",
-        "flower_app.cli",
-        "verify",
-        "--micro-batches",
-        "2",
-        "--batch-size",
-        "2",
-        "--json",
-    ]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as verify:
-        statuses, addresses = set(), set()
-        while verify.poll() is None and not statuses:
-            family = [child.pid for child in psutil.Process(verify.pid).children(recursive=True)]
-            for program, address, port in listeners(family):
-                if "gcs_server" in program.split(" ")[0]:
-                    addresses.add(address)
-                    statuses.add(call(port, CALLS["gcs_server"]))
-        assert addresses == {"::ffff:127.0.0.1"} and statuses == {"UNAUTHENTICATED"}
-        assert json.loads(verify.communicate(timeout=300)[0])["passed"]
+    options, is_done = COMMANDS[name]
+    out = ["--out", "here.toml"] if name == "profile" else []
+    line = [sys.executable, "-m", "flower_app.cli", name, *options, *out, "--json"]
+    with subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, text=True, preexec_fn=default_signals) as command:
+        doors = []
+        while command.poll() is None and not doors:
+            family = [child.pid for child in psutil.Process(command.pid).children(recursive=True)]
+            heard = [row for row in listeners(family) if "gcs_server" in row[0].split(" ")[0]]
+            # It takes callers from the moment that it refuses one.
+            doors = [row for row in heard if call(row[2], CALLS["gcs_server"]) == "UNAUTHENTICATED"]
+        [(_, address, port)] = doors
+        assert address in ("127.0.0.1", "::ffff:127.0.0.1")
+        # It waits until the stranger has tried.
+        os.kill(command.pid, signal.SIGSTOP)
+        try:
+            attempt = stranger(f"127.0.0.1:{port}")
+        finally:
+            os.kill(command.pid, signal.SIGCONT)
+        assert "I am in" not in attempt.stdout and attempt.returncode != 0
+        assert "InvalidAuthToken" in attempt.stderr
+        assert is_done(json.loads(command.communicate(timeout=300)[0]))

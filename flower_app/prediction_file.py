@@ -32,7 +32,7 @@ class TextRows:
     """Whether the file names its columns."""
 
 
-def read_rows(path: Path, column: str = "") -> TextRows:
+def read_text_rows(path: Path, column: str = "") -> TextRows:
     """Read a ``.csv``, ``.tsv`` or ``.jsonl`` table, or a text file with a text a line.
 
     Parameters
@@ -98,7 +98,7 @@ def _json_row(path: Path, number: int, line: str) -> dict[str, Any]:
     return row
 
 
-def write_rows(path: Path, rows: TextRows, predictions: Sequence[str]) -> None:
+def write_predictions(path: Path, rows: TextRows, predictions: Sequence[str]) -> None:
     """Write the rows, each with its prediction in a column of its own; the ending decides the format.
 
     Raises

@@ -96,7 +96,7 @@ def _predict_file(
     sets: list[str] | None,
     as_json: bool,
 ) -> None:
-    from flower_app.prediction_file import read_rows, write_rows
+    from flower_app.prediction_file import read_text_rows, write_predictions
     from flower_app.tasks.base import task
 
     if texts or out is None:
@@ -105,9 +105,9 @@ def _predict_file(
             f"collapipe predict {run} --file {file} --out predicted{file.suffix}"
         )
     _, config, model = _saved(run, sets)
-    rows = read_rows(file, column or config.data.source_column)
+    rows = read_text_rows(file, column or config.data.source_column)
     predictions = task(config.task).predict(model.parts, model.tokenizer_json, rows.texts)
-    write_rows(out, rows, predictions)
+    write_predictions(out, rows, predictions)
     say(f"{len(predictions)} rows of {file} with a column prediction: {out}")
     if as_json:
         print_json({"out": str(out), "rows": len(predictions)})

@@ -18,6 +18,7 @@ from flower_app.deployment.ray_node import (
     ray_folder,
     run_node,
 )
+from flower_app.deployment.taken_ports import refuse_taken_ports
 from flower_app.launch.superlink import flower_environment
 
 
@@ -65,6 +66,7 @@ class DeviceBox:
         head = cu_address(self.cu)
         temp_folder = ray_folder()
         node = self.ray_node(temp_folder)
+        refuse_taken_ports(node.needed_ports())
         wait_until_listens(head.host, head.port, self.wait, "start the control unit first: collapipe up cu")
         with_ray = ray_environment(flower_environment(temp_folder / "flower"), self.certs.ray_token)
         name = f"device {', '.join(map(str, self.devices))} of {head}"

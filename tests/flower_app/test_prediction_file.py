@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flower_app.cli.main import app
-from flower_app.prediction_file import read_rows, write_rows
+from flower_app.prediction_file import read_text_rows, write_predictions
 from helpers.saved_runs import SMALL, saved_run
 
 
@@ -45,10 +45,10 @@ def test_every_row_of_a_table_gets_a_prediction():
 )
 def test_formats_keep_their_other_columns(name, text, column):
     Path(name).write_text(text)
-    rows = read_rows(Path(name), column)
+    rows = read_text_rows(Path(name), column)
     assert rows.texts == ["a dog", "a cat"]
     for ending in (".csv", ".tsv", ".jsonl", ".txt"):
-        write_rows(Path(f"out{ending}"), rows, ["D", "C"])
+        write_predictions(Path(f"out{ending}"), rows, ["D", "C"])
     assert Path("out.txt").read_text() == "D\nC\n"
     assert [json.loads(line)["prediction"] for line in Path("out.jsonl").read_text().splitlines()] == ["D", "C"]
     lines = Path("out.tsv").read_text().splitlines()

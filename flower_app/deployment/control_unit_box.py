@@ -122,13 +122,13 @@ class ControlUnitBox:
         self.check_paths()
         with_ray = ray_environment(flower_environment(self.state.resolve() / "flower"), self.certs.ray_token)
         environment = past_proxies(with_ray, self.host, server_address(self.server).host)
-        temp_folder = ray_folder()
         refuse_taken_ports(
             [
-                *self.ray_node(temp_folder).needed_ports(),
+                *self.ray_node(Path()).needed_ports(),
                 NeededPort("--runtime-port", RUNTIME_HOST, self.runtime_port, "of the SuperNode's own processes"),
             ]
         )
+        temp_folder = ray_folder()
         ray = Program(
             name=f"Ray of cluster {self.cluster} at {self.host}:{self.ray_port}",
             command=self.ray_node(temp_folder).command(),

@@ -64,9 +64,9 @@ class DeviceBox:
         """Run until told to end; returns the exit code."""
         self.certs.check()
         head = cu_address(self.cu)
+        refuse_taken_ports(self.ray_node(Path()).needed_ports())
         temp_folder = ray_folder()
         node = self.ray_node(temp_folder)
-        refuse_taken_ports(node.needed_ports())
         wait_until_listens(head.host, head.port, self.wait, "start the control unit first: collapipe up cu")
         with_ray = ray_environment(flower_environment(temp_folder / "flower"), self.certs.ray_token)
         name = f"device {', '.join(map(str, self.devices))} of {head}"

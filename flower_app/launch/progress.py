@@ -26,6 +26,8 @@ _QUIET_S = 1.0
 """Least time between two lines that tell nothing but the loss [s]."""
 _WORTH_TELLING_S = 0.05
 """Phases that are shorter are not shown [s]."""
+_LONG_WAIT_S = 5.0
+"""Waits that are shorter end without a word [s]."""
 _REMINDER_S = 30.0
 """Time after which it is said again that a round still waits for a cluster [s]."""
 
@@ -140,7 +142,9 @@ class RunProgress:
                 self._reminded[cluster] = now
                 self._tell(f"still waiting for cluster {cluster}, for {now - since:.0f} s: {reason}")
         for cluster in self._waits.keys() - waits.keys():
-            self._tell(f"no longer waiting for cluster {cluster}, after {now - self._waiting_since.pop(cluster):.0f} s")
+            waited_s = now - self._waiting_since.pop(cluster)
+            if waited_s >= _LONG_WAIT_S:
+                self._tell(f"no longer waiting for cluster {cluster}, after {waited_s:.0f} s")
         self._waits = waits
 
     def _tell(self, text: str) -> None:

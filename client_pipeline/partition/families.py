@@ -17,6 +17,7 @@ from client_pipeline.partition import lora
 from client_pipeline.partition.default_generator import drawn_aside, undisturbed
 from client_pipeline.partition.family import Family
 from client_pipeline.partition.hub_ids import check_source
+from client_pipeline.partition.hub_reach import offline_remedy
 from client_pipeline.partition.hugging_face import AUTO_MODELS, SERVER_LAYERS, auto_model, spec_from_config
 from client_pipeline.partition.parts import MaskForm, ModelParts
 from client_pipeline.partition.spec import (
@@ -273,7 +274,8 @@ def read_library_config(source: str) -> Any:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"{source!r} is neither a folder nor a hub id of a model that can be loaded: {error}"
+            f"{source!r} is neither a folder nor a hub id of a model that can be loaded: "
+            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}{offline_remedy()}"
         ) from error
     library_adapter(config.model_type, source)
     return config

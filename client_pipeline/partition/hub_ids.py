@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from client_pipeline.partition.hub_reach import settle_offline
+
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FILES = (".bin", ".csv", ".gguf", ".json", ".jsonl", ".parquet", ".safetensors", ".toml", ".txt")
 
 
 def check_source(value: str, key: str) -> None:
-    """Refuse what looks like a path where there is nothing.
+    """Refuse what looks like a path where there is nothing; a hub id is looked for in the cache if the hub is away.
 
     Looks like a path: what starts with ``/``, ``.`` or ``~``, ends with ``/`` or a file's ending, has more than one
     ``/``, or begins with a folder that is here.
@@ -33,3 +35,4 @@ def check_source(value: str, key: str) -> None:
             f"{key}: expected a folder, or a hub id such as organisation/name; {value!r} looks like a path, and "
             f"{Path(value).expanduser().absolute()} does not exist; check the spelling or give the whole path"
         )
+    settle_offline()

@@ -49,11 +49,23 @@ def evaluate(
 
 def predict(
     run: Run,
-    texts: Annotated[list[str], typer.Argument(help="What to translate, classify, tag, fill or continue.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="What to translate, classify, tag, fill or continue.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="A table or a text file, instead of texts.")] = None,
+    out: Annotated[Path | None, typer.Option(help="With --file: gets its rows and a column prediction.")] = None,
+    column: Annotated[str, typer.Option(help="With --file: of the texts; otherwise as in training.")] = "",
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Use the model of a run: a line of output for each text."""
+    """Use the model of a run: a line of output for each text, or a column for each row of a file."""
+    if file is not None:
+        _predict_file(run, texts, file, out, column, sets, as_json)
+        return
+    if out is not None or column:
+        raise ValueError("--out and --column: expected --file too, found none; name the file with the texts")
+    if not texts:
+        raise ValueError("predict: expected texts, or --file FILE --out FILE; found neither")
     predictions = _predict(run, texts, sets)
     if as_json:
         print_json({"inputs": texts, "predictions": predictions})
@@ -73,6 +85,32 @@ def translate(
         print_json({"sources": sentences, "translations": translations})
     else:
         typer.echo("\n".join(translations))
+
+
+def _predict_file(
+    run: str,
+    texts: list[str] | None,
+    file: Path,
+    out: Path | None,
+    column: str,
+    sets: list[str] | None,
+    as_json: bool,
+) -> None:
+    from flower_app.prediction_file import read_text_rows, write_predictions
+    from flower_app.tasks.base import task
+
+    if texts or out is None:
+        raise ValueError(
+            f"--file: expected --out FILE and no texts beside it, found {'texts' if texts else 'no --out'}; write "
+            f"collapipe predict {run} --file {file} --out predicted{file.suffix}"
+        )
+    _, config, model = _saved(run, sets)
+    rows = read_text_rows(file, column or config.data.source_column)
+    predictions = task(config.task).predict(model.parts, model.tokenizer_json, rows.texts)
+    write_predictions(out, rows, predictions)
+    say(f"{len(predictions)} rows of {file} with a column prediction: {out}")
+    if as_json:
+        print_json({"out": str(out), "rows": len(predictions)})
 
 
 def _saved(run: str, sets: list[str] | None) -> tuple[Path, Any, Any]:

@@ -18,7 +18,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from flower_app.cli import deployment_commands, evaluate_and_predict, planning_commands
+from flower_app.cli import deployment_commands, evaluate_and_predict, first_commands, planning_commands
 from flower_app.cli.options import Config, ExitCode, Json, Run, Sets
 from flower_app.console import print_json, say
 
@@ -49,8 +49,22 @@ app = typer.Typer(
 )
 
 
+def _show_version(asked: bool) -> None:
+    """Print the release and what it runs on, and end."""
+    if asked:
+        from importlib.metadata import version
+        from platform import python_version
+
+        typer.echo(f"collapipe {version('collapipe')} (Python {python_version()}, flwr {version('flwr')})")
+        raise typer.Exit
+
+
 @app.callback()
-def _main() -> None:
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the release and exit.")
+    ] = False,
+) -> None:
     """Train a Transformer cut into segments over clusters of weak devices, joined by federated averaging."""
 
 
@@ -220,6 +234,7 @@ def profile_command(
         print_json(profile.to_dict())
 
 
+first_commands.register(app)
 planning_commands.register(app)
 deployment_commands.register(app)
 

@@ -22,6 +22,7 @@ from flower_app.deployment.ray_node import (
     ray_folder,
     run_node,
 )
+from flower_app.deployment.taken_ports import NeededPort, refuse_taken_ports
 from flower_app.launch.superlink import flower_environment
 
 if TYPE_CHECKING:
@@ -121,6 +122,12 @@ class ControlUnitBox:
         self.check_paths()
         with_ray = ray_environment(flower_environment(self.state.resolve() / "flower"), self.certs.ray_token)
         environment = past_proxies(with_ray, self.host, server_address(self.server).host)
+        refuse_taken_ports(
+            [
+                *self.ray_node(Path()).needed_ports(),
+                NeededPort("--runtime-port", RUNTIME_HOST, self.runtime_port, "of the SuperNode's own processes"),
+            ]
+        )
         temp_folder = ray_folder()
         ray = Program(
             name=f"Ray of cluster {self.cluster} at {self.host}:{self.ray_port}",

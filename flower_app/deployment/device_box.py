@@ -18,6 +18,7 @@ from flower_app.deployment.ray_node import (
     ray_folder,
     run_node,
 )
+from flower_app.deployment.taken_ports import refuse_taken_ports
 from flower_app.launch.superlink import flower_environment
 
 
@@ -63,6 +64,7 @@ class DeviceBox:
         """Run until told to end; returns the exit code."""
         self.certs.check()
         head = cu_address(self.cu)
+        refuse_taken_ports(self.ray_node(Path()).needed_ports())
         temp_folder = ray_folder()
         node = self.ray_node(temp_folder)
         wait_until_listens(head.host, head.port, self.wait, "start the control unit first: collapipe up cu")

@@ -14,6 +14,7 @@ from pathlib import Path
 from client_pipeline.link.hosts import split_address
 from flower_app.deployment.credentials import ServerFiles
 from flower_app.deployment.programs import Program, run_programs
+from flower_app.deployment.taken_ports import NeededPort, refuse_taken_ports
 from flower_app.launch.superlink import flower_environment
 
 SUPERLINK_PORT = 9092
@@ -67,6 +68,14 @@ class EdgeServer:
     def up(self, say: Callable[[str], None]) -> int:
         """Run until told to end; returns the exit code."""
         self.certs.check()
+        host, port = split_address("--host", self.address)
+        control = split_address("control", self.control)
+        refuse_taken_ports(
+            [
+                NeededPort("--port", host, port, "for SuperNodes"),
+                NeededPort("--control-port", control.host, control.port, "for runs"),
+            ]
+        )
         home = self.state.resolve() / "flower"
         write_connection(home, self.control, self.certs.ca)
         environment = flower_environment(home)

@@ -12,6 +12,7 @@ from pathlib import Path
 from client_pipeline.runtime.private_ray import without_secrets
 from client_pipeline.system.devices import device_resource
 from flower_app.deployment.programs import Program, run_programs
+from flower_app.deployment.taken_ports import NeededPort
 from flower_app.launch.ray_folders import short_folder
 from flower_app.launch.superlink import program_path
 
@@ -60,6 +61,12 @@ class RayNode:
         """Port of each service, by the name of Ray's option."""
         head_services = {} if self.head else {"port": self.first_port}
         return head_services | {name: self.first_port + 1 + i for i, name in enumerate(_SERVICES)}
+
+    def needed_ports(self) -> list[NeededPort]:
+        """The ports of its services; the head's own first."""
+        own = {} if self.head else {"the head": self.first_port}
+        ports = own | {name: port for name, port in self.services.items() if name != "port"}
+        return [NeededPort("--ray-port", self.host, port, f"of Ray's {name}") for name, port in ports.items()]
 
     def command(self) -> list[str]:
         """The command line."""

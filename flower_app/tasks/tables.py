@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.partition.hub_ids import check_source
+from client_pipeline.partition.hub_reach import offline_remedy
 from flower_app.tasks.texts import lines
 
 TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -174,6 +175,7 @@ def read_hub(hub_id: str, hub_config: str) -> Mapping[str, Any]:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"data.hub-id: expected a dataset id or a dataset folder, found {hub_id!r} ({first_line})"
+            f"{'' if folder.is_dir() else offline_remedy()}"
         ) from error
     return dataset if isinstance(dataset, dict) else {"train": dataset}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.partition.hub_ids import check_source
+from client_pipeline.partition.hub_reach import offline_remedy
 from flower_app.tasks.texts import in_chunks
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -299,6 +300,7 @@ def load_tokenizer(source: str, key: str = "data.tokenizer", complete: bool = Tr
         raise ValueError(
             f"{key}: expected a folder with a tokenizer or a hub id, found {source!r} ({first_line}); "
             + ("leave it empty to train a tokenizer on the task's text" if key == "data.tokenizer" else _NO_TOKENIZER)
+            + ("" if folder.is_dir() else offline_remedy())
         ) from error
     if backend.get_vocab_size() < _FEWEST_TOKENS:
         raise ValueError(

@@ -1,0 +1,152 @@
+"""Sizes, learning rate and length of a first run: as the packaged recipes have them, on what a scenario can hold.
+
+The figures are those of ``configs/trec6.toml`` (5,000 questions), ``toutiao.toml`` (28,000 titles),
+``chinese-ner.toml`` and ``multi30k-tiny.toml``, which were tuned; between and beyond them they follow the number of
+examples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from client_pipeline.system.scenario import load_scenario
+from flower_app.first_config.guess import Guess
+
+_LOCAL_STEPS = 4
+_ALIKE = 10_000
+"""Examples from which the larger recipe is taken."""
+_EMBEDDED = 512
+"""Most positions of a model that is made anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A key with its value, and why it has that one."""
+
+    key: str
+    value: str | int | float | bool
+    because: str
+
+
+def recipe(guess: Guess, scenario: str, pretrained: str = "") -> list[Setting]:
+    """Choose what a run of this text begins with.
+
+    Parameters
+    ----------
+    guess : what the text is for
+    scenario : name or file of the network
+    pretrained : folder of a model to start from; empty: fresh weights
+
+    Raises
+    ------
+    ValueError
+        If no cluster can hold a model, or the folder holds none.
+    """
+    network = load_scenario(scenario)
+    clusters = network.num_clusters
+    room = min(sum(int(device.memory // network.block_memory) for device in devices) for devices in network.clusters)
+    batch = _batch(guess, clusters)
+    passes = _passes(guess, bool(pretrained))
+    rounds = max(10, 10 * math.ceil(passes * guess.num_examples / (_LOCAL_STEPS * clusters * batch) / 10))
+    steps = rounds * _LOCAL_STEPS
+    length = min(_EMBEDDED, max(16, 8 * math.ceil(guess.tokens / 8)))
+    trained = f"{passes:.0f} passes over {guess.num_examples} examples, as the packaged recipes have for so many"
+    settings = [
+        Setting(key="num-rounds", value=rounds, because=trained),
+        Setting(key="local-steps", value=_LOCAL_STEPS, because="optimizer steps of each cluster in a round"),
+        Setting(key="batch-size", value=batch, because="examples of each cluster and step"),
+        Setting(key="evaluate-every", value=max(1, rounds // 4), because="four scores on the way"),
+        Setting(key="data.max-length", value=length, because="tokens; 99 of 100 texts are shorter"),
+    ]
+    if pretrained:
+        return settings + _pretrained(pretrained, room, scenario, steps, length)
+    return settings + _fresh(guess, room, steps, length)
+
+
+def _batch(guess: Guess, clusters: int) -> int:
+    if guess.task == "token-classification":
+        return 32
+    return 64 if guess.num_examples >= 16 * 64 * clusters else 16
+
+
+def _passes(guess: Guess, pretrained: bool) -> float:
+    """How often each example is seen: 6 times of 5,000, 2.5 times of 28,000, more of fewer."""
+    if pretrained:
+        return 3.0
+    if guess.task == "translation":
+        return min(20.0, max(4.0, 9 * math.sqrt(29_000 / guess.num_examples)))
+    if guess.task.endswith("-lm"):
+        return min(20.0, max(3.0, 6 * math.sqrt(5_000 / guess.num_examples)))
+    return min(30.0, max(2.0, 6 * math.sqrt(5_000 / guess.num_examples)))
+
+
+def _fresh(guess: Guess, room: int, steps: int, length: int) -> list[Setting]:
+    many = guess.num_examples >= _ALIKE
+    family, layers, rate, feed_forward, dropout, warm = {
+        "sequence-classification": ("modernbert", 2, 2e-3, 192, 0.2, 12) if many else ("bert", 2, 1e-3, 256, 0.3, 8),
+        "token-classification": ("modernbert", 2, 3e-3, 192, 0.2, 12),
+        "translation": ("transformer", 4, 2e-3, 512, 0.1, 2),
+        "masked-lm": ("bert", 2, 1e-3, 256, 0.1, 8),
+        "causal-lm": ("gpt2", 2, 1e-3, 512, 0.1, 8),
+    }[guess.task]
+    held = min(layers, room)
+    if held < 1:
+        raise ValueError(
+            "--scenario: no device of a cluster holds a TEB; expected one with memory for it, name another"
+        )
+    size = "a small model from scratch" if held == layers else f"all that the devices hold, {room} TEBs a cluster"
+    settings = [
+        Setting(key="model.family", value=family, because="trains from scratch on so much text"),
+        Setting(key="model.width", value=128, because=size),
+        Setting(key="model.num-heads", value=4, because="32 numbers a head"),
+        Setting(key="model.feed-forward", value=feed_forward, because="inner width"),
+        Setting(key="model.encoder-layers", value=held, because=f"TEBs; the devices of a cluster hold {room}"),
+        Setting(key="model.max-length", value=max(length, 16), because="as data.max-length"),
+        Setting(key="model.dropout", value=dropout, because="less with more text"),
+        Setting(key="data.lowercase", value=guess.task != "translation", because="fewer words to learn"),
+        Setting(key="data.vocab-size", value=8000 if guess.task == "translation" else 6000, because="at most"),
+    ]
+    if guess.task in ("translation", "causal-lm"):
+        layers_after = 4 if guess.task == "translation" else 1
+        settings.append(Setting(key="model.decoder-layers", value=layers_after, because="the server's part"))
+    schedule = "inverse-sqrt" if guess.task == "translation" else "cosine"
+    return settings + _optimizer(rate, max(1, steps // warm), schedule, "as the recipe of the same kind of text")
+
+
+def _pretrained(folder: str, room: int, scenario: str, steps: int, length: int) -> list[Setting]:
+    file = Path(folder).expanduser() / "config.json"
+    if not file.is_file():
+        raise ValueError(
+            f"--pretrained: expected a folder with a config.json, found none in {folder}; save a model there"
+        )
+    config = json.loads(file.read_text(encoding="utf-8"))
+    layers = config.get("num_hidden_layers") or config.get("encoder_layers") or config.get("n_layer") or 0
+    if layers > room:
+        raise ValueError(
+            f"--scenario: {scenario} has room for {room} TEBs in a cluster, the model of {folder} has {layers}; name a "
+            "scenario with more memory or devices"
+        )
+    small = int(config.get("hidden_size") or config.get("dim") or config.get("d_model") or 768) <= 512
+    family = str(config.get("model_type", "bert"))
+    positions = int(config.get("max_position_embeddings") or _EMBEDDED)
+    settings = [
+        Setting(key="model.family", value=family, because=f"what {file} says"),
+        Setting(key="model.pretrained", value=str(Path(folder).expanduser().absolute()), because="with its tokenizer"),
+        Setting(key="model.max-length", value=max(length, min(positions, _EMBEDDED)), because="its positions"),
+    ]
+    rate = 1e-4 if small else 5e-5
+    return settings + _optimizer(rate, max(1, steps // 10), "linear", "usual for a model that is tuned on")
+
+
+def _optimizer(rate: float, warm_up: int, schedule: str, because: str) -> list[Setting]:
+    return [
+        Setting(key="optimizer.name", value="adamw", because=because),
+        Setting(key="optimizer.lr", value=rate, because=because),
+        Setting(key="optimizer.warmup-steps", value=warm_up, because="of all steps, about a tenth"),
+        Setting(key="optimizer.schedule", value=schedule, because=because),
+        Setting(key="optimizer.weight-decay", value=0.01, because=because),
+        Setting(key="optimizer.clip-norm", value=1.0, because="longer gradients are cut"),
+    ]

@@ -1,0 +1,130 @@
+"""A file of texts, and the same with what a model makes of each: ``collapipe predict --file in.csv --out out.csv``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from client_pipeline import durable
+from client_pipeline.near_names import did_you_mean
+from flower_app.tasks.texts import lines
+
+_ENDINGS = (".csv", ".tsv", ".jsonl", ".txt")
+_USUAL = ("text", "source", "tokens", "sentence", "title")
+PREDICTION = "prediction"
+"""The column that is added."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRows:
+    """Rows of a file, in its order."""
+
+    rows: list[dict[str, Any]]
+    """Columns by name, those without a header by number; of a text file the column ``text`` alone."""
+    texts: list[str]
+    """What the model is given of each row."""
+    header: bool
+    """Whether the file names its columns."""
+
+
+def read_text_rows(path: Path, column: str = "") -> TextRows:
+    """Read a ``.csv``, ``.tsv`` or ``.jsonl`` table, or a text file with a text a line.
+
+    Parameters
+    ----------
+    path : the file
+    column : of the texts, a name or a number from 0; empty: the only column, or one with a usual name
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        Naming file and row, what was found and what was expected.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"--file: {path}: no such file; check the name")
+    if path.suffix not in _ENDINGS:
+        raise ValueError(f"--file: {path}: expected one of {', '.join(_ENDINGS)}, found {path.suffix or 'no ending'}")
+    header = not column.isdecimal()
+    rows = _rows_of(path, header)
+    if not rows:
+        raise ValueError(f"--file: {path}: expected rows of texts, found none")
+    names = list(rows[0])
+    chosen = column or next((name for name in _USUAL if name in names), names[0] if len(names) == 1 else "")
+    if chosen not in names:
+        raise ValueError(
+            f"--file: {path}: expected the column {chosen or 'text'!r} of texts, found {', '.join(names)}"
+            f"{did_you_mean(chosen, names)}; name it with --column"
+        )
+    texts = [" ".join(row[chosen]) if isinstance(row[chosen], list) else str(row[chosen] or "") for row in rows]
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            raise ValueError(f"--file: {path}, row {number}: expected a text in the column {chosen!r}, found none")
+    return TextRows(rows=rows, texts=texts, header=header)
+
+
+def _rows_of(path: Path, header: bool) -> list[dict[str, Any]]:
+    if path.suffix == ".txt":
+        return [{"text": line} for line in lines(path, "--file") if line.strip()]
+    if path.suffix == ".jsonl":
+        return [_json_row(path, number, line) for number, line in enumerate(lines(path, "--file"), 1) if line.strip()]
+    if path.suffix == ".tsv":
+        cells = [line.rstrip("\r").split("\t") for line in lines(path, "--file") if line.strip(" \r")]
+    else:
+        for _ in lines(path, "--file"):
+            pass  # for its errors
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            cells = [row for row in csv.reader(file) if row]
+    if not cells:
+        return []
+    names = cells.pop(0) if header else [str(i) for i in range(len(cells[0]))]
+    for number, row in enumerate(cells, 2 if header else 1):
+        if len(row) != len(names):
+            raise ValueError(f"--file: {path}, row {number}: expected {len(names)} columns, found {len(row)}")
+    return [dict(zip(names, row, strict=True)) for row in cells]
+
+
+def _json_row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError(f"--file: {path}, line {number}: expected a JSON object, found {line[:60]!r}")
+    return row
+
+
+def write_predictions(path: Path, rows: TextRows, predictions: Sequence[str]) -> None:
+    """Write the rows, each with its prediction in a column of its own; the ending decides the format.
+
+    Raises
+    ------
+    ValueError
+        For an ending that is no format, or a tab or line feed where the format has no place for one.
+    """
+    if path.suffix not in _ENDINGS:
+        raise ValueError(f"--out: {path}: expected one of {', '.join(_ENDINGS)}, found {path.suffix or 'no ending'}")
+    filled = [row | {PREDICTION: text} for row, text in zip(rows.rows, predictions, strict=True)]
+    if path.suffix == ".jsonl":
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in filled)
+    elif path.suffix == ".txt":
+        text = "".join(f"{prediction}\n" for prediction in predictions)
+    else:
+        table = [list(filled[0])] * rows.header + [list(row.values()) for row in filled]
+        text = _table_text(path, table)
+    durable.write_text(path, text, lasting=False)
+
+
+def _table_text(path: Path, table: list[list[Any]]) -> str:
+    if path.suffix == ".csv":
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows(table)
+        return buffer.getvalue()
+    for number, row in enumerate(table, 1):
+        if any(mark in str(cell) for cell in row for mark in "\t\n"):
+            raise ValueError(f"--out: {path}, row {number}: a tab or line feed fits no .tsv; write a .csv or .jsonl")
+    return "".join("\t".join(map(str, row)) + "\n" for row in table)

@@ -1,0 +1,181 @@
+"""``collapipe init``: what it makes of tables, tagged words, parallel files, plain text and datasets."""
+
+import csv
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flower_app.cli.main import app
+from flower_app.config.sources import load_config
+from flower_app.first_config.first_config import FirstConfigRequest, make_first_config
+from flower_app.first_config.guess import guess_task
+from flower_app.first_config.own_text import read_own_text
+from flower_app.first_config.recipe import recipe
+
+QUESTIONS = [
+    (f"what is the {word} of number {i}", kind) for i in range(60) for word, kind in (("name", "who"), ("size", "how"))
+]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write_csv(name, rows, header=("question", "kind")):
+    with open(name, "w", newline="") as file:
+        csv.writer(file).writerows([header, *rows] if header else rows)
+
+
+def made(*sources, **options):
+    return make_first_config(FirstConfigRequest(sources=sources, **options), lambda text: None)
+
+
+def test_a_table_becomes_a_configuration_that_is_ready_to_run():
+    write_csv("train.csv", QUESTIONS)
+    write_csv("dev.csv", QUESTIONS[:6])
+    write_csv("test.csv", QUESTIONS[6:12])
+    result = CliRunner().invoke(app, ["init", "train.csv", "--out", "mine.toml", "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert "task: sequence-classification, for there are 2 different values in the column kind" in result.stderr
+    assert "wrote " in result.stderr and "next: collapipe run --config mine.toml" in result.stderr
+    guess = json.loads(result.stdout)["guess"]
+    assert (guess["inputs"], guess["labels"], guess["names"], guess["counts"]) == (
+        "question",
+        "kind",
+        ["how", "who"],
+        [60, 60],
+    )
+    config = load_config("mine.toml")
+    assert config.name == "mine" and config.task.name == "sequence-classification"
+    assert (config.data.validation_source, config.data.test_source) == ("dev.csv", "test.csv")
+    assert (config.data.source_column, config.data.label_column) == ("question", "kind")
+    assert config.data.labels == "how,who" and config.optimizer.warmup_steps <= config.optimizer.total_steps / 8
+    # Each key says why it has its value.
+    text = Path("mine.toml").read_text()
+    assert all(" # " in line for line in text.splitlines() if " = " in line and not line.startswith("#"))
+
+
+def test_a_table_alone_gives_one_in_ten_examples_to_validation():
+    write_csv("questions.csv", QUESTIONS)
+    made("questions.csv", out=Path("q.toml"))
+    parts = [list(csv.reader(open(f"q-data/{name}.csv"))) for name in ("train", "validation")]
+    assert [part[0] for part in parts] == [["question", "kind"]] * 2
+    assert [len(part) - 1 for part in parts] == [108, 12]
+    assert sorted(parts[0][1:] + parts[1][1:]) == sorted(map(list, QUESTIONS))
+
+
+def test_a_table_without_a_header_has_its_columns_by_number():
+    Path("train.tsv").write_text("".join(f"{kind}\t{text}\n" for text, kind in QUESTIONS))
+    Path("dev.tsv").write_text("".join(f"{kind}\t{text}\n" for text, kind in QUESTIONS[:6]))
+    data = load_config(str(made("train.tsv").file)).data
+    assert (data.source_column, data.label_column, data.labels) == ("1", "0", "how,who")
+
+
+def test_objects_lists_and_pairs_are_told_apart():
+    rows = [{"id": i, "text": f"a text of number {i}", "label": "ab"[i % 2]} for i in range(40)]
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = read_own_text(["train.jsonl"])
+    assert (guess_task(text).task, guess_task(text).labels) == ("sequence-classification", "label")
+    words = [{"tokens": ["Ada", "sleeps"], "ner_tags": ["B-PER", "O"]}] * 40
+    Path("words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in words))
+    guess = guess_task(read_own_text(["words.jsonl"]))
+    assert (guess.task, guess.inputs, guess.labels, guess.names) == (
+        "token-classification",
+        "tokens",
+        "ner_tags",
+        ("PER",),
+    )
+    write_csv("pairs.csv", [(f"the dog {i}", f"der Hund {i}") for i in range(40)], ("en", "de"))
+    guess = guess_task(read_own_text(["pairs.csv"]))
+    assert (guess.task, guess.inputs, guess.labels) == ("translation", "en", "de")
+    write_csv("texts.csv", [(f"the dog sees {i} cats",) for i in range(40)], ("text",))
+    assert guess_task(read_own_text(["texts.csv"])).task == "masked-lm"
+
+
+@pytest.mark.parametrize("name", ["train.conll", "train.txt"])
+def test_tagged_words_become_a_tagging_run(name):
+    sentences = ["Ada\tB-PER\nsleeps\tO\n\n", "Bonn\tB-LOC\nis\tO\nold\tO\n\n"] * 20
+    Path(name).write_text("".join(sentences))
+    config = load_config(str(made(name, out=Path("tags.toml")).file))
+    assert config.task.name == "token-classification" and config.data.labels == "LOC,PER"
+    written = "".join(Path(f"tags-data/{split}{Path(name).suffix}").read_text() for split in ("train", "validation"))
+    assert sorted(written.split("\n\n")) == sorted("".join(sentences).split("\n\n")[:-1] + [""])
+
+
+def test_two_files_become_a_translation_run():
+    for split, number in (("train", 60), ("val", 5), ("test", 5)):
+        for side in ("en", "de"):
+            Path(f"{split}.{side}").write_text("".join(f"{side} {i} dogs\n" for i in range(number)))
+    config = load_config(str(made("train.en", "train.de").file))
+    assert config.task.name == "translation" and config.model.family == "transformer"
+    data = config.data
+    assert (data.train_source, data.train_target) == ("train.en", "train.de")
+    assert (data.validation_source, data.test_target) == ("val.en", "test.de")
+
+
+def test_a_folder_and_a_saved_dataset_are_read(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "texts").mkdir()
+    write_csv("texts/my-train.csv", QUESTIONS)
+    write_csv("texts/my-valid.csv", QUESTIONS[:4])
+    assert load_config(str(made("texts", out=Path("a.toml")).file)).data.validation_source == "my-valid.csv"
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    rows = {"text": [f"text {i}" for i in range(40)], "label": [i % 2 for i in range(40)]}
+    table = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict({"train": table, "dev": table.select(range(4))}).save_to_disk(str(tmp_path / "saved"))
+    from flower_app.first_config.own_text import _of_hub
+
+    text = _of_hub(str(tmp_path / "saved"))
+    assert text.hub_splits == {"train": "train", "validation": "dev"}
+    assert guess_task(text).names == ("no", "yes")
+
+
+def test_sizes_follow_the_packaged_recipes_and_what_the_devices_hold(tmp_path):
+    write_csv("train.csv", QUESTIONS)
+    guess = guess_task(read_own_text(["train.csv"]))
+    from dataclasses import replace
+
+    for name, number in (("trec6", 4952), ("toutiao", 27724)):
+        tuned = load_config(name)
+        chosen = {s.key: s.value for s in recipe(replace(guess, num_examples=number), "two-clusters")}
+        assert chosen["model.family"] == tuned.model.family and chosen["optimizer.lr"] == tuned.optimizer.lr
+        assert chosen["model.dropout"] == tuned.model.dropout and chosen["batch-size"] == tuned.batch_size
+        assert tuned.num_rounds <= chosen["num-rounds"] <= 1.2 * tuned.num_rounds
+    (tmp_path / "one.toml").write_text(
+        'format = "collapipe-scenario/1"\nclusters = 2\ndevices = 1\n[device]\nmemory-gb = 0.4\n'
+        "flop-per-cycle = 10.0\nfrequency-ghz = 0.5\n[block]\nmemory-gb = 0.375\n"
+    )
+    small = {s.key: s for s in recipe(guess, "one.toml")}
+    assert small["model.encoder-layers"].value == 1 and "all that the devices hold" in small["model.width"].because
+
+
+def test_a_pretrained_model_brings_family_and_tokenizer(tmp_path):
+    write_csv("train.csv", QUESTIONS)
+    guess = guess_task(read_own_text(["train.csv"]))
+    (tmp_path / "model").mkdir()
+    config = {"model_type": "bert", "num_hidden_layers": 6, "hidden_size": 256, "max_position_embeddings": 512}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    chosen = {s.key: s.value for s in recipe(guess, "two-clusters", "model")}
+    assert chosen["model.pretrained"] == str(tmp_path / "model") and chosen["optimizer.lr"] == 1e-4
+    assert "model.width" not in chosen and chosen["model.max-length"] == 512
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 99}))
+    with pytest.raises(ValueError, match="two-clusters has room for 24 TEBs in a cluster, the model of model has 99"):
+        recipe(guess, "two-clusters", "model")
+
+
+def test_words_of_real_text_are_counted_as_the_tokenizer_will(real_data):
+    text = read_own_text([str(real_data("toutiao") / "train.tsv")])
+    guess = guess_task(text)
+    assert guess.wide and len(guess.names) == 15 and not text.header and 30 <= guess.tokens <= 48
+    tagged = guess_task(read_own_text([str(real_data("chinese_ner") / "train.conll")]))
+    assert tagged.names == ("LOC", "ORG", "PER") and tagged.num_examples == 4172
+
+
+def test_what_was_written_is_valid_toml_whatever_the_names():
+    write_csv("train.csv", [(text, '"odd"\n# \\ name' if kind == "who" else kind) for text, kind in QUESTIONS])
+    file = made("train.csv", out=Path("odd.toml")).file
+    assert tomllib.loads(file.read_text())["data"]["labels"] == '"odd"\n# \\ name,how'

@@ -9,6 +9,8 @@ import numpy as np
 from client_pipeline.system.radio import Array, Real
 
 EnergyMode = Literal["none", "c9p", "c9", "exact"]
+TailEnergy = Literal["link", "none"]
+"""What the last device of a pipeline pays for sending within the cluster: a ``link``, as printed, or ``none``."""
 
 
 def chunk_energy(

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from client_pipeline.near_names import did_you_mean
 from client_pipeline.system.cluster_tables import CLUSTER_TABLES, NOT_NEGATIVE, ScenarioClusters
 from client_pipeline.system.devices import DeviceProfile, UplinkProfile
-from client_pipeline.system.energy import EnergyMode
+from client_pipeline.system.energy import EnergyMode, TailEnergy
 from client_pipeline.system.latency import Scaling, Tail
 from client_pipeline.system.scenario_table import Quantity, ScenarioTable
 from client_pipeline.system.units import giga, mega, watt_from_dbm
@@ -32,6 +32,7 @@ _BLOCK = {
     "link-latency-s": Quantity(sign=NOT_NEGATIVE, default=0.0),
     "upload-mbit": Quantity(mega, NOT_NEGATIVE, default=19.0),
     "upload-energy-mbit": Quantity(mega, NOT_NEGATIVE),
+    "upload-activations-mbit": Quantity(mega, NOT_NEGATIVE, default=0.0),
 }
 _PLANNER = {
     "v": Quantity(sign=NOT_NEGATIVE, default=1.0),
@@ -79,9 +80,11 @@ class Costs:
     lat: float
     """Seconds of one micro-batch on a link beside its bits."""
     upload_time_bits: float
-    """D_t: a round's upload, activations included [bit]."""
+    """D_t: a round's upload, but for ``upload_activation_bits`` [bit]."""
     upload_energy_bits: float
     """D_e: the encoder's part of it [bit]."""
+    upload_activation_bits: float = 0.0
+    """z_enc of Eq. (11): activations that go up from each micro-batch, or sample, beside D_t [bit]."""
     block_memory: float
     """gamma_0: memory of one TEB with its gradients, optimizer state and stored activations [byte]."""
 
@@ -112,6 +115,8 @@ class PlannerSettings:
     latency: LatencyForm
     tail: Tail
     energy: EnergyMode
+    tail_energy: TailEnergy = "link"
+    """Whether the last device is charged the energy of a link, which carries nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +275,7 @@ def _costs(table: ScenarioTable) -> Costs:
         lat=value["link-latency-s"],
         upload_time_bits=value["upload-mbit"],
         upload_energy_bits=value["upload-mbit"] if energy_bits is None else energy_bits,
+        upload_activation_bits=value["upload-activations-mbit"],
         block_memory=value["memory-gb"],
     )
 
@@ -280,6 +286,7 @@ _PLANNER_CHOICES = {
     "latency": (get_args(LatencyForm), "eq15"),
     "tail": (get_args(Tail), "last"),
     "energy": (get_args(EnergyMode), "c9p"),
+    "tail-energy": (get_args(TailEnergy), "link"),
 }
 
 
@@ -301,4 +308,5 @@ def _planner(table: ScenarioTable) -> PlannerSettings:
         latency=choice["latency"],
         tail=choice["tail"],
         energy=choice["energy"],
+        tail_energy=choice["tail-energy"],
     )

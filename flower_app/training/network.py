@@ -44,6 +44,9 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
         gamma_max=overrides.gamma_max or planner.gamma_max,
     )
     costs = scenario.costs
+    if not config.traits.decoder_on_server:
+        # Where the cluster trains the decoder, no activations go up.
+        costs = replace(costs, upload_activation_bits=0.0)
     if config.costs == "model" and spec is not None:
         momentum = config.optimizer.name == "sgd" and config.optimizer.momentum > 0
         costs = model_costs(

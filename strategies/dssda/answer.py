@@ -18,7 +18,8 @@ class SegmentChoice:
     m: int
     """Micro-batches."""
     last: int | None
-    """Device at the end of the pipeline, which pays no link; None under eq15, where the order does not matter."""
+    """Device at the end of the pipeline, which pays no link; None under eq15, where the order does not matter unless
+    the last device's energy pays no link either."""
     pipeline_s: float
     """D_n, one step of the pipeline [s]."""
 

@@ -1,6 +1,7 @@
 """The round for a given deadline T, where everything separates by cluster, channel and S.
 
-An option is a triple (cluster n, channel j, S). Its cost under the deadline is
+An option is a triple (cluster n, channel j, S); where the activations that go up depend on the number m of
+micro-batches, S stands for a pair (S, m). Its cost under the deadline is
 
     g(T) = wS S + wS2 S^2 + min { q(p) : steps D_n(S) + t_up(p) <= T,  C6, C8, eps_max },
 
@@ -10,7 +11,7 @@ proves, q is convex in the upload time as far as it falls; so g is convex in T, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -33,30 +34,41 @@ class ClusterSizes:
 
     first: Index
     """(N + 1,), where the entries of each cluster begin, and where the last one's end."""
-    segments: Index
-    """S."""
+    choices: tuple[SegmentChoice, ...]
     cost: Array
     """The term wS S + wS2 S^2."""
     pipeline_s: Array
     """Local steps times D_n(S) [s]."""
+    bits: Array
+    """Bits that go up beside those of :class:`strategies.dssda.power.Uplinks`, because of the choice's m."""
 
     @classmethod
-    def of(cls, instance: Instance, choices: Sequence[Mapping[int, SegmentChoice]]) -> ClusterSizes:
-        """Collect them, without those that cost no less and take no less time than another S of their cluster."""
-        first, entries = [0], []
-        for cluster, by_size in zip(instance.clusters, choices, strict=True):
-            least = np.inf
-            by_time = [(c.pipeline_s, cluster.size_cost(size), size) for size, c in by_size.items()]
-            for pipeline_s, cost, size in sorted(by_time):
-                if cost < least:
-                    least = cost
-                    entries.append((size, cost, instance.steps * pipeline_s))
+    def of(cls, instance: Instance, choices: Sequence[Iterable[SegmentChoice]]) -> ClusterSizes:
+        """Collect them, without those of a cluster that are no better in cost, time or bits than another one.
+
+        Parameters
+        ----------
+        choices : (N,), of each cluster
+        """
+        first, entries = [0], list[tuple[float, float, float, SegmentChoice]]()
+        for cluster, offered in zip(instance.clusters, choices, strict=True):
+            kept: list[tuple[float, float]] = []
+            by_time = []
+            for c in offered:
+                bits = float(instance.activation_bits(c.m)) if instance.m_decides_upload else 0.0
+                by_time.append((c.pipeline_s, cluster.size_cost(c.num_segments), bits, c.num_segments, c))
+            for pipeline_s, cost, bits, _, choice in sorted(by_time, key=lambda entry: entry[:4]):
+                if not any(other <= cost and fewer <= bits for other, fewer in kept):
+                    # Of equal bits the last one kept costs least.
+                    kept = [*kept, (cost, bits)] if instance.m_decides_upload else [(cost, bits)]
+                    entries.append((cost, instance.steps * pipeline_s, bits, choice))
             first.append(len(entries))
         return cls(
             first=np.array(first, dtype=np.intp),
-            segments=np.array([size for size, _, _ in entries], dtype=np.intp),
-            cost=np.array([cost for _, cost, _ in entries], dtype=np.float64),
-            pipeline_s=np.array([pipeline_s for _, _, pipeline_s in entries], dtype=np.float64),
+            choices=tuple(choice for *_, choice in entries),
+            cost=np.array([cost for cost, *_ in entries], dtype=np.float64),
+            pipeline_s=np.array([pipeline_s for _, pipeline_s, *_ in entries], dtype=np.float64),
+            bits=np.array([bits for *_, bits, _ in entries], dtype=np.float64),
         )
 
 
@@ -84,13 +96,13 @@ class Options:
     num_channels: int
 
     @classmethod
-    def of(cls, instance: Instance, choices: Sequence[Mapping[int, SegmentChoice]], uplinks: Uplinks) -> Options:
-        """All options that some power allows, but for S that cost no less and take no less time than another S.
+    def of(cls, instance: Instance, choices: Sequence[Iterable[SegmentChoice]], uplinks: Uplinks) -> Options:
+        """All options that some power allows, but for those that are no better in anything than another one.
 
         Parameters
         ----------
-        choices : (N,), for each cluster its segments by S; empty if it has none
-        uplinks : (N, J)
+        choices : (N,), for each cluster its segments; empty if it has none
+        uplinks : (N, J), without the bits that depend on m
         """
         sizes = ClusterSizes.of(instance, choices)
         pairs, cheapest = uplinks.flat(), uplinks.cheapest().ravel()
@@ -99,12 +111,12 @@ class Options:
         place = np.repeat(np.arange(len(possible)), end - first)
         entry = first[place] + np.arange(len(place)) - np.searchsorted(place, place)
         pair = possible[place]
-        pipeline = sizes.pipeline_s[entry]
+        pipeline, sending = sizes.pipeline_s[entry], _sending(pairs, pair, sizes.bits[entry])
         return cls(
             pair=pair,
             entry=entry,
-            earliest=pipeline + pairs.seconds(pairs.high)[pair],
-            settled=pipeline + pairs.seconds(cheapest)[pair],
+            earliest=pipeline + sending.seconds(pairs.high[pair]),
+            settled=pipeline + sending.seconds(cheapest[pair]),
             settled_cost=sizes.cost[entry] + pairs.cost(cheapest)[pair],
             sizes=sizes,
             pairs=pairs,
@@ -124,9 +136,9 @@ class Options:
         return self.pair % self.num_channels
 
     @property
-    def segments(self) -> Index:
-        """S of each option."""
-        return self.sizes.segments[self.entry]
+    def choices(self) -> list[SegmentChoice]:
+        """Segments of each option."""
+        return [self.sizes.choices[entry] for entry in self.entry]
 
     @property
     def pipeline_s(self) -> Array:
@@ -136,7 +148,7 @@ class Options:
     @property
     def uplinks(self) -> Uplinks:
         """The uplink of each option."""
-        return self.pairs.select(self.pair)
+        return _sending(self.pairs, self.pair, self.sizes.bits[self.entry])
 
     def select(self, rows: Index | NDArray[np.bool_]) -> Options:
         """Some of the options, in the same order."""
@@ -248,3 +260,9 @@ class Options:
     def _starts(self) -> Index:
         """Where the options of each pair that has any begin."""
         return np.flatnonzero(np.diff(self.pair, prepend=-1))
+
+
+def _sending(pairs: Uplinks, pair: Index, bits: Array) -> Uplinks:
+    """The uplinks of some pairs that send so many bits more each."""
+    uplinks = pairs.select(pair)
+    return replace(uplinks, k=uplinks.k + bits * uplinks.per_bit) if np.any(bits) else uplinks

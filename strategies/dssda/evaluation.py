@@ -64,11 +64,12 @@ def pipeline_seconds(instance: Instance, cluster: int, delta: Sequence[int], m: 
 def device_energy(instance: Instance, cluster: int, delta: Sequence[int], m: int, last: int | None) -> Array:
     """Joules that count against each device's budget, C9, (K,); 0 for idle ones and without a budget.
 
-    Under ``flowshop`` the last device sends nothing.
+    The last device sends nothing under ``flowshop``, and with ``tail_energy = "none"``.
     """
     devices = instance.device_arrays(cluster)
     _, link = teb_and_link_seconds(instance, cluster, m)
-    sends = np.array([d > 0 and not (instance.latency == "flowshop" and k == last) for k, d in enumerate(delta)])
+    silent = last if instance.latency == "flowshop" or instance.tail_energy == "none" else None
+    sends = np.array([d > 0 and k != silent for k, d in enumerate(delta)])
     chunk = chunk_energy(
         np.array(delta), instance.work(m), devices.phi, devices.f, devices.kappa, devices.p, np.where(sends, link, 0.0)
     )
@@ -190,7 +191,7 @@ def score(
         c = match.choice
         pipeline_s = pipeline_seconds(instance, n, c.delta, c.m, c.last)
         rate = float(instance.uplink_rate(n, match.power_w, match.channel))
-        uplink_s = float(upload_time(cluster.up.t_bits, rate))
+        uplink_s = float(upload_time(instance.upload_bits(n, c.m), rate))
         cost = cluster.size_cost(c.num_segments) + power_cost(instance, n, match.channel, match.power_w)
         total += cost
         steps.append(pipeline_s)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from client_pipeline.system.energy import EnergyMode
+from client_pipeline.system.energy import EnergyMode, TailEnergy
 from client_pipeline.system.latency import Scaling, Tail, micro_batch_work
 from client_pipeline.system.radio import Array, distortion_paper, distortion_sinr, shannon_rate
 
@@ -46,7 +46,7 @@ class Uplink:
     """What a control unit sends to the server in a round."""
 
     t_bits: float
-    """D_t: bits that count for the upload time, Eq. (11)."""
+    """D_t: bits that count for the upload time, Eq. (11), beside the instance's ``z_enc_bits``."""
     e_bits: float
     """D_e: bits that count for the upload energy, Eq. (12)."""
     Pmax: float
@@ -116,6 +116,8 @@ class Instance:
     tail: Tail
     """eq15 alone: ``last`` subtracts the largest link time among the selected devices."""
     energy: EnergyMode
+    tail_energy: TailEnergy = "link"
+    """Whether C9 charges the last device of a pipeline for a link, as printed, under ``eq15`` too."""
     o_f: float
     """Forward FLOP of one TEB for one sample."""
     o_b: float
@@ -128,6 +130,8 @@ class Instance:
     g_bits: float
     """Their gradient, likewise."""
     act_scaling: Scaling
+    z_enc_bits: float = 0.0
+    """z_enc: activations that go up from a micro-batch, or a sample, in every step, Eq. (11) [bit]."""
     lat: float
     """Seconds of one micro-batch on a link beside its bits."""
     gamma0: float
@@ -167,6 +171,26 @@ class Instance:
         samples = self.b / np.asarray(m, dtype=np.float64)
         per_unit = self.z_bits + self.g_bits
         return per_unit * samples if self.act_scaling == "sample" else np.full_like(samples, per_unit)
+
+    def activation_bits(self, m: int | Array) -> Array:
+        """Activations that the local steps send up, Eq. (11): steps m z_enc, or steps b z_enc [bit], of m's shape."""
+        micro_batches = np.asarray(m, dtype=np.float64)
+        units = np.full_like(micro_batches, self.b) if self.act_scaling == "sample" else micro_batches
+        return self.steps * self.z_enc_bits * units
+
+    def upload_bits(self, cluster: int, m: int) -> float:
+        """Bits that count for a cluster's upload time, Eq. (11): activations and encoder [bit]."""
+        return self.clusters[cluster].up.t_bits + float(self.activation_bits(m))
+
+    @property
+    def m_decides_upload(self) -> bool:
+        """Whether the bits of an upload depend on the number of micro-batches."""
+        return self.z_enc_bits > 0 and self.act_scaling == "microbatch"
+
+    @property
+    def names_last(self) -> bool:
+        """Whether it matters which device is the last one of a pipeline."""
+        return self.latency == "flowshop" or (self.tail_energy == "none" and self.energy != "none")
 
     def device_arrays(self, cluster: int) -> DeviceArrays:
         """Per-device columns of a cluster, (K,) each; made once."""

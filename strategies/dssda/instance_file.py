@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from client_pipeline.system.energy import EnergyMode
+from client_pipeline.system.energy import EnergyMode, TailEnergy
 from client_pipeline.system.latency import Scaling, Tail
 from strategies.dssda.instance import Cluster, Device, DistortionMode, Instance, Latency, Uplink
 
@@ -31,8 +31,8 @@ def read_instance(text: str, location: str) -> Instance:
 
 
 _TOP = {"format", "L", "b", "m_set", "S_min", "S_max", "V", "steps", "latency", "tail", "energy", "work", "act"}
-_TOP |= {"gamma0", "N0", "clusters"}
-_OPTIONAL_TOP = {"steps", "S_min", "S_max", "tail"}
+_TOP |= {"gamma0", "N0", "clusters", "tail_energy"}
+_OPTIONAL_TOP = {"steps", "S_min", "S_max", "tail", "tail_energy"}
 
 
 def parse_instance(raw: Any, location: str) -> Instance:
@@ -41,7 +41,8 @@ def parse_instance(raw: Any, location: str) -> Instance:
     if raw["format"] != INSTANCE_FORMAT:
         raise ValueError(f"{location}: format: expected {INSTANCE_FORMAT!r}, found {raw['format']!r}")
     work = _Table(raw["work"], f"{location}: work", {"o_f", "o_b", "o_b_scaling", "t0"}, {"t0"})
-    act = _Table(raw["act"], f"{location}: act", {"z_bits", "g_bits", "scaling", "lat"}, {"lat"})
+    optional_act = {"lat", "z_enc_bits"}
+    act = _Table(raw["act"], f"{location}: act", {"z_bits", "g_bits", "scaling"} | optional_act, optional_act)
     m_set = raw["m_set"]
     if not isinstance(m_set, list) or not m_set or not all(_is_count(m) for m in m_set):
         raise ValueError(f"{location}: m_set: expected a list of integers of at least 1, found {m_set!r}")
@@ -67,6 +68,7 @@ def parse_instance(raw: Any, location: str) -> Instance:
         latency=top.choice("latency", get_args(Latency)),
         tail=top.choice("tail", get_args(Tail)) if "tail" in raw else "none",
         energy=top.choice("energy", get_args(EnergyMode)),
+        tail_energy=top.choice("tail_energy", get_args(TailEnergy)) if "tail_energy" in raw else "link",
         o_f=work.number("o_f", positive=True),
         o_b=work.number("o_b"),
         o_b_scaling=work.choice("o_b_scaling", get_args(Scaling)),
@@ -74,6 +76,7 @@ def parse_instance(raw: Any, location: str) -> Instance:
         z_bits=act.number("z_bits"),
         g_bits=act.number("g_bits"),
         act_scaling=act.choice("scaling", get_args(Scaling)),
+        z_enc_bits=act.number("z_enc_bits") if "z_enc_bits" in raw["act"] else 0.0,
         lat=act.number("lat") if "lat" in raw["act"] else 0.0,
         gamma0=top.number("gamma0"),
         N0=top.number("N0"),
@@ -181,6 +184,7 @@ def instance_to_dict(instance: Instance) -> dict[str, Any]:
     return {
         "format": INSTANCE_FORMAT,
         **top,
+        "tail_energy": instance.tail_energy,
         "m_set": list(instance.m_set),
         "work": {name: getattr(instance, name) for name in ("o_f", "o_b", "o_b_scaling", "t0")},
         "act": {
@@ -188,6 +192,7 @@ def instance_to_dict(instance: Instance) -> dict[str, Any]:
             "g_bits": instance.g_bits,
             "scaling": instance.act_scaling,
             "lat": instance.lat,
+            "z_enc_bits": instance.z_enc_bits,
         },
         "clusters": [
             {

@@ -97,7 +97,8 @@ class _MatchedUplinks:
         matched = [(n, match) for n, match in enumerate(matches) if match is not None]
         rows = np.array([n for n, _ in matched], dtype=np.intp)
         channels = np.array([match.channel for _, match in matched], dtype=np.intp)
-        self.columns = Uplinks.of(instance).select(rows, channels)
+        micro_batches = [None if match is None else match.choice.m for match in matches]
+        self.columns = Uplinks.of(instance, micro_batches).select(rows, channels)
         if not np.all(self.columns.feasible):
             n = int(rows[np.argmin(self.columns.feasible)])
             raise ValueError(

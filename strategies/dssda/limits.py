@@ -28,7 +28,8 @@ class Limits:
     cap: Array
     """(M, K), TEBs on a device that sends to the next one."""
     last_cap: Array
-    """(M, K), TEBs on the last device, which sends nothing under ``flowshop``; equal to ``cap`` under ``eq15``."""
+    """(M, K), TEBs on the last device; more than ``cap`` where its budget pays no link: under ``flowshop``, and with
+    ``tail_energy = "none"``."""
 
     @classmethod
     def of(cls, instance: Instance, cluster: int) -> Limits:
@@ -52,7 +53,7 @@ class Limits:
             return np.clip(blocks, 0.0, memory)
 
         cap = within(d.p * link_s)
-        last_cap = within(np.zeros_like(link_s)) if instance.latency == "flowshop" else cap
+        last_cap = within(np.zeros_like(link_s)) if instance.names_last else cap
         return cls(
             cluster=cluster,
             memory_cap=memory,

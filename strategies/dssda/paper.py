@@ -139,7 +139,7 @@ class _Round:
         it allows there.
         """
         within_bound, can_match = self._bound.restrict(self._instance, decision.sizes)
-        uplinks = Uplinks.of(within_bound)
+        uplinks = Uplinks.of(within_bound, self._micro_batches(decision))
         possible = uplinks.feasible & can_match[:, None]
         x = np.clip(np.log1p(decision.power_w[:, None] / uplinks.noise_gain), uplinks.low, uplinks.high)
         x = np.where(possible, x, uplinks.capped)
@@ -155,16 +155,21 @@ class _Round:
     def allocate_power(self, decision: _Decision) -> tuple[_Decision, tuple[PowerSolution | None, ...]]:
         """Powers: least V t_up,n + power costs of each matched cluster by itself, as if its upload were the longest."""
         within_bound, _ = self._bound.restrict(self._instance, decision.sizes)
-        uplinks = Uplinks.of(within_bound)
+        micro_batches = self._micro_batches(decision)
+        uplinks = Uplinks.of(within_bound, micro_batches)
         least_power, most_power = uplinks.power(uplinks.low), uplinks.power(uplinks.high)
         power_w, solutions = decision.power_w.copy(), []
         for n, j in enumerate(decision.channels):
-            solution = None if j is None else _solve_power(within_bound, n, j)
+            solution = None if j is None else _solve_power(within_bound, n, j, micro_batches[n])
             if solution:
                 # Rounding may take Algorithm 3 to a power of 0, at which no upload ends.
                 power_w[n] = np.clip(solution.power_w, least_power[n, j], most_power[n, j])
             solutions.append(solution)
         return decision._replace(power_w=power_w), tuple(solutions)
+
+    def _micro_batches(self, decision: _Decision) -> list[int | None]:
+        """Number of micro-batches of each cluster at its S, (N,)."""
+        return [None if size is None else t[size].m for t, size in zip(self._tables, decision.sizes, strict=True)]
 
     def score(self, decision: _Decision) -> Answer:
         """The decision by the formulas."""
@@ -214,8 +219,8 @@ class _Round:
         return np.min(np.where(uplinks.feasible, uplinks.distortion(uplinks.high), np.inf), axis=1)
 
 
-def _solve_power(instance: Instance, cluster: int, channel: int) -> PowerSolution | None:
+def _solve_power(instance: Instance, cluster: int, channel: int, m: int | None) -> PowerSolution | None:
     """Algorithm 3; None where the convex solver gives up: the power so far stands."""
-    solution = solve_power(instance, cluster, channel, latency_weight=instance.V)
+    solution = solve_power(instance, cluster, channel, latency_weight=instance.V, m=m)
     assert not isinstance(solution, Infeasibility)  # pairs without an allowed power are not matched
     return None if solution.status == "failed" else solution

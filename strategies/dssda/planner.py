@@ -39,13 +39,13 @@ def plan_round(instance: Instance, *, tolerance: float = 1e-6, tables: Sequence[
         )
         return Answer("infeasible", clusters, infeasible=faults)
     search = DeadlineSearch(instance.V, tolerance)
-    search.run(Options.of(instance, [table.choices for table in tables], uplinks))
+    search.run(Options.of(instance, [table.offered for table in tables], uplinks))
     taken = search.taken
     assert taken is not None
     matches: list[Match | None] = [None] * instance.num_clusters
     powers = taken.uplinks.power(taken.efficiency(search.deadline))
-    for n, j, size, power in zip(taken.cluster, taken.channel, taken.segments, powers, strict=True):
-        matches[n] = Match(tables[n].choices[int(size)], int(j), float(power))
+    for n, j, choice, power in zip(taken.cluster, taken.channel, taken.choices, powers, strict=True):
+        matches[n] = Match(choice, int(j), float(power))
     objective = score(instance, matches, "optimal").objective
     assert objective is not None
     bound = min(search.bound, objective)  # both are rounded

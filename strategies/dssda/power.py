@@ -21,7 +21,7 @@ and d2q/dt2 = x^3 (x q'' + 2 q') / k^2. At a zero of q' the same line says q'' >
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -41,6 +41,8 @@ class Uplinks:
 
     k: Array
     """D_t ln 2 / B [s], upload time at x = 1."""
+    per_bit: Array
+    """ln 2 / B [s/bit]: what a bit more adds to k."""
     noise_gain: Array
     """(I + B N0) / h [W]: power at an SINR of 1."""
     e0: Array
@@ -60,8 +62,13 @@ class Uplinks:
     """Largest x that C6 and C8 allow; 0 where C8 allows none."""
 
     @classmethod
-    def of(cls, instance: Instance) -> Uplinks:
+    def of(cls, instance: Instance, micro_batches: Sequence[int | None] | None = None) -> Uplinks:
         """All clusters on all channels, (N, J).
+
+        Parameters
+        ----------
+        micro_batches : (N,), m of each cluster, where the bits of its upload depend on it (Eq. (11)); without it these
+            bits are left out
 
         Raises
         ------
@@ -87,11 +94,13 @@ class Uplinks:
         e0 = least_upload_energy(column("e_bits"), bandwidth, gain, interference, instance.N0)
         Pmax, scale = column("Pmax"), column("C")  # noqa: N806
         eps_max = np.array([[np.inf if c.up.eps_max is None else c.up.eps_max] for c in clusters])
-        sends = (column("t_bits") > 0) | (column("e_bits") > 0)
+        bits = column("t_bits") + _activation_bits(instance, micro_batches)[:, None]
+        sends = (bits > 0) | (column("e_bits") > 0) | (instance.z_enc_bits > 0)
         least = np.log1p(np.where(sends, LEAST_SHARE, 0.0) * Pmax * gain / noise)
         low = np.maximum(np.log1p(np.maximum(scale / eps_max - beta, 0.0) / alpha), least)
         return cls(
-            k=column("t_bits") * np.log(2.0) / bandwidth,
+            k=bits * np.log(2.0) / bandwidth,
+            per_bit=np.log(2.0) / bandwidth,
             noise_gain=noise / gain,
             e0=e0,
             alpha=alpha,
@@ -186,6 +195,15 @@ class Uplinks:
         return first_true(rises, self.low, np.maximum(self.high, self.low))
 
 
+def _activation_bits(instance: Instance, micro_batches: Sequence[int | None] | None) -> Array:
+    """The part of each cluster's upload that the local steps add, as far as it is known, (N,) [bit]."""
+    if not instance.m_decides_upload:
+        return np.full(instance.num_clusters, float(instance.activation_bits(1)))
+    if micro_batches is None:
+        return np.zeros(instance.num_clusters)
+    return instance.activation_bits(np.array([m or 0 for m in micro_batches], dtype=np.float64))
+
+
 def first_true(holds: Callable[[Array], NDArray[np.bool_]], low: Array, high: Array) -> Array:
     """Bisection: where a condition that never fails again once it holds begins to hold, or ``high`` if it never does.
 
@@ -237,6 +255,11 @@ def _expm1_over_slope(x: Array) -> Array:
     return np.where(small, series, (y * np.exp(y) - np.expm1(y)) / y**2)
 
 
+def uplink_of(instance: Instance, cluster: int, channel: int, m: int | None = None) -> Uplinks:
+    """One control unit on one channel; ``m`` as in :meth:`Uplinks.of`."""
+    return Uplinks.of(instance, [m] * instance.num_clusters).select(cluster, channel)
+
+
 def power_interval(instance: Instance, cluster: int, channel: int) -> tuple[float, float] | Infeasibility:
     """Powers that C6, C8 and eps_max allow a cluster on a channel [W], or what cannot be met."""
     uplink = Uplinks.of(instance).select(cluster, channel)
@@ -245,20 +268,26 @@ def power_interval(instance: Instance, cluster: int, channel: int) -> tuple[floa
     return float(uplink.power(uplink.low)), float(uplink.power(uplink.high))
 
 
-def least_power_for_time(instance: Instance, cluster: int, channel: int, seconds: float) -> float:
+def least_power_for_time(
+    instance: Instance, cluster: int, channel: int, seconds: float, *, m: int | None = None
+) -> float:
     """Least power that uploads within a time: (2^(D_t / (B t)) - 1) (I + B N0) / h [W].
+
+    Parameters
+    ----------
+    m : see :func:`uplink_of`
 
     Returns
     -------
     inf where Pmax, C8 or eps_max leave no such power. An upload without bits takes no time at any power.
     """
-    uplink = Uplinks.of(instance).select(cluster, channel)
+    uplink = uplink_of(instance, cluster, channel, m)
     x = max(float(uplink.efficiency(np.asarray(seconds))), float(uplink.low))
     return float(uplink.power(np.asarray(x))) if x <= float(uplink.high) else np.inf
 
 
 def cheapest_power(
-    instance: Instance, cluster: int, channel: int, *, latency_weight: float = 0.0
+    instance: Instance, cluster: int, channel: int, *, latency_weight: float = 0.0, m: int | None = None
 ) -> float | Infeasibility:
     """Power of least latency_weight t_up + wP p + wE E_up + wG eps under C6, C8 and eps_max [W].
 
@@ -268,8 +297,9 @@ def cheapest_power(
     Parameters
     ----------
     latency_weight : cost of a second of upload time [1/s]
+    m : see :func:`uplink_of`
     """
-    uplink = Uplinks.of(instance).select(cluster, channel)
+    uplink = uplink_of(instance, cluster, channel, m)
     return (
         float(uplink.power(uplink.cheapest(latency_weight)))
         if uplink.feasible

@@ -14,7 +14,7 @@ import numpy as np
 
 from strategies.dssda.answer import Infeasibility
 from strategies.dssda.instance import Instance
-from strategies.dssda.power import Uplinks, power_interval
+from strategies.dssda.power import Uplinks, power_interval, uplink_of
 
 
 class PowerSolution(NamedTuple):
@@ -37,6 +37,7 @@ def solve_power(
     channel: int,
     *,
     latency_weight: float,
+    m: int | None = None,
     tolerance: float = 1e-10,
     max_iterations: int = 100,
 ) -> PowerSolution | Infeasibility:
@@ -45,6 +46,7 @@ def solve_power(
     Parameters
     ----------
     latency_weight : cost of a second of upload time, V [1/s]
+    m : micro-batches, where the bits of the upload depend on them
     tolerance : residual at which the power counts as stationary
     max_iterations : convex problems to solve at most
     """
@@ -54,7 +56,7 @@ def solve_power(
     if isinstance(interval, Infeasibility):
         return interval
     low, high = interval
-    uplink = Uplinks.of(instance).select(cluster, channel)
+    uplink = uplink_of(instance, cluster, channel, m)
 
     def objective(power: float) -> float:
         x = np.asarray(np.log1p(power / uplink.noise_gain))

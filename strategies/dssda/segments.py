@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility, Segmen
 from strategies.dssda.closed_form_segments import closed_form_choices
 from strategies.dssda.flow_shop import flow_shop_choices
 from strategies.dssda.instance import Instance
+from strategies.dssda.last_device import choices_with_last
 from strategies.dssda.limits import Limits
 
 
@@ -25,6 +26,13 @@ class SegmentTable:
     absent."""
     infeasible: Infeasibility | None
     """Why there is none."""
+    by_micro_batches: tuple[SegmentChoice, ...] = ()
+    """Where the upload depends on m: the choices of every m by itself."""
+
+    @property
+    def offered(self) -> Sequence[SegmentChoice]:
+        """All choices that may be the best of a round."""
+        return self.by_micro_batches or tuple(self.choices.values())
 
 
 def segment_table(instance: Instance, cluster: int) -> SegmentTable:
@@ -65,14 +73,25 @@ def solve_segments(instance: Instance) -> Answer:
 
 def _tables(instance: Instance, clusters: list[int] | range) -> list[SegmentTable]:
     limits = [Limits.of(instance, n) for n in clusters]
-    if instance.latency == "eq15":
-        choices_by_cluster = closed_form_choices(instance, limits)
-    else:
-        choices_by_cluster = [flow_shop_choices(instance, limit) for limit in limits]
+    by_micro_batches: list[list[SegmentChoice]] = [[] for _ in limits]
+    if instance.m_decides_upload:
+        # Fewer micro-batches send fewer activations up (Eq. 11): a slower pipeline may make a faster round.
+        for m in instance.m_set:
+            part = replace(instance, m_set=(m,))
+            choices_of_m = _choices(part, [Limits.of(part, n) for n in clusters])
+            for offered, choices in zip(by_micro_batches, choices_of_m, strict=True):
+                offered += choices.values()
     return [
-        SegmentTable(choices, None if choices else _infeasibility(instance, limit))
-        for choices, limit in zip(choices_by_cluster, limits, strict=True)
+        SegmentTable(choices, None if choices else _infeasibility(instance, limit), tuple(offered))
+        for choices, limit, offered in zip(_choices(instance, limits), limits, by_micro_batches, strict=True)
     ]
+
+
+def _choices(instance: Instance, limits: Sequence[Limits]) -> list[dict[int, SegmentChoice]]:
+    """The choices by S of several clusters."""
+    if instance.latency != "eq15":
+        return [flow_shop_choices(instance, limit) for limit in limits]
+    return choices_with_last(instance, limits) if instance.names_last else closed_form_choices(instance, limits)
 
 
 def _infeasibility(instance: Instance, limits: Limits) -> Infeasibility:

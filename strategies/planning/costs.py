@@ -201,7 +201,7 @@ def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, scenario: 
                 "uplink_wait_s": cluster_costs.uplink_wait_s,
                 "waiting_s": cluster_costs.waiting_s,
                 "uplink_energy_j": cluster_costs.uplink_energy_j,
-                "uplink_bytes": instance.clusters[n].up.t_bits / 8,
+                "uplink_bytes": instance.upload_bits(n, plan.m) / 8,
                 "device_energy_j": (instance.steps * work.device_energy_j).tolist(),
                 "link_bytes": (instance.steps * work.link_bytes).tolist(),
                 "device_memory_bytes": work.device_memory_bytes.tolist(),

@@ -37,7 +37,7 @@ class Offers:
     @classmethod
     def of(cls, instance: Instance, choices: list[SegmentChoice | None]) -> Offers:
         """All the power that is allowed, for every cluster on every channel."""
-        links = Uplinks.of(instance)
+        links = Uplinks.of(instance, [c.m if c else None for c in choices])
         power = np.where(links.feasible, links.power(links.high), np.nan)
         upload = np.where(links.feasible, links.seconds(links.high), np.inf)
         pipeline = np.array([c.pipeline_s if c else np.inf for c in choices])

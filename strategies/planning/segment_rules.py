@@ -60,7 +60,7 @@ def proportional_choice(instance: Instance, cluster: int) -> SegmentChoice | Non
 
 def choice_of(instance: Instance, cluster: int, plan: ClusterPlan) -> SegmentChoice:
     """A plan's segments as a choice, with their time."""
-    last = plan.segments()[-1].device if instance.latency == "flowshop" else None
+    last = plan.segments()[-1].device if instance.names_last else None
     seconds = pipeline_seconds(instance, cluster, plan.delta, plan.m, last)
     return SegmentChoice(plan.delta, plan.m, last, seconds)
 

@@ -38,8 +38,9 @@ class Upload:
         self.bandwidth, self.gain, self.interference = (self.weights[name][j] for name in "BhI")
         self.noise = self.interference + self.bandwidth * instance["N0"]
 
-    def seconds(self, p):
-        return self.up["t_bits"] / self._rate(p) if self.up["t_bits"] else np.zeros_like(p)
+    def seconds(self, p, activations=0.0):
+        bits = self.up["t_bits"] + activations
+        return bits / self._rate(p) if bits else np.zeros_like(p)
 
     def energy(self, p):
         return p * self.up["e_bits"] / self._rate(p) if self.up["e_bits"] else np.zeros_like(p)
@@ -115,7 +116,7 @@ def cheapest_upload(instance, n, j, weight=0.0):
 def cheapest_round(instance):
     """Objective of the best round by trying all matchings, segments, micro-batches, deadlines; None if infeasible."""
     clusters, num_channels = instance["clusters"], len(instance["clusters"][0]["h"])
-    sizes = [best_pipelines(instance, n) for n in range(len(clusters))]
+    sizes = [best_pipelines(instance, n, activations_of=activation_bits) for n in range(len(clusters))]
     options = {}
     for n, j in itertools.product(range(len(clusters)), range(num_channels)):
         upload = Upload(instance, n, j)
@@ -142,19 +143,19 @@ def cheapest_round(instance):
 def cheapest_powers(instance, matches):
     """Objective of the best powers and deadline when segments and channels are given.
 
-    ``matches`` has None, or the channel, S and pipeline seconds of each cluster.
+    ``matches`` has None, or the channel, S, m and pipeline seconds of each cluster.
     """
     matched, chosen, unmatched = [], [], []
     for n, match in enumerate(matches):
         if match is None:
             unmatched.append(instance["clusters"][n]["skip"])
             continue
-        channel, size, seconds = match
+        channel, size, m, seconds = match
         upload = Upload(instance, n, channel)
         powers = upload.powers()
         from_here = np.minimum.accumulate(upload.cost(powers)[::-1])[::-1]
         matched.append((n, (upload, powers, from_here)))
-        chosen.append((size, seconds))
+        chosen.append(((size, activation_bits(instance, m)), seconds))
     return _RoundPlan(instance, matched, chosen, math.fsum(unmatched)).refined()
 
 
@@ -162,16 +163,18 @@ class _RoundPlan:
     """A matching with segments; what is left is the deadline, and the power of each control unit."""
 
     def __init__(self, instance, matched, chosen, unmatched):
+        """``chosen``: S and bits of activations, and seconds, of each matched cluster."""
         self.weight = instance["V"]
         self.matched = [
-            (option, instance["steps"] * seconds) for (_, option), (_, seconds) in zip(matched, chosen, strict=True)
+            (option, instance["steps"] * seconds, bits)
+            for (_, option), ((_, bits), seconds) in zip(matched, chosen, strict=True)
         ]
         sizes = [
             instance["clusters"][n]["wS"] * s + instance["clusters"][n]["wS2"] * s**2
-            for (n, _), (s, _) in zip(matched, chosen, strict=True)
+            for (n, _), ((s, _), _) in zip(matched, chosen, strict=True)
         ]
         self.fixed = math.fsum(sizes) + unmatched
-        self.first = max(float(upload.seconds(powers[-1])) + d for (upload, powers, _), d in self.matched)
+        self.first = max(float(upload.seconds(powers[-1], bits)) + d for (upload, powers, _), d, bits in self.matched)
         if self.weight:
             span = (self.cost(self.first) - self.cost(np.inf)) / self.weight
             shares = np.concatenate([[0.0], np.geomspace(1e-6, 1.0, 150), np.linspace(0.01, 1.0, 100)])
@@ -183,9 +186,9 @@ class _RoundPlan:
     def cost(self, deadline):
         """All but V T, for deadlines that are not too early."""
         total = self.fixed
-        for (upload, powers, from_here), seconds in self.matched:
+        for (upload, powers, from_here), seconds, bits in self.matched:
             left = np.maximum(deadline - seconds, 1e-300)
-            bits_per_hz = upload.up["t_bits"] / upload.bandwidth
+            bits_per_hz = (upload.up["t_bits"] + bits) / upload.bandwidth
             with np.errstate(over="ignore"):
                 least = np.expm1(np.log(2) * bits_per_hz / left) * upload.noise / upload.gain
             least = np.clip(least, powers[0], powers[-1])
@@ -201,18 +204,29 @@ class _RoundPlan:
 # Segments, from an instance as JSON values
 
 
-def best_pipelines(instance, cluster):
-    """Least D of a cluster for every S that is possible, over all sets, compositions, last devices and m."""
+def activation_bits(instance, m):
+    """Bits that the activations of a round's local steps add to an upload."""
+    units = instance["b"] if instance["act"]["scaling"] == "sample" else m
+    return instance["steps"] * instance["act"].get("z_enc_bits", 0.0) * units
+
+
+def best_pipelines(instance, cluster, activations_of=None):
+    """Least D of a cluster for every S that is possible, over all sets, compositions, last devices and m.
+
+    With ``activations_of`` for every S and number of bits that this gives for an m.
+    """
     best = {}
+    lasts_matter = instance["latency"] == "flowshop" or instance.get("tail_energy", "link") == "none"
     for m in instance["m_set"]:
         for delta in _compositions(instance["L"], len(instance["clusters"][cluster]["devices"])):
             size = sum(d > 0 for d in delta)
             if size < instance.get("S_min", 1) or (instance.get("S_max") or size) < size:
                 continue
-            for last in [k for k, d in enumerate(delta) if d] if instance["latency"] == "flowshop" else [None]:
+            key = size if activations_of is None else (size, activations_of(instance, m))
+            for last in [k for k, d in enumerate(delta) if d] if lasts_matter else [None]:
                 seconds = pipeline_time(instance, cluster, delta, m, last)
-                if seconds is not None and seconds < best.get(size, math.inf):
-                    best[size] = seconds
+                if seconds is not None and seconds < best.get(key, math.inf):
+                    best[key] = seconds
     return best
 
 
@@ -228,9 +242,9 @@ def pipeline_time(instance, cluster, delta, m, last):
             continue
         rate = d["B"] * math.log2(1 + d["p"] * d["h"] / (d["I"] + d["B"] * instance["N0"]))
         tau = bits / rate + act.get("lat", 0.0)
-        if last == k:
+        if last == k and instance["latency"] == "flowshop":
             tau = 0.0
-        joules = d["kappa"] * blocks * flop / d["phi"] * d["f"] ** 2 + d["p"] * tau
+        joules = d["kappa"] * blocks * flop / d["phi"] * d["f"] ** 2 + (0.0 if last == k else d["p"] * tau)
         joules *= {"none": 0, "c9p": 1, "c9": 2 * m, "exact": m}[instance["energy"]]
         if blocks * instance["gamma0"] > d["mem"] or joules > d["Emax"]:
             return None

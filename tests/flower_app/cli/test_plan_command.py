@@ -190,7 +190,7 @@ def test_powers_by_convex_programs_are_asked_for_and_told():
     assert by_programs["power_control"]["used"] == "sca" and "power_control" not in exact
     assert by_programs["objective"] == pytest.approx(exact["objective"], rel=1e-6) and by_programs["gap"] <= 1e-6
     outcome = call("plan", "--scenario", "table2", "--planner", "random", "--power-control", "sca")
-    assert outcome.exit_code == 2 and "--power-control sca is for rounds of dssda and uniform" in outcome.stderr
+    assert outcome.exit_code == 2 and "--power-control sca is for the rounds of dssda and uniform" in outcome.stderr
 
 
 def test_a_plan_for_the_default_network_fits_the_default_run(tmp_path):

@@ -30,7 +30,7 @@ class Round:
         instance = parse_instance(self.raw, "drawn")
         tables = segment_tables(instance)
         uplinks = Uplinks.of(instance)
-        self.options = Options.of(instance, [table.choices for table in tables], uplinks)
+        self.options = Options.of(instance, [table.offered for table in tables], uplinks)
         self.feasible = plan_round(instance).status != "infeasible"
         sizes = [oracles.best_pipelines(self.raw, n) for n in range(len(self.raw["clusters"]))]
         self._table = {}

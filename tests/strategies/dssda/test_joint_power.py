@@ -20,6 +20,7 @@ def planned(generator, **changes):
         for cluster in raw["clusters"]:
             cluster["wE"] = float(generator.choice([0.0, 10 ** generator.uniform(-1, 1.5)]))
             cluster["up"]["Emax"] = float(generator.uniform(2.0, 20.0))
+        raw["act"]["z_enc_bits"] = float(generator.choice([0.0, 1e6]))
         instance = parse_instance(raw, "drawn")
         answer = plan_round(instance)
         if answer.status == "optimal":
@@ -38,7 +39,7 @@ def test_the_programs_end_at_the_optimum_of_a_search_over_deadlines_and_powers()
         ours = [m and replace(m, power_w=next(powers)) for m in matches]
         assert violations(instance, ours) == []
         objective = score(instance, ours, "feasible").objective
-        chosen = [m and (m.channel, m.choice.num_segments, m.choice.pipeline_s) for m in matches]
+        chosen = [m and (m.channel, m.choice.num_segments, m.choice.m, m.choice.pipeline_s) for m in matches]
         assert objective == pytest.approx(oracles.cheapest_powers(raw, chosen), rel=2e-6)
         assert objective == pytest.approx(answer.objective, rel=1e-6)
         several += found.iterations > 1
@@ -54,8 +55,9 @@ def test_among_powers_of_equal_cost_the_least_are_taken():
         instance = replace(instance, clusters=free)
         found = solve_joint_powers(instance, matches)
         seconds = [
-            instance.steps * m.choice.pipeline_s + c.up.t_bits / float(instance.uplink_rate(n, p, m.channel))
-            for n, (c, m, p) in enumerate(zip(free, matches, found.power_w, strict=True))
+            instance.steps * m.choice.pipeline_s
+            + instance.upload_bits(n, m.choice.m) / float(instance.uplink_rate(n, p, m.channel))
+            for n, (m, p) in enumerate(zip(matches, found.power_w, strict=True))
         ]
         # All of them end with the slowest: with less power the round would take longer.
         np.testing.assert_allclose(seconds, max(seconds), rtol=1e-6)

@@ -225,7 +225,7 @@ def test_prices_bound_an_interval_no_higher_than_its_matchings(every_round_is_la
         for cluster in raw["clusters"]:
             cluster["up"].update(Emax=30.0, eps_max=None)
         instance = parse_instance(raw, "drawn")
-        choices = [table.choices for table in segment_tables(instance)]
+        choices = [table.offered for table in segment_tables(instance)]
         options = Options.of(instance, choices, Uplinks.of(instance))
         if most_matched(np.isfinite(options.table(options.earliest))) < instance.num_matched:
             continue

@@ -50,6 +50,10 @@ class RoundPolicy(ABC):
     controls_power: bool = False
     """Whether powers are found by successive convex approximation after the plan, where an energy queue asks for it."""
 
+    seeks_least_time: bool = False
+    """Whether its segments are those of least time: where times are measured, the event simulator may then improve
+    them."""
+
     @classmethod
     def of_run(cls, seed: int) -> RoundPolicy:
         """Make the policy of a run with this seed, where ``policy`` names the class."""

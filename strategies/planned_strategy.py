@@ -170,18 +170,23 @@ class PlannedStrategy(Strategy):
         averaged = self.averaged and arrays is not None
         in_average = {reply.metadata.src_node_id for reply in counted if averaged and not reply.has_error()}
         self.uncounted = {state.cluster for node, state in state_of.items() if node not in in_average}
-        trained = set()
+        trained, compared = set(), []
         for reply in counted:
             if reply.has_error():
                 continue
             state = state_of[reply.metadata.src_node_id]
             trained.add(state.cluster)
-            report = read_report(reply).get("state")
-            state.note_round(read_metric(reply, LOSS_KEY), ClusterState.from_dict(report) if report else None)
+            report = read_report(reply)
+            told = report.get("state")
+            state.note_round(read_metric(reply, LOSS_KEY), ClusterState.from_dict(told) if told else None)
+            if self.planner.adaptation is not None and "measured" in report:
+                compared.append(self._learn(decision, state.cluster, report))
         gamma = self.planner.settle(decision, trained)
         costs = round_costs(decision, type(self).work, [s.cluster in trained for s in self.clusters])
+        adaptation = self.planner.adaptation
+        adapted = {} if adaptation is None else adaptation.record() | {"predictions": compared}
         self.record = {
-            "plan": plan_record(self.planner.policy.name, decision) | {"waived": list(self.traits.waives)},
+            "plan": plan_record(self.planner.policy.name, decision) | {"waived": list(self.traits.waives)} | adapted,
             "virtual": costs_record(decision, costs, gamma, self.planner.scenario),
         }
         return arrays, metrics
@@ -208,11 +213,20 @@ class PlannedStrategy(Strategy):
         for cluster, loss in zip(self.clusters, state["losses"], strict=True):
             cluster.note_round(loss)
 
+    def _learn(self, decision: Decision, cluster: int, report: dict[str, Any]) -> dict[str, Any]:
+        """Estimate by a cluster's report; returns what was predicted beside what it says."""
+        adaptation = self.planner.adaptation
+        assert adaptation is not None
+        planned_upload_s = decision.answer.clusters[cluster].uplink_s
+        compared = adaptation.comparison(cluster, report, planned_upload_s)
+        adaptation.observe(decision.number, cluster, report, decision.declared, decision.declared_upload_s(cluster))
+        return compared
+
     def _pace(self, decision: Decision, cluster: int) -> Pace | None:
         if self.time_scale is None:
             return None
-        times = type(self).times(decision.instance, cluster, decision.plans[cluster])
-        uplink_s = decision.answer.clusters[cluster].uplink_s or 0.0
+        times = type(self).times(decision.declared, cluster, decision.plans[cluster])
+        uplink_s = decision.declared_upload_s(cluster) or 0.0
         return Pace.of(times, uplink_s, self.time_scale)
 
 

@@ -11,9 +11,10 @@ Three threads follow the three arrows that touch the control unit; the devices f
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,17 @@ Progress = Callable[[str, int], None]
 gradient) or ``B`` (a micro-batch that is through), and the number of the micro-batch in its batch."""
 
 
+class ExchangeTimes(NamedTuple):
+    """When a micro-batch passed the control unit on its way to the decoder and back, by the control unit's clock."""
+
+    asked: float
+    """When its activations were waited for [s]."""
+    arrived: float
+    """When they had come from the last device [s]."""
+    answered: float
+    """When the decoder's gradient had come, and went on to the last device [s]."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchAnswer:
     """What the decoder said of a batch."""
@@ -44,6 +56,8 @@ class BatchAnswer:
     """Squared norm of the decoder's gradient, after a step's last batch."""
     tied: dict[str, Tensor]
     """Gradient of the tied matrices, after a step's last batch."""
+    exchange: list[ExchangeTimes]
+    """Of each micro-batch."""
 
 
 class BatchRun:
@@ -79,6 +93,8 @@ class BatchRun:
         self._pieces = split_batch(batch, len(order.sizes))
         self._shapes = order.shapes(last=True)
         self._embedded: list[Tensor] = []
+        self._passed: list[tuple[float, float]] = []
+        self._answered: list[float] = []
         self._pool = concurrent.futures.ThreadPoolExecutor(3, thread_name_prefix="pipeline")
         self._futures: list[Any] = []
 
@@ -132,7 +148,9 @@ class BatchRun:
                 self._embedded.append(self._embedding(piece).float())
             transport.send(self._embedded[i], 1, FORWARD, i)
         for i, piece in enumerate(self._pieces):
+            asked = time.time()
             output = outputs[i].wait()
+            self._passed.append((asked, time.time()))
             self._progress("F", i)
             self._link.send(order.step.first + i, output, piece["attention_mask"], targets(piece))
 
@@ -145,6 +163,7 @@ class BatchRun:
                     f"the decoder's gradient of micro-batch {self._order.step.first + i} is {gradient.tensor.dtype} of "
                     f"shape {list(gradient.tensor.shape)}, expected float32 of {list(shape)}"
                 )
+            self._answered.append(time.time())
             loss_sum += gradient.loss_sum
             norm_sq = gradient.norm_sq
             self._progress("G", i)
@@ -154,7 +173,10 @@ class BatchRun:
             check_tied({name: parameter.shape for name, parameter in self._tied_parameters.items()}, tied)
         except ValueError as error:
             raise LinkError(f"the decoder's gradient of the {error}") from None
-        return BatchAnswer(loss_sum=loss_sum, norm_sq=norm_sq, tied=tied)
+        exchange = [
+            ExchangeTimes(*passed, answered) for passed, answered in zip(self._passed, self._answered, strict=True)
+        ]
+        return BatchAnswer(loss_sum=loss_sum, norm_sq=norm_sq, tied=tied, exchange=exchange)
 
     def _backward(self) -> None:
         shapes = self._order.shapes()

@@ -62,6 +62,7 @@ def simulate_pipeline(
     *,
     links: str = "blocking",
     decoder_s: float = 0.0,
+    answers_at_once: bool = False,
 ) -> Simulation:
     """Execute a schedule.
 
@@ -72,6 +73,8 @@ def simulate_pipeline(
     forward_link_s, backward_link_s : (S - 1, m), seconds of activations and gradients on the link after each stage
     links : ``blocking``, ``overlapping`` or ``shared``
     decoder_s : from the end of the last stage's forward pass to its gradient [s]; ``fused`` adds it to the last chunk
+    answers_at_once : the last stage is no device but the decoder, which answers each micro-batch before it takes the
+        next one, whatever the schedule of the others; not with ``fused``
 
     Raises
     ------
@@ -91,7 +94,10 @@ def simulate_pipeline(
         chunk[-1] += decoder_s
         compute, send = {"FB": chunk.tolist()}, {"FB": (forward_link_s + backward_link_s).tolist()}
     else:
-        todo = [actions(schedule, s, num_stages, num_micro_batches) for s in range(num_stages)]
+        num_devices = num_stages - answers_at_once
+        todo = [actions(schedule, s, num_devices, num_micro_batches) for s in range(num_devices)]
+        if answers_at_once:
+            todo.append([Action(kind, i) for i in range(num_micro_batches) for kind in ("F", "B")])
         compute = {"F": forward_s.tolist(), "B": backward_s.tolist()}
         send = {"F": forward_link_s.tolist(), "B": backward_link_s.tolist()}
     return _Run(todo, compute, send, links, decoder_s).execute()
@@ -190,11 +196,11 @@ def stage_times(
     o_f: float,
     o_b: float,
     o_b_scaling: Scaling,
-    t0: float,
+    t0: float | Array,
     z_bits: float,
     g_bits: float,
     act_scaling: Scaling,
-    lat: float,
+    lat: float | Array,
 ) -> tuple[Array, Array, Array, Array]:
     """Times for :func:`simulate_pipeline` from what devices and TEBs cost; t0 and lat count half in each direction.
 
@@ -206,9 +212,9 @@ def stage_times(
     micro_batches : (m,), samples of each
     o_f : forward FLOP of one TEB for one sample
     o_b : backward FLOP of one TEB, for one micro-batch or for one sample, as ``o_b_scaling`` says
-    t0 : seconds of one TEB for one micro-batch beside its FLOP
+    t0 : seconds of one TEB for one micro-batch beside its FLOP, or (S,) of each stage's device
     z_bits, g_bits : activations and gradient, of one micro-batch or of one sample, as ``act_scaling`` says [bit]
-    lat : seconds of one micro-batch on a link beside its bits, both directions together
+    lat : seconds of one micro-batch on a link beside its bits, both directions together, or (S,)
 
     Returns
     -------
@@ -218,6 +224,8 @@ def stage_times(
     samples = np.asarray(micro_batches, dtype=np.float64)
     blocks, rate = np.asarray(num_blocks, dtype=np.float64)[:, None], np.asarray(link_rate, dtype=np.float64)[:-1, None]
     flops = np.asarray(speed, dtype=np.float64)[:, None]
+    t0 = np.broadcast_to(np.asarray(t0, dtype=np.float64), (len(blocks),))[:, None]
+    lat = np.broadcast_to(np.asarray(lat, dtype=np.float64), (len(blocks),))[:-1, None]
     backward = o_b * (samples if o_b_scaling == "sample" else np.ones_like(samples))
     units = samples if act_scaling == "sample" else np.ones_like(samples)
     return (

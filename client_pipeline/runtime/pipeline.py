@@ -6,7 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import Batch, target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan, Segment, micro_batch_sizes
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.batch_run import BatchRun, Progress
+from client_pipeline.runtime.batch_run import BatchRun, ExchangeTimes, Progress
 from client_pipeline.runtime.block_moves import BlockPlacement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
@@ -49,6 +49,10 @@ class StepOutcome:
     """Squared norm of the decoder's gradient, as the decoder said it."""
     segments: list[Segment]
     """Segments that it ran on."""
+    sizes: list[int] = field(default_factory=list)
+    """Examples of each micro-batch, of all batches one after the other."""
+    exchange: list[ExchangeTimes] = field(default_factory=list)
+    """Of each micro-batch."""
 
     def __add__(self, later: StepOutcome) -> StepOutcome:
         """Join it with that of the step's next batch; norms are of all that was accumulated until then."""
@@ -67,6 +71,8 @@ class StepOutcome:
             link_bytes=self.link_bytes + later.link_bytes,
             decoder_norm_sq=later.decoder_norm_sq,
             segments=later.segments,
+            sizes=self.sizes + later.sizes,
+            exchange=self.exchange + later.exchange,
         )
 
 
@@ -355,6 +361,8 @@ class Pipeline:
             link_bytes=2 * sum(size * length for size, length, _ in order.shapes()) * self.codec.row_bytes(self.width),
             decoder_norm_sq=answer.norm_sq,
             segments=self.segments,
+            sizes=order.sizes,
+            exchange=answer.exchange,
         )
 
     def close(self) -> None:

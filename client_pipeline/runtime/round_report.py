@@ -8,6 +8,7 @@ from typing import Any
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.memory import peak_bytes
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
+from client_pipeline.runtime.round_times import round_times
 
 
 def round_report(
@@ -55,6 +56,7 @@ def round_report(
             "fetch_s": snapshots.fetch_s,
         },
         "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
+        "measured": round_times(outcomes),
         "timeline": timeline(outcomes[-1], pipeline.num_micro_batches),
         "prepare_s": ready_at - start,
         "train_s": trained - ready_at,

@@ -63,6 +63,10 @@ class DoneAction(NamedTuple):
     """[s], by the machine's clock."""
     end: float
     """[s]."""
+    asked: float = 0.0
+    """When the stage began to wait for its input [s]."""
+    arrived: float = 0.0
+    """When it had it [s]; no later than ``asked`` if it was there already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +262,9 @@ def run_actions(stage: Stage, transport: Transport, order: StepOrder) -> list[Do
     done_actions: list[DoneAction] = []
     for action in todo:
         kind, micro_batch = action
+        asked = time.time()
         received_tensor = posted.pop(action).wait()
+        arrived = time.time()
         with turn_to_compute():
             # Not a monotonic clock: the stages may be on several machines.
             start = time.time()
@@ -272,7 +278,7 @@ def run_actions(stage: Stage, transport: Transport, order: StepOrder) -> list[Do
         if clock:
             clock.compute(kind, micro_batch)
             end = time.time()
-        done_actions.append(DoneAction(kind, micro_batch, start, end))
+        done_actions.append(DoneAction(kind, micro_batch, start, end, asked, arrived))
         if clock:
             clock.send(kind, micro_batch)
         if kind == "F":

@@ -34,7 +34,7 @@ def micro_batch_work(forward_flop: float, backward_flop: float, samples: Real, s
     return b * forward_flop + (backward_flop if scaling == "microbatch" else b * backward_flop)
 
 
-def teb_time(work_flop: Real, flop_per_cycle: Real, frequency_hz: Real, overhead_s: float = 0.0) -> Array:
+def teb_time(work_flop: Real, flop_per_cycle: Real, frequency_hz: Real, overhead_s: Real = 0.0) -> Array:
     """Seconds of one TEB for one micro-batch: a_k = work / (phi_k f_k), inside Eq. (15), plus a fixed overhead.
 
     Parameters
@@ -48,7 +48,7 @@ def teb_time(work_flop: Real, flop_per_cycle: Real, frequency_hz: Real, overhead
     return np.asarray(work_flop, dtype=np.float64) / speed + overhead_s
 
 
-def link_time(bits: Real, rate: Real, latency_s: float = 0.0) -> Array:
+def link_time(bits: Real, rate: Real, latency_s: Real = 0.0) -> Array:
     """Seconds that one micro-batch spends on a link: tau_k = (z + g) / r_k, plus a fixed latency.
 
     Parameters

@@ -36,7 +36,7 @@ from strategies.traits import Traits
 Scalar = bool | int | float | str
 
 DECODER_SYNCS = ("auto", "step", "round")
-COSTS = ("scenario", "model")
+COSTS = ("scenario", "model", "measured")
 EMULATIONS = ("none", "paced")
 NORMS = ("pre", "post")
 TRAINABLE = ("full", "lora")
@@ -153,7 +153,8 @@ class RunConfig:
     scenario_seed: int = -1
     """Instead of the scenario's own: other devices and rounds from the same ranges; -1: its own."""
     costs: str = "scenario"
-    """What TEBs and uploads cost in the planner's eyes: as the ``scenario`` says, or counted from the ``model``."""
+    """What TEBs and uploads cost in the planner's eyes: as the ``scenario`` says, counted from the ``model``, or as
+    ``measured`` in the rounds before, which is what ``collapipe run --superlink`` does."""
     device_emulation: str = "none"
     """``paced``: devices take the time that their profiles say, times ``time-scale``; ``none``: as fast as they go."""
     time_scale: float = 0.05

@@ -16,7 +16,9 @@ from strategies.baselines.stock import make_stock
 from strategies.checkpoint import Checkpoint
 from strategies.clusters import ClusterState
 from strategies.decoder.service import DecoderService
+from strategies.estimation.measured_network import MeasuredNetwork
 from strategies.planned_strategy import OnPlan, PlannedStrategy
+from strategies.planning.adaptation import Adaptation
 from strategies.planning.costs import Work, pipeline_work
 from strategies.planning.planner import Decision, InfeasibleRound, RoundPlanner
 from strategies.planning.policies import make_policy
@@ -58,6 +60,8 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
             'set strategy = "collapipe"'
         )
     if not issubclass(cls, PlannedStrategy):
+        if config.costs == "measured":
+            raise ValueError(f"costs: {config.strategy} plans nothing, found measured; leave costs out")
         if config.device_emulation != "none":
             raise ValueError(
                 f"device-emulation: {config.strategy} sends no plan, so nobody knows the pace; use one of "
@@ -68,11 +72,31 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     if own_policy is not None and config.plan:
         raise ValueError(f"plan: {config.strategy} brings its own plan; leave plan empty")
     _check_options(config, cls)
+    adaptation = _adaptation(config, scenario, cls)
     if own_policy is not None:
-        return RoundPlanner(scenario, own_policy, power_control=config.planner.power_control)
+        return RoundPlanner(scenario, own_policy, power_control=config.planner.power_control, adaptation=adaptation)
     name = "fixed" if config.plan else config.policy
     policy = make_policy(name, plan_file=config.plan, seed=config.seed, c11=config.planner.c11)
-    return RoundPlanner(scenario, policy, drift=config.planner.drift, power_control=config.planner.power_control)
+    return RoundPlanner(
+        scenario,
+        policy,
+        drift=config.planner.drift,
+        power_control=config.planner.power_control,
+        adaptation=adaptation,
+    )
+
+
+def _adaptation(config: RunConfig, scenario: Scenario, cls: type[PlannedStrategy]) -> Adaptation | None:
+    """What plans by measured times; None where the configuration does not ask for it."""
+    if config.costs != "measured":
+        return None
+    if cls.work is not pipeline_work:
+        raise ValueError(
+            f"costs: measured needs a strategy whose clusters are pipelines, found strategy = {config.strategy!r}; set "
+            'costs = "model"'
+        )
+    paced = config.device_emulation == "paced"
+    return Adaptation(MeasuredNetwork(scenario.num_clusters, config.time_scale if paced else None))
 
 
 def _check_joining(config: RunConfig, scenario: Scenario, *, takes_aggregator: bool) -> None:

@@ -47,6 +47,7 @@ def stock_record(
         number=number,
         network=network,
         instance=instance,
+        declared=instance,
         answer=no_clusters,
         plans=decided,
         queues=queues,

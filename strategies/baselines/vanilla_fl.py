@@ -32,7 +32,7 @@ def whole_model_work(instance: Instance, cluster: int, plan: ClusterPlan) -> Ste
     devices = instance.device_arrays(cluster)
     num_devices = len(devices.phi)
     work = micro_batch_work(instance.o_f, instance.o_b, instance.b / num_devices, instance.o_b_scaling)
-    seconds = float(instance.L * np.max(teb_time(work, devices.phi, devices.f, instance.t0)))
+    seconds = float(instance.L * np.max(teb_time(work, devices.phi, devices.f, instance.t0 + devices.t0)))
     return StepWork(
         pipeline_s=seconds,
         pipeline_fused_s=seconds,

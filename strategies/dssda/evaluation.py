@@ -39,8 +39,8 @@ class Match:
 def teb_and_link_seconds(instance: Instance, cluster: int, m: int) -> tuple[Array, Array]:
     """Seconds of one TEB, a_k, and of one link, tau_k, for one of m micro-batches; (K,) each."""
     devices = instance.device_arrays(cluster)
-    teb = teb_time(instance.work(m), devices.phi, devices.f, instance.t0)
-    return teb, link_time(instance.link_bits(m), devices.rate, instance.lat)
+    teb = teb_time(instance.work(m), devices.phi, devices.f, instance.t0 + devices.t0)
+    return teb, link_time(instance.link_bits(m), devices.rate, instance.lat + devices.lat)
 
 
 def pipeline_seconds(instance: Instance, cluster: int, delta: Sequence[int], m: int, last: int | None) -> float:

@@ -39,6 +39,10 @@ class Device:
     """Memory [byte]."""
     Emax: float
     """Energy budget [J]."""
+    t0: float = 0.0
+    """Seconds of one TEB for one micro-batch beyond the instance's own t0, where this was measured."""
+    lat: float = 0.0
+    """Seconds of one micro-batch on the link beyond the instance's own lat, likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +243,8 @@ class DeviceArrays:
     """Link rate r_k, Eq. (13) [bit/s]."""
     mem: Array
     Emax: Array
+    t0: Array
+    lat: Array
 
     @classmethod
     def of(cls, devices: Sequence[Device], noise_psd: float) -> DeviceArrays:
@@ -248,4 +254,5 @@ class DeviceArrays:
             return np.array([getattr(d, name) for d in devices], dtype=np.float64)
 
         rate = shannon_rate(column("B"), column("p"), column("h"), column("I"), noise_psd)
-        return cls(column("phi"), column("f"), column("kappa"), column("p"), rate, column("mem"), column("Emax"))
+        names = ("phi", "f", "kappa", "p", "mem", "Emax", "t0", "lat")
+        return cls(**{name: column(name) for name in names}, rate=rate)

@@ -111,9 +111,11 @@ def _parse_cluster(raw: Any, location: str) -> Cluster:
 
 
 def _parse_device(raw: Any, location: str) -> Device:
-    table = _Table(raw, location, set(Device.__dataclass_fields__), set())
+    measured = {"t0", "lat"}
+    table = _Table(raw, location, set(Device.__dataclass_fields__), measured)
     positive = ("phi", "f", "p", "B", "h")
-    return Device(**{name: table.number(name, positive=name in positive) for name in Device.__dataclass_fields__})
+    names = [name for name in Device.__dataclass_fields__ if name in raw or name not in measured]
+    return Device(**{name: table.number(name, positive=name in positive) for name in names})
 
 
 class _Table:
@@ -197,7 +199,7 @@ def instance_to_dict(instance: Instance) -> dict[str, Any]:
         "clusters": [
             {
                 **{name: getattr(c, name) for name in ("wS", "wS2", "wP", "wE", "wG", "skip")},
-                "devices": [dict(vars(d)) for d in c.devices],
+                "devices": [{k: v for k, v in vars(d).items() if v or k not in ("t0", "lat")} for d in c.devices],
                 "up": dict(vars(c.up)),
                 "h": list(c.h),
                 "I": list(c.I),

@@ -36,7 +36,7 @@ class Limits:
         """Collect the limits of a cluster."""
         d, m = instance.device_arrays(cluster), np.array(instance.m_set, dtype=np.float64)[:, None]
         work = instance.work(m)
-        link_s = link_time(instance.link_bits(m), d.rate, instance.lat)
+        link_s = link_time(instance.link_bits(m), d.rate, instance.lat + d.lat)
         memory = np.full(len(d.mem), float(instance.L))
         if instance.gamma0 > 0:
             memory = np.minimum(_whole(d.mem / instance.gamma0), instance.L)
@@ -57,7 +57,7 @@ class Limits:
         return cls(
             cluster=cluster,
             memory_cap=memory,
-            teb_s=np.asarray(teb_time(work, d.phi, d.f, instance.t0)),
+            teb_s=np.asarray(teb_time(work, d.phi, d.f, instance.t0 + d.t0)),
             link_s=np.asarray(link_s),
             cap=cap,
             last_cap=last_cap,

@@ -120,10 +120,10 @@ class _Alternation:
         self._limits = Limits.of(instance, cluster)
 
         def teb(m: float) -> Array:
-            return teb_time(instance.work(np.asarray(m)), devices.phi, devices.f, instance.t0)
+            return teb_time(instance.work(np.asarray(m)), devices.phi, devices.f, instance.t0 + devices.t0)
 
         def link(m: float) -> Array:
-            return link_time(instance.link_bits(np.asarray(m)), devices.rate, instance.lat)
+            return link_time(instance.link_bits(np.asarray(m)), devices.rate, instance.lat + devices.lat)
 
         self._teb = _Slope.of(teb(1.0), teb(np.inf))
         self._link = _Slope.of(link(1.0), link(np.inf))

@@ -28,7 +28,7 @@ from flwr.serverapp import Grid
 
 from strategies.flower_internals import ErrorCode, NodeInfo, ObjectPushError, log
 from strategies.grid.forwarding import ForwardingGrid
-from strategies.grid.reply_matching import failed
+from strategies.grid.reply_matching import failed, note_exchange
 from strategies.grid.standing import Standing, WatchedDecoder
 
 LAST_WORDS_S = 60.0
@@ -193,7 +193,8 @@ class BoundedGrid(ForwardingGrid):
             return []
         exchange = _Exchange(self._decoder, self._clusters, self._reply_timeout_s, sent[0].metadata.message_type)
         pending, replies = self._push(sent)
-        looked, end = time.monotonic(), math.inf if timeout is None else time.monotonic() + timeout
+        looked = started = time.monotonic()
+        end = math.inf if timeout is None else time.monotonic() + timeout
         try:
             while pending:
                 given_up = exchange.overdue([awaited.order for awaited in pending.values()])
@@ -206,6 +207,7 @@ class BoundedGrid(ForwardingGrid):
                     if awaited.error is not None:
                         raise awaited.error
                     if awaited.reply is not None:
+                        note_exchange(awaited.reply, time.monotonic() - started)
                         replies.append(self._attributed(awaited.reply, awaited.order))
                     elif message_id in given_up:
                         self._orders_owed.append(awaited)

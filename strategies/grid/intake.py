@@ -21,7 +21,7 @@ from strategies.flower_internals import KEY_NORM_BIT
 from strategies.grid.received_arrays import checked_arrays, expected_forms, not_finite
 from strategies.grid.received_report import ReportTerms, checked_faults, checked_report
 from strategies.grid.received_values import SECONDS, Kind, MalformedReply, check_object, excerpt, number, parse_json
-from strategies.grid.reply_matching import failed
+from strategies.grid.reply_matching import exchange_seconds, failed
 from strategies.printable import printable
 from strategies.records import (
     ARRAYS,
@@ -127,7 +127,7 @@ class ReplyIntake:
     def _answer(self, order: Message, reply: Message, terms: ReportTerms) -> TakenReply:
         arrays, metrics, report_text = _records(reply.content)
         values = self._checked_metrics(order, metrics)
-        report = checked_report(report_text, terms)
+        report = checked_report(report_text, terms) | {"exchange_s": exchange_seconds(reply)}
         weights = self._weights(order, arrays)
         content = RecordDict(
             {

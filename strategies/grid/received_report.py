@@ -33,6 +33,10 @@ _REPORT_BYTES = 1 << 20
 _EVENT_BYTES = 160
 _EVENT = (one_of("F", "B"), whole(), whole(), number(), number())
 """Kind, stage, micro-batch, start and end of an entry of the timeline."""
+_TIME = (whole(1, 1 << 20), whole(1, 1 << 31), number(0.0, 1e6))
+"""Samples, count and seconds of an entry of ``measured``."""
+_MOST_SIZES = 64
+"""Sizes of micro-batches in a round: two of a batch, and those of the plans that a round may have had."""
 _MOST_DEVICES, _MOST_MICRO_BATCHES, _MOST_BLOCKS = 1024, 1 << 16, 1 << 16
 """Where the order brings no plan to compare with."""
 
@@ -83,6 +87,7 @@ def checked_report(text: Any, terms: ReportTerms) -> dict[str, Any]:
     check_object(report, _schema(terms), "report")
     _check_plan(report["plan"], terms)
     _check_devices(report["devices"], terms)
+    _check_measured(report["measured"], terms)
     _check_timeline(report["timeline"], terms)
     check_state(report["state"], terms)
     return dict(report) | {"faults": checked_faults(report["faults"], terms)}
@@ -151,6 +156,7 @@ def _schema(terms: ReportTerms) -> Schema:
         "loss": number(0.0, 1e12),
         "plan": _OBJECT,
         "devices": _OBJECT,
+        "measured": {"tebs": _OBJECT, "links": _OBJECT, "stream": _LIST, "pipeline_s": SECONDS},
         "timeline": _LIST,
         "state": _OBJECT,
         "faults": _LIST,
@@ -193,6 +199,26 @@ def _check_devices(raw: dict[str, Any], terms: ReportTerms) -> None:
         if name not in known:
             raise MalformedReply(f"report.devices: expected names from 0 to {len(known) - 1}, found {excerpt(name)}")
         check_object(device, _DEVICE, f"report.devices.{name}", optional=_MEMORY)
+
+
+def _check_measured(raw: dict[str, Any], terms: ReportTerms) -> None:
+    """Refuse times that no planner could plan with: products of them stay finite, and their lists short."""
+    known = {str(k) for k in range(terms.most_devices)}
+    lists = {"report.measured.stream": raw["stream"]}
+    for name in ("tebs", "links"):
+        for device, times in raw[name].items():
+            if device not in known:
+                words = f"expected names from 0 to {len(known) - 1}"
+                raise MalformedReply(f"report.measured.{name}: {words}, found {excerpt(device)}")
+            lists[f"report.measured.{name}.{device}"] = times
+    for location, times in lists.items():
+        if not isinstance(times, list) or len(times) > _MOST_SIZES:
+            raise MalformedReply(f"{location}: expected a list of at most {_MOST_SIZES} times, found {excerpt(times)}")
+        for i, entry in enumerate(times):
+            if not isinstance(entry, list) or len(entry) != len(_TIME):
+                raise MalformedReply(f"{location}[{i}]: expected samples, count and seconds, found {excerpt(entry)}")
+            for kind, value in zip(_TIME, entry, strict=True):
+                kind.check(value, f"{location}[{i}]")
 
 
 def _check_timeline(raw: list[Any], terms: ReportTerms) -> None:

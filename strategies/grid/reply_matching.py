@@ -37,6 +37,16 @@ def match_replies(orders: Sequence[Message], replies: Iterable[Message]) -> list
     return answers
 
 
+def note_exchange(reply: Message, seconds: float) -> None:
+    """Note on a reply how long it took from its order on, by this process's clock; no client can say that."""
+    reply.metadata.__dict__["_exchange_s"] = seconds
+
+
+def exchange_seconds(reply: Message) -> float | None:
+    """Return what :func:`note_exchange` noted; None if it did not [s]."""
+    return reply.metadata.__dict__.get("_exchange_s")
+
+
 def failed(order: Message, reason: str, code: int = ErrorCode.MOD_FAILED_PRECONDITION) -> Message:
     """Return the error that stands for an order's answer."""
     return Message(Error(code, reason), reply_to=order)

@@ -112,11 +112,11 @@ def plan_times(instance: Instance, cluster: int, plan: ClusterPlan) -> tuple[Arr
         o_f=instance.o_f,
         o_b=instance.o_b,
         o_b_scaling=instance.o_b_scaling,
-        t0=instance.t0,
+        t0=(instance.t0 + devices.t0)[order],
         z_bits=instance.z_bits,
         g_bits=instance.g_bits,
         act_scaling=instance.act_scaling,
-        lat=instance.lat,
+        lat=(instance.lat + devices.lat)[order],
     )
 
 

@@ -12,13 +12,14 @@ import numpy as np
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.system.channels import NetworkState, NetworkTrace
 from client_pipeline.system.devices import DeviceProfile
-from client_pipeline.system.radio import Array
+from client_pipeline.system.radio import Array, upload_time
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility
 from strategies.dssda.instance import Instance
 from strategies.dssda.power_control import PowerControl, check_power_control, control_power
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import per_round_bound, round_bound, round_instance
+from strategies.planning.adaptation import Adaptation, SettledPolicy
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all
 
 
@@ -38,6 +39,8 @@ class Decision:
     """From 1."""
     network: NetworkState
     instance: Instance
+    declared: Instance
+    """The same as the scenario says; ``instance`` itself where nothing is measured."""
     answer: Answer
     plans: list[ClusterPlan]
     """Of all clusters, (N,)."""
@@ -47,6 +50,14 @@ class Decision:
     """Reasons of the clusters that could not be planned."""
     power_control: PowerControl | None
     """How the powers were found by convex programs; None where the policy's own stand."""
+
+    def declared_upload_s(self, cluster: int) -> float | None:
+        """Seconds of a cluster's upload as the scenario says; None if it has no channel [s]."""
+        part = self.answer.clusters[cluster]
+        if part.channel is None or part.power_w is None:
+            return None
+        rate = self.declared.uplink_rate(cluster, part.power_w, part.channel)
+        return float(upload_time(self.declared.clusters[cluster].up.t_bits, rate))
 
     @property
     def selected(self) -> list[bool]:
@@ -63,14 +74,22 @@ class RoundPlanner:
     policy : decides
     drift : ``true``; or ``printed``, for ``dssda-paper`` alone
     power_control : ``sca``: convex programs find the powers, where a policy ``controls_power``; ``exact``: its own
+    adaptation : the measured times that it plans by; None: it plans by the scenario
     """
 
     def __init__(
-        self, scenario: Scenario, policy: RoundPolicy, *, drift: str = "true", power_control: str = "sca"
+        self,
+        scenario: Scenario,
+        policy: RoundPolicy,
+        *,
+        drift: str = "true",
+        power_control: str = "sca",
+        adaptation: Adaptation | None = None,
     ) -> None:
         check_power_control(power_control)
         self.scenario, self.policy, self.drift = scenario, policy, drift
         self._by_programs = power_control == "sca" and policy.controls_power
+        self.adaptation = adaptation
         self.queues = Queues.empty(scenario.num_clusters)
         # A cluster without such a budget among others with one never fills its queue.
         budgets = [math.inf if u.mean_energy_j is None else u.mean_energy_j for u in scenario.uplinks]
@@ -96,18 +115,31 @@ class RoundPlanner:
             For a plan file that does not fit.
         """
         network = NetworkTrace(self.scenario).round(number)
-        instance = round_instance(self.scenario, network, self.queues, drift=self.drift)
+        declared = instance = round_instance(self.scenario, network, self.queues, drift=self.drift)
+        policy = self.policy
+        if self.adaptation is not None:
+            instance, policy = self.adaptation.network.instance(declared), SettledPolicy(policy, self.adaptation)
         round_ = Round(number=number, instance=instance, losses=losses, per_round=per_round_bound(self.scenario))
-        answer, left_out = plan_whom_it_fits(self.policy, round_, absent or {})
+        answer, left_out = plan_whom_it_fits(policy, round_, absent or {})
         controlled: PowerControl | None = None
         if self._by_programs:
             answer, controlled = control_power(instance, answer)
+        plans = self.policy.plans(round_, answer)
+        if self.adaptation is not None:
+            settled = self.adaptation.settled_plans
+            plans = [
+                replace(plan, order=settled[n].order) if n in settled and settled[n].delta == plan.delta else plan
+                for n, plan in enumerate(plans)
+            ]
+            selected = {n: plans[n] for n, part in enumerate(answer.clusters) if part.selected}
+            self.adaptation.predict(instance, selected)
         return Decision(
             number=number,
             network=network,
             instance=instance,
+            declared=declared,
             answer=answer,
-            plans=self.policy.plans(round_, answer),
+            plans=plans,
             queues=self.queues,
             left_out=left_out,
             power_control=controlled,
@@ -137,11 +169,14 @@ class RoundPlanner:
 
     def state(self) -> dict[str, Any]:
         """What a continued run must know, as JSON values: the network and the policies draw by round and seed alone."""
-        return self.queues.to_dict()
+        adaptation = {} if self.adaptation is None else {"adaptation": self.adaptation.state()}
+        return self.queues.to_dict() | adaptation
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state`."""
         self.queues = Queues.from_dict(state)
+        if self.adaptation is not None and "adaptation" in state:
+            self.adaptation.restore(state["adaptation"])
 
 
 def plan_whom_it_fits(

@@ -29,6 +29,7 @@ class DSSDA(RoundPolicy):
 
     name = "dssda"
     controls_power = True
+    seeks_least_time = True
 
     def plan(self, round_: Round) -> Answer:
         """Plan by :func:`strategies.dssda.planner.plan_round`."""

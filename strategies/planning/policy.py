@@ -50,6 +50,10 @@ class RoundPolicy(ABC):
     controls_power: bool = False
     """Whether the round's powers are found by convex programs after the plan (``planner.power-control = "sca"``)."""
 
+    seeks_least_time: bool = False
+    """Whether its segments are those of least time: where times are measured, the event simulator may then improve
+    them."""
+
     @classmethod
     def of_run(cls, seed: int) -> RoundPolicy:
         """Make the policy of a run with this seed, where ``policy`` names the class."""

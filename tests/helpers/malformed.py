@@ -61,6 +61,10 @@ def with_metrics(reply, **changes):
     return reply
 
 
+def with_measured(reply, **changes):
+    return with_report(reply, measured=report_of(reply)["measured"] | changes)
+
+
 def fault(reply, **changes):
     record = {
         "kind": "device",
@@ -236,6 +240,12 @@ REPORTS = {
     "a plan with an unknown schedule": lambda r: with_plan(r, schedule="none"),
     "a timeline of a stage that there is none": lambda r: with_report(r, timeline=[["F", 10**9, 0, 0.0, 1.0]]),
     "a timeline of numbers": lambda r: with_report(r, timeline=[1, 2, 3]),
+    "a time below zero": lambda r: with_measured(r, tebs={"0": [[8, 1, -1.0]]}),
+    "a time beyond all": lambda r: with_measured(r, links={"0": [[8, 1, 1e300]]}),
+    "a time of no samples": lambda r: with_measured(r, stream=[[0, 1, 1.0]]),
+    "a time without its count": lambda r: with_measured(r, stream=[[8, 1.0]]),
+    "times without end": lambda r: with_measured(r, stream=[[8, 1, 1.0]] * 1000),
+    "times of a device that there is none": lambda r: with_measured(r, tebs={"99999": [[8, 1, 1.0]]}),
     "a device that there is none": lambda r: with_report(r, devices={"99999": {"blocks": 1, "busy_s": 1.0}}),
     "a device with text for bytes": lambda r: with_report(
         r, devices={"0": {"blocks": 1, "busy_s": 1.0, "peak_bytes": "many", "idle_bytes": "few"}}

@@ -32,6 +32,12 @@ def report_of(order, cluster, node_id, **changes):
         "loss": 1.0,
         "plan": plan.to_dict(),
         "devices": {str(k): {"blocks": d, "busy_s": 0.1} for k, d in enumerate(plan.delta) if d},
+        "measured": {
+            "tebs": {str(k): [[8, 4, 0.02]] for k, d in enumerate(plan.delta) if d},
+            "links": {str(plan.order[0]): [[8, 4, 0.01]]},
+            "stream": [[8, 4, 0.03]],
+            "pipeline_s": 0.1,
+        },
         "timeline": [["F", 0, 0, 0.0, 0.1], ["B", 0, 0, 0.1, 0.3]],
         "state": state,
         "faults": [],

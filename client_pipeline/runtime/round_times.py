@@ -1,0 +1,162 @@
+"""What a round took on each device, link and the decoder's stream: what the server estimates the next rounds by.
+
+Every list has an entry ``[samples, count, seconds]`` for each size of micro-batch: how many were timed, and their
+median. Clocks of two machines differ, so a link's two directions are timed together: the difference cancels::
+
+    there: arrival at s + 1 - departure at s = transit + difference        back: transit - difference
+
+A message that follows another one over the link has waited for it: it counts from the arrival of that one on. Only
+those that the receiver waited for tell when they arrived.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from client_pipeline.runtime.pipeline import StepOutcome
+from client_pipeline.runtime.stage import DoneAction
+
+WAITED_S = 2e-4
+"""A shorter wait for an input says that it was there already [s]."""
+
+
+class Message(NamedTuple):
+    """One tensor on its way between two stages."""
+
+    samples: int
+    departed: float
+    """By the sender's clock [s]."""
+    asked: float
+    """By the receiver's clock [s]."""
+    arrived: float
+    """By the receiver's clock [s]."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the receiver waited, so that the arrival is known."""
+        return self.arrived - self.asked > WAITED_S
+
+
+def round_times(outcomes: Sequence[StepOutcome]) -> dict[str, Any]:
+    """Sum up the steps of a round, as JSON values: ``measured`` of a round's report.
+
+    ``tebs`` has, by device, a TEB's forward and backward pass together; ``links``, by the device before it, a
+    micro-batch's activations and gradient (after the last device: to the control unit); ``stream`` a micro-batch from
+    the control unit to the decoder and back. ``pipeline_s`` is a batch from the first device's first pass to its last.
+    """
+    tebs: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    links: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    stream: list[tuple[int, float]] = []
+    pipelines: list[float] = []
+    # TEBs move when a device is lost or slow: each step counts with the segments that it ran on.
+    for outcome in outcomes:
+        for batch in _batches(outcome):
+            stages = [batch.actions[segment.device] for segment in outcome.segments]
+            for segment, actions in zip(outcome.segments, stages, strict=True):
+                tebs[str(segment.device)] += _teb_times(actions, batch.sizes, len(segment.blocks))
+            for segment, there, back in zip(outcome.segments, *_messages(stages, batch), strict=True):
+                links[str(segment.device)] += _link_times(there, back)
+            stream += _stream_times(batch)
+            pipelines.append(max(a.end for a in stages[0]) - min(a.start for a in stages[0]))
+    return {
+        "tebs": {device: medians(times) for device, times in tebs.items()},
+        "links": {device: medians(times) for device, times in links.items() if times},
+        "stream": medians(stream),
+        "pipeline_s": statistics.median(pipelines) if pipelines else 0.0,
+    }
+
+
+def medians(times: Iterable[tuple[int, float]]) -> list[list[Any]]:
+    """Entries ``[samples, count, median seconds]``, by samples."""
+    by_size: dict[int, list[float]] = defaultdict(list)
+    for samples, seconds in times:
+        by_size[samples].append(max(seconds, 0.0))
+    return [[samples, len(values), statistics.median(values)] for samples, values in sorted(by_size.items())]
+
+
+class _Batch(NamedTuple):
+    sizes: list[int]
+    actions: Mapping[int, list[DoneAction]]
+    exchange: Sequence[tuple[float, float, float]]
+
+
+def _batches(outcome: StepOutcome) -> Iterable[_Batch]:
+    """Cut a step into its batches: each has 2 m actions on every device."""
+    total = len(outcome.exchange)
+    num_actions = {device: len(report.actions) for device, report in outcome.devices.items()}
+    if not total or any(number != 2 * total for number in num_actions.values()):
+        return
+    # Numbers of micro-batches begin anew with each batch.
+    some = next(iter(outcome.devices.values())).actions
+    m = max(action.micro_batch for action in some) + 1
+    for first in range(0, total, m):
+        yield _Batch(
+            outcome.sizes[first : first + m],
+            {device: report.actions[2 * first : 2 * (first + m)] for device, report in outcome.devices.items()},
+            outcome.exchange[first : first + m],
+        )
+
+
+def _teb_times(actions: Sequence[DoneAction], sizes: Sequence[int], num_blocks: int) -> list[tuple[int, float]]:
+    passes: dict[int, float] = defaultdict(float)
+    for action in actions:
+        passes[action.micro_batch] += action.end - action.start
+    return [(sizes[i], seconds / num_blocks) for i, seconds in passes.items()]
+
+
+def _messages(stages: Sequence[Sequence[DoneAction]], batch: _Batch) -> tuple[list[list[Message]], list[list[Message]]]:
+    """Activations and gradients over the link after each stage, in the order in which they left."""
+    there, back = [], []
+    by_kind = [{(a.kind, a.micro_batch): a for a in actions} for actions in stages]
+    for s, own in enumerate(by_kind):
+        forward, backward = [], []
+        for i, samples in enumerate(batch.sizes):
+            if s + 1 < len(by_kind):
+                received, returned = by_kind[s + 1]["F", i], by_kind[s + 1]["B", i].end
+                asked, arrived = received.asked, received.arrived
+            else:
+                asked, arrived, returned = batch.exchange[i]
+            forward.append(Message(samples, own["F", i].end, asked, arrived))
+            backward.append(Message(samples, returned, own["B", i].asked, own["B", i].arrived))
+        there.append(forward)
+        back.append(sorted(backward, key=lambda message: message.departed))
+    return there, back
+
+
+def _link_times(there: Sequence[Message], back: Sequence[Message]) -> list[tuple[int, float]]:
+    """Both directions of micro-batches together; nothing where one direction was never waited for."""
+    transits = [[m.arrived - m.departed for m in messages if m.awaited] for messages in (there, back)]
+    if not all(transits):
+        return []
+    difference = (min(transits[0]) - min(transits[1])) / 2
+    forward, backward = _services(there, difference), _services(back, -difference)
+    if not forward or not backward:
+        return []
+    samples = {n for n, _ in forward} & {n for n, _ in backward}
+    return [
+        (n, statistics.median(t for k, t in forward if k == n) + statistics.median(t for k, t in backward if k == n))
+        for n in sorted(samples)
+    ]
+
+
+def _services(messages: Sequence[Message], difference: float) -> list[tuple[int, float]]:
+    """How long the link took for each message, the wait for those before it left out."""
+    times, previous = [], None
+    for message in messages:
+        if message.awaited and (previous is None or previous.awaited):
+            begun = message.departed if previous is None else max(message.departed, previous.arrived - difference)
+            times.append((message.samples, message.arrived - difference - begun))
+        previous = message
+    return times
+
+
+def _stream_times(batch: _Batch) -> list[tuple[int, float]]:
+    """From the control unit to the decoder and back, the wait for the micro-batches before left out."""
+    times, free = [], 0.0
+    for samples, (_, arrived, answered) in zip(batch.sizes, batch.exchange, strict=True):
+        times.append((samples, answered - max(arrived, free)))
+        free = answered
+    return times

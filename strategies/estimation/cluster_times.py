@@ -1,0 +1,170 @@
+"""What a cluster's devices, links, stream and uploads take, followed over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from client_pipeline.partition.plan import ClusterPlan
+from strategies.estimation.affine_time import AffineTime, Change
+
+DEVICE, LINK, OUTLET, STREAM, UPLOAD, STEP, MOVE = "device", "link", "outlet", "stream", "upload", "step", "move"
+"""Kinds of times: a TEB on a device; a link after a device, both ways; the last device's to the control unit; from
+there to the decoder and back; the upload; a step beside its pipeline; TEBs that move, whose samples are bytes."""
+_LEAST_S = 1e-5
+"""A shorter time is the clocks' [s]."""
+SPOKEN = (DEVICE, LINK, STREAM, UPLOAD)
+"""Kinds whose changes are told as reasons of a plan."""
+_LOSSES = ("device", "freeze", "link")
+"""Faults by which a device is lost."""
+_WORDS = {
+    DEVICE: "a TEB on device {place} takes {factor} as long",
+    LINK: "the link after device {place} takes {factor} as long",
+    STREAM: "the decoder's stream takes {factor} as long",
+    UPLOAD: "the upload takes {factor} as long",
+}
+
+
+class Declared(NamedTuple):
+    """What is believed of a time before any observation."""
+
+    fixed_s: float
+    sample_s: float
+
+
+class NoticedChange(NamedTuple):
+    """A change of one of the cluster's times."""
+
+    kind: str
+    place: int
+    """Device; 0 where there is but one such time."""
+    change: Change
+
+    def __str__(self) -> str:
+        factor = f"{self.change.factor:.2g} times"
+        return _WORDS.get(self.kind, "{kind}: {factor} as long").format(kind=self.kind, place=self.place, factor=factor)
+
+
+class ClusterTimes:
+    """One cluster.
+
+    Parameters
+    ----------
+    scale : wall seconds of a second of the plan: 1, or the time scale of paced devices
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+        self.times: dict[tuple[str, int], AffineTime] = {}
+        self.rounds = 0
+        """Rounds that it was seen in."""
+        self.away: set[int] = set()
+        """Devices that were lost and have not come back."""
+        self._moved: tuple[float, float] | None = None
+        """TEBs and bytes that had moved at the last report."""
+        self.block_bytes = 0.0
+        """Of a TEB with its optimizer state, as they moved; 0: none has."""
+
+    def __getitem__(self, key: tuple[str, int]) -> AffineTime | None:
+        """A time by kind and place; None: it was never seen."""
+        return self.times.get(key)
+
+    def believe(self, key: tuple[str, int], fixed_s: float, sample_s: float) -> None:
+        """Take a time for known, as a profile gives it."""
+        self.times[key] = AffineTime(fixed_s, sample_s, spread=0.05, split=0.05)
+        self.rounds = max(self.rounds, 1)
+
+    def observe(
+        self,
+        round_: int,
+        report: Mapping[str, Any],
+        *,
+        num_batches: int,
+        declared: Mapping[tuple[str, int], Declared],
+        upload: float | None,
+    ) -> list[NoticedChange]:
+        """Take a round's report, as the intake has checked it.
+
+        Parameters
+        ----------
+        round_ : its number
+        report : see :func:`client_pipeline.runtime.round_times.round_times` for its ``measured``
+        num_batches : of all local steps
+        declared : what the scenario says of devices and links
+        upload : seconds, or multiples of what was planned; None: not known
+        """
+        measured, plan = report["measured"], ClusterPlan.from_dict(dict(report["plan"]))
+        last = plan.devices[-1]
+        self.rounds += 1
+        noticed: list[NoticedChange] = []
+
+        def take(kind: str, place: int, times: Sequence[Sequence[float]]) -> None:
+            observations = [(float(n), max(float(y), _LEAST_S) / self.scale, float(w)) for n, w, y in times]
+            noticed.extend(self._take(round_, kind, place, observations, declared))
+
+        for device, times in measured["tebs"].items():
+            take(DEVICE, int(device), times)
+        for device, times in measured["links"].items():
+            take(OUTLET, 0, times) if int(device) == last else take(LINK, int(device), times)
+        take(STREAM, 0, measured["stream"])
+        if num_batches and measured["pipeline_s"] > 0:
+            beside_s = max(float(report["train_s"]) / num_batches - float(measured["pipeline_s"]), 0.0)
+            take(STEP, 0, [[0, num_batches, beside_s]])
+        if upload is not None:
+            noticed.extend(self._take(round_, UPLOAD, 0, [(0.0, upload, 1.0)], declared))
+        self._take_moves(round_, report)
+        self._take_losses(report["faults"], set(plan.devices))
+        return noticed
+
+    def _take(
+        self,
+        round_: int,
+        kind: str,
+        place: int,
+        observations: Sequence[tuple[float, float, float]],
+        declared: Mapping[tuple[str, int], Declared],
+    ) -> list[NoticedChange]:
+        if not observations:
+            return []
+        key = kind, place
+        if key not in self.times:
+            believed = declared.get(key)
+            known = believed is not None and believed.fixed_s + believed.sample_s > 0
+            self.times[key] = AffineTime(*believed) if known and believed else AffineTime.first_seen(observations)
+        change = self.times[key].observe(round_, observations)
+        return [] if change is None else [NoticedChange(kind, place, change)]
+
+    def _take_losses(self, faults: Sequence[Mapping[str, Any]], left: set[int]) -> None:
+        """Note who was lost in the round and is in its last plan no more, and who is there again."""
+        lost = {f["device"] for f in faults if f["kind"] in _LOSSES and f["device"] is not None}
+        back = {f["device"] for f in faults if f["kind"] == "joined"}
+        self.away = (self.away | lost) - left - back
+
+    def _take_moves(self, round_: int, report: Mapping[str, Any]) -> None:
+        """Learn what a moved byte costs of the rounds that began with a move, and nothing of a new control unit's."""
+        blocks, size = float(report["moved_blocks"]), float(report["moved_bytes"])
+        before, self._moved = self._moved, (blocks, size)
+        if before is None or blocks <= before[0] or size <= before[1]:
+            return
+        self.block_bytes = (size - before[1]) / (blocks - before[0])
+        self._take(round_, MOVE, 0, [(size - before[1], float(report["prepare_s"]) / self.scale, 1.0)], {})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "times": [[kind, place, time.to_dict()] for (kind, place), time in sorted(self.times.items())],
+            "rounds": self.rounds,
+            "away": sorted(self.away),
+            "moved": self._moved,
+            "block_bytes": self.block_bytes,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], scale: float = 1.0) -> ClusterTimes:
+        """Read :meth:`to_dict`'s form."""
+        cluster = cls(scale)
+        cluster.times = {(kind, place): AffineTime.from_dict(time) for kind, place, time in raw["times"]}
+        cluster.rounds, cluster.block_bytes = raw["rounds"], raw["block_bytes"]
+        cluster.away = set(raw["away"])
+        cluster._moved = None if raw["moved"] is None else (raw["moved"][0], raw["moved"][1])
+        return cluster

@@ -1,0 +1,164 @@
+"""Plans that follow what was measured: when, why, and when not; and a run that goes on as if it had not stopped."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.repository import ROOT
+from strategies.estimation.cluster_times import DEVICE, LINK, UPLOAD
+from strategies.estimation.measured_network import MeasuredNetwork, declared_times
+from strategies.planning.adaptation import Adaptation
+from strategies.planning.planner import RoundPlanner
+from strategies.planning.policies import DSSDA
+
+sys.path.insert(0, str(Path(ROOT) / "benchmarks"))
+
+import adaptation as bench
+
+
+def planner_of(network=None):
+    return RoundPlanner(bench.scenario(), DSSDA(), adaptation=Adaptation(network or MeasuredNetwork(1)))
+
+
+def play(planner, cluster, story, rounds):
+    """Plan and learn; returns the plans, and the changes with their rounds."""
+    plans, changes = [], []
+    for number in rounds:
+        decision = planner.plan(number, [1.0])
+        changes += [(number, change) for change in planner.adaptation.changes]
+        plans.append(decision.plans[0])
+        report = cluster.train(decision.declared, decision.plans[0], story(number))
+        planner.adaptation.observe(number, 0, report, decision.declared, None)
+    return plans, changes
+
+
+def test_before_anything_is_measured_the_scenario_plans():
+    plain = RoundPlanner(bench.scenario(), DSSDA()).plan(1, [1.0])
+    measured = planner_of().plan(1, [1.0])
+    assert measured.instance == measured.declared == plain.instance
+    assert measured.plans == plain.plans
+
+
+def test_measured_times_are_those_of_the_problem():
+    declared = planner_of().plan(1, [1.0]).declared
+    network = bench.true_network(declared, bench.Truth())
+    times = declared_times(network.instance(declared), 0)
+    for key, (fixed_s, sample_s) in bench.true_times(declared, bench.Truth()).items():
+        if key[0] in (DEVICE, LINK):
+            assert times[key] == pytest.approx((fixed_s, sample_s), rel=1e-6)
+
+
+def test_who_was_never_measured_is_as_much_slower_than_declared_as_the_others():
+    network = MeasuredNetwork(1)
+    declared = planner_of().plan(1, [1.0]).declared
+    believed = declared_times(declared, 0)
+    for k, factor in enumerate((2.0, 3.0, 4.0)):
+        network.clusters[0].believe((DEVICE, k), *(factor * s for s in believed[DEVICE, k]))
+    times = declared_times(network.instance(declared), 0)
+    assert times[DEVICE, 4] == pytest.approx([3.0 * s for s in believed[DEVICE, 4]])
+    assert times[LINK, 0] == pytest.approx(believed[LINK, 0])
+
+
+def test_a_device_that_becomes_slower_gives_its_tebs_away_and_the_plan_says_why():
+    planner = planner_of()
+    cluster = bench.SyntheticCluster(0.01, 0)
+    before, _ = play(planner, cluster, bench.steady, range(1, 13))
+
+    def slower(number):
+        truth = bench.Truth()
+        truth.teb[0] *= 3.0
+        return truth
+
+    after, changes = play(planner, cluster, slower, range(13, 18))
+    taken = [(number, change) for number, change in changes if change.taken]
+    # Two rounds tell that it is no outlier.
+    assert [number for number, _ in taken] == [15]
+    assert after[-1].delta[0] < before[-1].delta[0]
+    assert "a TEB on device 0 takes 3 times as long" in taken[0][1].reason
+    assert taken[0][1].gain_s > taken[0][1].move_s > 0
+
+
+def test_a_better_plan_whose_move_costs_more_than_it_saves_is_not_taken():
+    planner = planner_of()
+    cluster = bench.SyntheticCluster(0.01, 0)
+    plans, _ = play(planner, cluster, bench.steady, range(1, 13))
+    times = planner.adaptation.network.clusters[0]
+    # A hundred seconds for every byte.
+    times.believe(("move", 0), 0.0, 100.0)
+
+    def slower(number):
+        truth = bench.Truth()
+        truth.teb[0] *= 3.0
+        return truth
+
+    after, changes = play(planner, cluster, slower, range(13, 18))
+    assert {plan.delta for plan in after} == {plans[-1].delta}
+    assert changes and not any(change.taken for _, change in changes)
+    assert "not worth it" in changes[-1][1].reason
+
+
+def test_a_lost_device_is_left_out_until_it_is_back():
+    planner = planner_of()
+    cluster = bench.SyntheticCluster(0.01, 0)
+    first, _ = play(planner, cluster, bench.steady, range(1, 9))
+    gone, changes = play(planner, cluster, lambda _: bench.Truth(away=frozenset({1})), range(9, 14))
+    assert first[-1].delta[1] > 0 and [plan.delta[1] for plan in gone[1:]] == [0] * 4
+    assert any("device 1 was lost" in change.reason for _, change in changes)
+    back, changes = play(planner, cluster, bench.steady, range(14, 18))
+    assert back[-1].delta[1] > 0
+    assert any("device 1 is back" in change.reason for _, change in changes)
+
+
+def test_devices_that_are_needed_are_waited_for_even_if_they_are_lost():
+    planner = planner_of()
+    declared = planner.plan(1, [1.0]).declared
+    network = planner.adaptation.network
+    network.clusters[0].believe((DEVICE, 0), 0.1, 0.1)
+    network.clusters[0].away = {0, 1, 2, 3}
+    assert all(device.mem > 0 for device in network.instance(declared).clusters[0].devices)
+
+
+def test_a_resumed_run_plans_as_the_undisturbed_one():
+    planner, cluster = planner_of(), bench.SyntheticCluster(0.02, 5)
+    play(planner, cluster, bench.slower_device, range(1, 32))
+    state = json.loads(json.dumps(planner.state()))
+    resumed = planner_of()
+    resumed.restore(state)
+    plans, records = [], []
+    for other in (planner, resumed):
+        twin = bench.SyntheticCluster(0.02, 6)
+        plans.append(play(other, twin, bench.slower_device, range(32, 38))[0])
+        records.append(other.state())
+    assert plans[0] == plans[1] and records[0] == records[1]
+
+
+def test_uploads_of_a_deployment_take_what_they_took_on_every_channel():
+    network = MeasuredNetwork(1)
+    declared = planner_of().plan(1, [1.0]).declared
+    network.clusters[0].believe((UPLOAD, 0), 7.5, 0.0)
+    instance = network.instance(declared)
+    up = instance.clusters[0].up
+    assert up.t_bits / instance.uplink_rate(0, up.Pmax, 0) == pytest.approx(7.5)
+
+
+def test_a_prediction_stands_beside_what_was_measured():
+    planner, cluster = planner_of(), bench.SyntheticCluster(0.0, 0)
+    play(planner, cluster, bench.steady, range(1, 20))
+    decision = planner.plan(20, [1.0])
+    report = cluster.train(decision.declared, decision.plans[0], bench.Truth())
+    compared = planner.adaptation.comparison(0, report, 3.0)
+    assert compared["predicted_train_s"] == pytest.approx(compared["measured_train_s"], rel=0.01)
+    assert compared["predicted_pipeline_s"] == pytest.approx(compared["measured_pipeline_s"], rel=0.01)
+    assert compared["predicted_upload_s"] == 3.0 and compared["measured_upload_s"] is None
+
+
+@pytest.mark.slow
+def test_the_benchmarks_claims_hold():
+    rows = {row["story"]: row for row in bench.synthetic(1, 0.02, lambda text: None)}
+    assert rows["steady noise"]["false_replans"] == 0
+    for row in rows.values():
+        assert row["prediction_error"] < 0.03
+        assert row["regret_mean"] < 0.05
+        assert row["rounds_until_found"] is None or row["rounds_until_found"] <= 2

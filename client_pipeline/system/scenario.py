@@ -37,6 +37,7 @@ _BLOCK = {
 _PLANNER = {
     "v": Quantity(sign=NOT_NEGATIVE, default=1.0),
     "gamma-max": Quantity(default=2.6),
+    "energy-price": Quantity(sign=NOT_NEGATIVE, default=0.0),
     "g0": Quantity(default=1.0),
     "phi": Quantity(default=1.0),
     "distortion-scale": Quantity(sign=NOT_NEGATIVE, default=0.2),
@@ -104,6 +105,8 @@ class PlannerSettings:
     """Batches of a local step: each goes through the pipeline."""
     v: float
     """V [1/s]."""
+    energy_price: float = 0.0
+    """Cost of a joule of devices and uploads in the objective, beside V of a second [1/J]."""
     gamma_max: float
     """Threshold of the mean convergence bound, C10."""
     g0: float
@@ -301,6 +304,7 @@ def _planner(table: ScenarioTable) -> PlannerSettings:
         local_steps=count["local-steps"],
         v=number["v"],
         gamma_max=number["gamma-max"],
+        energy_price=number["energy-price"],
         g0=number["g0"],
         phi=number["phi"],
         distortion_scale=number["distortion-scale"],

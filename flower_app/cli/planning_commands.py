@@ -4,13 +4,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flower_app.cli.options import Config, ExitCode, Json, Sets
 from flower_app.console import print_json, say
+
+if TYPE_CHECKING:
+    from client_pipeline.system.scenario import Scenario
+    from strategies.planning.policy import RoundPolicy
 
 
 def register(app: typer.Typer) -> None:
@@ -113,6 +118,9 @@ def compare(
         typer.Option(help="Networks: 4, or with --train 1 with its own model and data order.", show_default=False),
     ] = None,
     plan_file: Annotated[str, typer.Option("--plan", help="A plan file, for the policy fixed.")] = "",
+    front: Annotated[
+        Path | None, typer.Option(help="A picture (.png, .svg): time against energy as joules become dearer.")
+    ] = None,
     train: Annotated[bool, typer.Option("--train", help="Train for real; otherwise planning alone.")] = False,
     config: Config = None,
     sets: Sets = None,
@@ -120,6 +128,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare policies on planning alone, or policies and strategies by training the same experiment with each."""
+    if train and front:
+        raise ValueError("compare: --front is for planning alone; drop --train")
     if train:
         counts = (rounds, 1 if seeds is None else seeds)
         _compare_training(config, sets, scenario, policies, strategies, counts, plan_file, out, as_json)
@@ -127,7 +137,7 @@ def compare(
         raise ValueError("compare: --config, --set and --strategies need --train")
     else:
         counts = (80 if rounds is None else rounds, 4 if seeds is None else seeds)
-        _compare_planning(scenario, policies, counts, plan_file, as_json)
+        _compare_planning(scenario, policies, counts, plan_file, front, as_json)
 
 
 def _compare_training(
@@ -155,7 +165,9 @@ def _compare_training(
         PlainConsole(width=180).print(training_table(comparison))
 
 
-def _compare_planning(scenario: str, policies: str, counts: tuple[int, int], plan_file: str, as_json: bool) -> None:
+def _compare_planning(
+    scenario: str, policies: str, counts: tuple[int, int], plan_file: str, front: Path | None, as_json: bool
+) -> None:
     from client_pipeline.system.scenario import load_scenario
     from flower_app.compare.planned import compare_policies, figures_table, named_policies
     from flower_app.plain_console import PlainConsole
@@ -170,8 +182,30 @@ def _compare_planning(scenario: str, policies: str, counts: tuple[int, int], pla
     makers = named_policies(policies, plan_file)
     first = load_scenario(scenario)
     networks = [first, *(load_scenario(scenario, first.seed + i) for i in range(1, seeds))]
+    if front is not None:
+        _compare_front(networks, makers, rounds, front, as_json)
+        return
     figures = compare_policies(networks, makers, rounds, say)
     if as_json:
         print_json({"policies": [f.to_dict() for f in figures]})
     else:
         PlainConsole(width=160).print(figures_table(figures))
+
+
+def _compare_front(
+    networks: Sequence[Scenario],
+    makers: Sequence[Callable[[int], RoundPolicy]],
+    rounds: int,
+    picture: Path,
+    as_json: bool,
+) -> None:
+    from flower_app.compare.front import check_picture, draw_front, energy_front, front_document, front_table
+    from flower_app.plain_console import PlainConsole
+
+    check_picture(picture)
+    points = energy_front(networks, makers, rounds, say)
+    draw_front(points, picture)
+    if as_json:
+        print_json({"front": front_document(points), "picture": str(picture)})
+    else:
+        PlainConsole(width=160).print(front_table(points))

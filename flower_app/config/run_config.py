@@ -112,6 +112,8 @@ class PlannerConfig:
     """V, weight of the latency against the queues [1/s]; 0: the scenario's."""
     gamma_max: float = 0.0
     """Threshold of the convergence bound; 0: the scenario's."""
+    energy_price: float = 0.0
+    """Cost of a joule in the plan's objective, beside V of a second [1/J]; 0: the scenario's."""
     drift: str = "true"
     """``true``; or ``printed``, the paper's P2, for ``dssda-paper`` alone."""
     c11: bool = False
@@ -124,7 +126,7 @@ class PlannerConfig:
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
         check_power_control(self.power_control, "planner.power-control")
-        for name in ("v", "gamma_max", "length"):
+        for name in ("v", "gamma_max", "energy_price", "length"):
             if getattr(self, name) < 0:
                 raise ValueError(f"planner.{_kebab(name)}: expected at least 0, found {getattr(self, name)}")
         if self.drift not in DRIFTS:

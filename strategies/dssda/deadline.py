@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from client_pipeline.system.radio import Array
 from strategies.dssda.answer import SegmentChoice
+from strategies.dssda.evaluation import choice_cost
 from strategies.dssda.instance import Instance
 from strategies.dssda.matching import most_matched
 from strategies.dssda.power import Uplinks, first_true
@@ -36,7 +37,7 @@ class ClusterSizes:
     """(N + 1,), where the entries of each cluster begin, and where the last one's end."""
     choices: tuple[SegmentChoice, ...]
     cost: Array
-    """The term wS S + wS2 S^2."""
+    """The term wS S + wS2 S^2 and the devices' joules times wJ."""
     pipeline_s: Array
     """Local steps times D_n(S) [s]."""
     bits: Array
@@ -51,12 +52,12 @@ class ClusterSizes:
         choices : (N,), of each cluster
         """
         first, entries = [0], list[tuple[float, float, float, SegmentChoice]]()
-        for cluster, offered in zip(instance.clusters, choices, strict=True):
+        for n, offered in enumerate(choices):
             kept: list[tuple[float, float]] = []
             by_time = []
             for c in offered:
                 bits = float(instance.activation_bits(c.m)) if instance.m_decides_upload else 0.0
-                by_time.append((c.pipeline_s, cluster.size_cost(c.num_segments), bits, c.num_segments, c))
+                by_time.append((c.pipeline_s, choice_cost(instance, n, c), bits, c.num_segments, c))
             for pipeline_s, cost, bits, _, choice in sorted(by_time, key=lambda entry: entry[:4]):
                 if not any(other <= cost and fewer <= bits for other, fewer in kept):
                     # Of equal bits the last one kept costs least.

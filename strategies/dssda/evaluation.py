@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -157,13 +157,25 @@ def exceeds(value: float, limit: float) -> bool:
     return bool(value > limit + TOLERANCE * max(abs(limit), 1e-12))
 
 
+def choice_cost(instance: Instance, cluster: int, choice: SegmentChoice) -> float:
+    """Cost wS S + wS2 S^2 of a choice of segments, and of the joules that the devices spend on the local steps."""
+    cost = instance.clusters[cluster].size_cost(choice.num_segments)
+    return cost + instance.wJ * round_joules(instance, cluster, choice) if instance.wJ else cost
+
+
+def round_joules(instance: Instance, cluster: int, choice: SegmentChoice) -> float:
+    """Joules of a cluster's devices over the local steps, all micro-batches counted, whatever C9 counts [J]."""
+    exact = replace(instance, energy="exact")
+    return instance.steps * float(device_energy(exact, cluster, choice.delta, choice.m, choice.last).sum())
+
+
 def power_cost(instance: Instance, cluster: int, channel: int, power_w: float) -> float:
-    """Cost wP p + wE E_up(p) + wG epsilon(p) of a matched cluster; a term of weight 0 is 0, even if infinite."""
+    """Cost wP p + (wE + wJ) E_up(p) + wG epsilon(p) of a matched cluster; a term of weight 0 is 0, even if infinite."""
     c = instance.clusters[cluster]
     cost = c.wP * power_w
-    if c.wE:
+    if c.wE + instance.wJ:
         rate = instance.uplink_rate(cluster, power_w, channel)
-        cost += c.wE * float(upload_energy(c.up.e_bits, power_w, rate))
+        cost += (c.wE + instance.wJ) * float(upload_energy(c.up.e_bits, power_w, rate))
     if c.wG:
         cost += c.wG * float(instance.distortion(cluster, power_w, channel))
     return cost
@@ -192,7 +204,7 @@ def score(
         pipeline_s = pipeline_seconds(instance, n, c.delta, c.m, c.last)
         rate = float(instance.uplink_rate(n, match.power_w, match.channel))
         uplink_s = float(upload_time(instance.upload_bits(n, c.m), rate))
-        cost = cluster.size_cost(c.num_segments) + power_cost(instance, n, match.channel, match.power_w)
+        cost = choice_cost(instance, n, c) + power_cost(instance, n, match.channel, match.power_w)
         total += cost
         steps.append(pipeline_s)
         uploads.append(uplink_s)

@@ -99,8 +99,8 @@ class Cluster:
 class Instance:
     """The problem of one round.
 
-    Minimise V max_n (steps D_n + t_up,n) + sum of the matched clusters' segment and power costs + sum of the others'
-    ``skip``, over the segments, micro-batches, channels and powers, under C1 to C9.
+    Minimise V max_n (steps D_n + t_up,n) + sum of the matched clusters' segment and power costs and joules times wJ +
+    sum of the others' ``skip``, over the segments, micro-batches, channels and powers, under C1 to C9.
     """
 
     L: int
@@ -116,6 +116,8 @@ class Instance:
     """Weight of the latency against the queues [1/s]."""
     steps: int
     """Local steps of a round."""
+    wJ: float = 0.0  # noqa: N815
+    """Price of a joule of the devices and uploads of the round's clusters [1/J]; ours."""
     latency: Latency
     tail: Tail
     """eq15 alone: ``last`` subtracts the largest link time among the selected devices."""
@@ -194,7 +196,7 @@ class Instance:
     @property
     def names_last(self) -> bool:
         """Whether it matters which device is the last one of a pipeline."""
-        return self.latency == "flowshop" or (self.tail_energy == "none" and self.energy != "none")
+        return self.latency == "flowshop" or self.tail_energy == "none"
 
     def device_arrays(self, cluster: int) -> DeviceArrays:
         """Per-device columns of a cluster, (K,) each; made once."""

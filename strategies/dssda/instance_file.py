@@ -31,8 +31,8 @@ def read_instance(text: str, location: str) -> Instance:
 
 
 _TOP = {"format", "L", "b", "m_set", "S_min", "S_max", "V", "steps", "latency", "tail", "energy", "work", "act"}
-_TOP |= {"gamma0", "N0", "clusters", "tail_energy"}
-_OPTIONAL_TOP = {"steps", "S_min", "S_max", "tail", "tail_energy"}
+_TOP |= {"gamma0", "N0", "clusters", "tail_energy", "wJ"}
+_OPTIONAL_TOP = {"steps", "S_min", "S_max", "tail", "tail_energy", "wJ"}
 
 
 def parse_instance(raw: Any, location: str) -> Instance:
@@ -65,6 +65,7 @@ def parse_instance(raw: Any, location: str) -> Instance:
         S_max=None if s_max is None else top.count("S_max"),
         V=top.number("V"),
         steps=top.count("steps") if "steps" in raw else 1,
+        wJ=top.number("wJ") if "wJ" in raw else 0.0,
         latency=top.choice("latency", get_args(Latency)),
         tail=top.choice("tail", get_args(Tail)) if "tail" in raw else "none",
         energy=top.choice("energy", get_args(EnergyMode)),
@@ -187,6 +188,7 @@ def instance_to_dict(instance: Instance) -> dict[str, Any]:
         "format": INSTANCE_FORMAT,
         **top,
         "tail_energy": instance.tail_energy,
+        "wJ": instance.wJ,
         "m_set": list(instance.m_set),
         "work": {name: getattr(instance, name) for name in ("o_f", "o_b", "o_b_scaling", "t0")},
         "act": {

@@ -63,6 +63,11 @@ class Limits:
             last_cap=last_cap,
         )
 
+    @property
+    def largest(self) -> Array:
+        """(M, K), TEBs that a device may hold at most, in any place of the pipeline."""
+        return np.maximum(self.cap, self.last_cap)
+
     def largest_caps(self) -> Iterator[Array]:
         """For each m, the TEBs of each device, one device at a time in the place of the last one, (K,)."""
         for cap, last in zip(self.cap, self.last_cap, strict=True):

@@ -107,7 +107,7 @@ class Uplinks:
             beta=beta,
             scale=scale,
             wP=column("wP", "cluster"),
-            wE=column("wE", "cluster"),
+            wE=column("wE", "cluster") + instance.wJ,
             wG=column("wG", "cluster"),
             Pmax=Pmax,
             low=low,

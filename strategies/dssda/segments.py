@@ -11,10 +11,12 @@ from client_pipeline.system.energy import num_chunks
 from client_pipeline.system.radio import Array
 from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility, SegmentChoice
 from strategies.dssda.closed_form_segments import closed_form_choices
+from strategies.dssda.evaluation import choice_cost
 from strategies.dssda.flow_shop import flow_shop_choices
 from strategies.dssda.instance import Instance
 from strategies.dssda.last_device import choices_with_last
 from strategies.dssda.limits import Limits
+from strategies.dssda.priced_choices import priced_choices
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,13 @@ class SegmentTable:
     absent."""
     infeasible: Infeasibility | None
     """Why there is none."""
-    by_micro_batches: tuple[SegmentChoice, ...] = ()
-    """Where the upload depends on m: the choices of every m by itself."""
+    more: tuple[SegmentChoice, ...] = ()
+    """Where more than D and S decides, because the upload depends on m or joules have a price: all that may be best."""
 
     @property
     def offered(self) -> Sequence[SegmentChoice]:
         """All choices that may be the best of a round."""
-        return self.by_micro_batches or tuple(self.choices.values())
+        return self.more or tuple(self.choices.values())
 
 
 def segment_table(instance: Instance, cluster: int) -> SegmentTable:
@@ -46,24 +48,22 @@ def segment_tables(instance: Instance) -> list[SegmentTable]:
 
 
 def solve_segments(instance: Instance) -> Answer:
-    """Solve each cluster by itself: V steps D + wS S + wS2 S^2 alone, without channel, power and upload.
+    """Solve each cluster by itself: V steps D + wS S + wS2 S^2 and its joules, without channel, power and upload.
 
     Returns
     -------
     ``ClusterAnswer.cost`` holds a cluster's objective, ``objective`` their sum; ``latency_s`` is None.
     """
     answers, faults, total = [], [], 0.0
-    for cluster, table in zip(instance.clusters, segment_tables(instance), strict=True):
+    for n, table in enumerate(segment_tables(instance)):
         if table.infeasible is not None:
             faults.append(table.infeasible)
             answers.append(ClusterAnswer("infeasible", False))
             continue
 
-        def cost(choice: SegmentChoice, size_cost: float) -> float:
-            return instance.V * instance.steps * choice.pipeline_s + size_cost
-
-        best = min(table.choices.values(), key=lambda c: (cost(c, cluster.size_cost(c.num_segments)), c.num_segments))  # noqa: B023
-        least = cost(best, cluster.size_cost(best.num_segments))
+        costs = {c: instance.V * instance.steps * c.pipeline_s + choice_cost(instance, n, c) for c in table.offered}
+        best = min(costs, key=lambda c: (costs[c], c.num_segments))  # noqa: B023
+        least = costs[best]
         total += least
         answers.append(ClusterAnswer("optimal", True, choice=best, cost=least))
     if faults:
@@ -73,17 +73,19 @@ def solve_segments(instance: Instance) -> Answer:
 
 def _tables(instance: Instance, clusters: list[int] | range) -> list[SegmentTable]:
     limits = [Limits.of(instance, n) for n in clusters]
-    by_micro_batches: list[list[SegmentChoice]] = [[] for _ in limits]
-    if instance.m_decides_upload:
+    more: list[list[SegmentChoice]] = [[] for _ in limits]
+    if instance.wJ:
+        more = [priced_choices(instance, limit) for limit in limits]
+    elif instance.m_decides_upload:
         # Fewer micro-batches send fewer activations up (Eq. 11): a slower pipeline may make a faster round.
         for m in instance.m_set:
             part = replace(instance, m_set=(m,))
             choices_of_m = _choices(part, [Limits.of(part, n) for n in clusters])
-            for offered, choices in zip(by_micro_batches, choices_of_m, strict=True):
+            for offered, choices in zip(more, choices_of_m, strict=True):
                 offered += choices.values()
     return [
         SegmentTable(choices, None if choices else _infeasibility(instance, limit), tuple(offered))
-        for choices, limit, offered in zip(_choices(instance, limits), limits, by_micro_batches, strict=True)
+        for choices, limit, offered in zip(_choices(instance, limits), limits, more, strict=True)
     ]
 
 

@@ -37,6 +37,7 @@ class Upload:
         self.up = self.weights["up"]
         self.bandwidth, self.gain, self.interference = (self.weights[name][j] for name in "BhI")
         self.noise = self.interference + self.bandwidth * instance["N0"]
+        self.joule = instance.get("wJ", 0.0)
 
     def seconds(self, p, activations=0.0):
         bits = self.up["t_bits"] + activations
@@ -55,7 +56,9 @@ class Upload:
 
     def cost(self, p):
         w = self.weights
-        return w["wP"] * p + w["wE"] * self.energy(p) + (w["wG"] * self.distortion(p) if w["wG"] else 0.0)
+        return (
+            w["wP"] * p + (w["wE"] + self.joule) * self.energy(p) + (w["wG"] * self.distortion(p) if w["wG"] else 0.0)
+        )
 
     def allowed(self):
         """Least and largest power, or None. Nothing is known but that energy rises and distortion falls."""
@@ -116,7 +119,7 @@ def cheapest_upload(instance, n, j, weight=0.0):
 def cheapest_round(instance):
     """Objective of the best round by trying all matchings, segments, micro-batches, deadlines; None if infeasible."""
     clusters, num_channels = instance["clusters"], len(instance["clusters"][0]["h"])
-    sizes = [best_pipelines(instance, n, activations_of=activation_bits) for n in range(len(clusters))]
+    sizes = [best_pipelines(instance, n, key_of=_size_bits_and_joules) for n in range(len(clusters))]
     options = {}
     for n, j in itertools.product(range(len(clusters)), range(num_channels)):
         upload = Upload(instance, n, j)
@@ -155,7 +158,7 @@ def cheapest_powers(instance, matches):
         powers = upload.powers()
         from_here = np.minimum.accumulate(upload.cost(powers)[::-1])[::-1]
         matched.append((n, (upload, powers, from_here)))
-        chosen.append(((size, activation_bits(instance, m)), seconds))
+        chosen.append(((size, activation_bits(instance, m), 0.0), seconds))
     return _RoundPlan(instance, matched, chosen, math.fsum(unmatched)).refined()
 
 
@@ -163,15 +166,15 @@ class _RoundPlan:
     """A matching with segments; what is left is the deadline, and the power of each control unit."""
 
     def __init__(self, instance, matched, chosen, unmatched):
-        """``chosen``: S and bits of activations, and seconds, of each matched cluster."""
+        """``chosen``: S, bits of activations and cost of joules, and seconds, of each matched cluster."""
         self.weight = instance["V"]
         self.matched = [
             (option, instance["steps"] * seconds, bits)
-            for (_, option), ((_, bits), seconds) in zip(matched, chosen, strict=True)
+            for (_, option), ((_, bits, _), seconds) in zip(matched, chosen, strict=True)
         ]
         sizes = [
-            instance["clusters"][n]["wS"] * s + instance["clusters"][n]["wS2"] * s**2
-            for (n, _), ((s, _), _) in zip(matched, chosen, strict=True)
+            instance["clusters"][n]["wS"] * s + instance["clusters"][n]["wS2"] * s**2 + joules
+            for (n, _), ((s, _, joules), _) in zip(matched, chosen, strict=True)
         ]
         self.fixed = math.fsum(sizes) + unmatched
         self.first = max(float(upload.seconds(powers[-1], bits)) + d for (upload, powers, _), d, bits in self.matched)
@@ -210,10 +213,31 @@ def activation_bits(instance, m):
     return instance["steps"] * instance["act"].get("z_enc_bits", 0.0) * units
 
 
-def best_pipelines(instance, cluster, activations_of=None):
+def _size_bits_and_joules(instance, cluster, delta, m, last):
+    """What beside the seconds of a pipeline a round's cost depends on."""
+    joules = 0.0
+    if instance.get("wJ"):
+        joules = instance["wJ"] * instance["steps"] * math.fsum(device_joules(instance, cluster, delta, m, last))
+    return sum(d > 0 for d in delta), activation_bits(instance, m), joules
+
+
+def device_joules(instance, cluster, delta, m, last):
+    """Joules of each device in one local step, all m micro-batches."""
+    b_hat = instance["b"] / m
+    work, act, joules = instance["work"], instance["act"], []
+    flop = b_hat * work["o_f"] + work["o_b"] * (b_hat if work["o_b_scaling"] == "sample" else 1)
+    bits = (act["z_bits"] + act["g_bits"]) * (b_hat if act["scaling"] == "sample" else 1)
+    for k, (blocks, d) in enumerate(zip(delta, instance["clusters"][cluster]["devices"], strict=True)):
+        rate = d["B"] * math.log2(1 + d["p"] * d["h"] / (d["I"] + d["B"] * instance["N0"]))
+        sending = 0.0 if blocks == 0 or k == last else d["p"] * (bits / rate + act.get("lat", 0.0))
+        joules.append(m * (blocks * d["kappa"] * flop / d["phi"] * d["f"] ** 2 + sending))
+    return joules
+
+
+def best_pipelines(instance, cluster, key_of=None):
     """Least D of a cluster for every S that is possible, over all sets, compositions, last devices and m.
 
-    With ``activations_of`` for every S and number of bits that this gives for an m.
+    With ``key_of`` for every value of it that no other of the same S and bits beats in cost and seconds.
     """
     best = {}
     lasts_matter = instance["latency"] == "flowshop" or instance.get("tail_energy", "link") == "none"
@@ -222,11 +246,20 @@ def best_pipelines(instance, cluster, activations_of=None):
             size = sum(d > 0 for d in delta)
             if size < instance.get("S_min", 1) or (instance.get("S_max") or size) < size:
                 continue
-            key = size if activations_of is None else (size, activations_of(instance, m))
             for last in [k for k, d in enumerate(delta) if d] if lasts_matter else [None]:
+                key = size if key_of is None else key_of(instance, cluster, delta, m, last)
                 seconds = pipeline_time(instance, cluster, delta, m, last)
                 if seconds is not None and seconds < best.get(key, math.inf):
                     best[key] = seconds
+    if key_of is not None and instance.get("wJ"):
+        return {
+            key: seconds
+            for key, seconds in best.items()
+            if not any(
+                other[:2] == key[:2] and other != key and other[2] <= key[2] and faster <= seconds
+                for other, faster in best.items()
+            )
+        }
     return best
 
 

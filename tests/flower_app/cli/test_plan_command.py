@@ -241,6 +241,32 @@ def test_compare_sets_policies_beside_each_other():
     assert " !" in table.stdout
 
 
+@pytest.mark.slow
+def test_compare_draws_time_against_energy(tmp_path):
+    picture = tmp_path / "front.svg"
+    arguments = [
+        "compare",
+        "--scenario",
+        "two-clusters",
+        "--policies",
+        "dssda,delay-only",
+        "--rounds",
+        "4",
+        "--seeds",
+        "1",
+    ]
+    outcome = call(*arguments, "--front", str(picture), "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    points = json.loads(outcome.stdout)["front"]
+    priced = [p for p in points if p["price"] is not None]
+    assert [p["name"] for p in points[len(priced) :]] == ["delay-only", "vanilla-fl", "titanic"]
+    assert all(p["gap"] <= 1e-6 for p in priced) and len(priced) > 4
+    assert priced[-1]["energy_j"] < priced[0]["energy_j"] and priced[-1]["latency_s"] > priced[0]["latency_s"]
+    assert picture.read_text().startswith("<?xml")
+    outcome = call(*arguments, "--front", str(tmp_path / "front.txt"))
+    assert outcome.exit_code == 2 and "--front: expected a file that ends in .png" in outcome.stderr
+
+
 def test_compare_checks_its_options_before_it_plans():
     outcome = call("compare", "--scenario", "table2", "--policies", "dssda,best")
     assert outcome.exit_code == 2

@@ -22,6 +22,9 @@ def drawn(generator, **changes):
     raw = random_instance(generator, num_devices=int(generator.integers(1, 4)), **changes)
     raw["act"]["z_enc_bits"] = float(10 ** generator.uniform(6, 7.5))
     raw["tail_energy"] = str(generator.choice(["link", "none"]))
+    if generator.random() < 0.6:  # short links and cheap backward passes: many micro-batches pay, until they go up
+        raw["act"] |= {"z_bits": 1e5, "g_bits": 1e5, "lat": 0.0, "scaling": "microbatch"}
+        raw["work"] |= {"o_b": 1e8, "o_b_scaling": "microbatch", "t0": 0.0}
     raw["m_set"] = list(range(1, min(raw["b"], 8) + 1))
     return raw
 

@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results/mutants"
 SURVIVORS = RESULTS / "survivors.json"
 COPIED = ("client_pipeline", "strategies", "flower_app", "configs", "tests", "benchmarks", "docs")
-COPIED_FILES = ("pyproject.toml", "README.md", "CHANGELOG.md")
+COPIED_FILES = ("pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md")
 PRELOADED = ("numpy", "scipy.optimize", "torch", "cvxpy", "transformers", "safetensors.torch", "hypothesis", "flwr.app")
 LEAST_CPU_S, CPU_FACTOR = 15.0, 3.0
 """Processor time that a bug may take, in that of the tests without it: other work on the machine does not count."""

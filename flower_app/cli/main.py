@@ -73,7 +73,9 @@ def run_command(
     config: Config = None,
     sets: Sets = None,
     resume: Annotated[str, typer.Option(metavar="RUN", help="Go on with a run from its last checkpoint.")] = "",
-    superlink: Annotated[str, typer.Option(help="HOST or HOST:PORT: run on real machines, not in simulation.")] = "",
+    superlink: Annotated[
+        str, typer.Option(help="HOST, HOST:PORT, or a name of Flower's configuration: run on real machines.")
+    ] = "",
     certs: Annotated[Path, typer.Option(help="With --superlink: the edge server's folder of certificates.")] = Path(
         "certs/server"
     ),

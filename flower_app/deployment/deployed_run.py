@@ -22,6 +22,7 @@ from flower_app.deployment.edge_server import (
     is_healthy,
     write_connection,
 )
+from flower_app.deployment.named_connection import named_connection
 from flower_app.launch.launcher import LaunchOrder, Outcome, last_error
 from flower_app.launch.processes import interruptible, is_stopped
 from flower_app.launch.stopped_process import StoppedProcess
@@ -57,12 +58,20 @@ class Deployment:
     def of(cls, superlink: str, certs: Path, control_port: int = 0) -> Deployment:
         """Check that it answers.
 
+        Parameters
+        ----------
+        superlink : ``host`` or ``host:port``, or the name of a connection in Flower's configuration
+        certs : the edge server's folder; a connection names its own
+        control_port : 0: the one after the SuperLink's
+
         Raises
         ------
         ValueError, FileNotFoundError
             If it does not, or a certificate is missing.
         """
-        files, place = ServerFiles(certs), split_address("--superlink", superlink, SUPERLINK_PORT)
+        named = named_connection(superlink)
+        files = named.certs if named else ServerFiles(certs)
+        place = named.address if named else split_address("--superlink", superlink, SUPERLINK_PORT)
         address = str(place)
         files.check()
         if not is_healthy(address, files.ca):
@@ -70,7 +79,7 @@ class Deployment:
                 f"--superlink: no SuperLink with a certificate of {files.ca} answers at {address}; start it with "
                 "collapipe up edge-server, or run collapipe doctor edge-server to find the cause"
             )
-        control = control_address(place.port, control_port)
+        control = named.control if named else control_address(place.port, control_port)
         if not is_healthy(control, files.ca):
             raise ValueError(
                 f"--superlink: nothing answers at {control}, where the SuperLink of {address} takes runs; run the "

@@ -23,7 +23,7 @@ class NeededPort(NamedTuple):
     purpose: str
 
 
-def refuse_taken_ports(ports: Sequence[NeededPort], wait_s: float = _LAST_RUN_S) -> None:
+def refuse_taken_ports(ports: Sequence[NeededPort]) -> None:
     """Wait a moment for ports to be free, then refuse.
 
     Raises
@@ -31,7 +31,7 @@ def refuse_taken_ports(ports: Sequence[NeededPort], wait_s: float = _LAST_RUN_S)
     ValueError
         Naming the option, the port, and how to find who has it.
     """
-    deadline = time.monotonic() + wait_s
+    deadline = time.monotonic() + _LAST_RUN_S
     while taken := [(needed, found) for needed in ports for found in _problems(needed)]:
         if time.monotonic() >= deadline:
             needed, finding = taken[0]

@@ -12,6 +12,8 @@ from pathlib import Path
 PACKAGES = ("client_pipeline", "strategies", "flower_app", "configs")
 SUFFIXES = (".py", ".toml")
 """What the app is made of. Other kinds of files may not ship in a bundle."""
+BESIDE = ("LICENSE", "README.md")
+"""What lies beside ``pyproject.toml``: a bundle must have its licence, and the Flower Hub shows the other."""
 SERVER, CLIENT = "flower_app.server_app:app", "flower_app.client_app:app"
 """The components of ``pyproject.toml``."""
 
@@ -30,7 +32,10 @@ def assemble_app(folder: Path, *, server: str = SERVER, client: str = CLIENT) ->
     """
     root = Path(__file__).resolve().parents[2]
     folder.mkdir(parents=True, exist_ok=True)
-    project = project_file(root).read_text(encoding="utf-8")
+    project_path = project_file(root)
+    project = project_path.read_text(encoding="utf-8")
+    for name in BESIDE:
+        shutil.copyfile(project_path.with_name(name), folder / name)
     for component, wanted in ((SERVER, server), (CLIENT, client)):
         project = project.replace(f'"{component}"', f'"{wanted}"')
     (folder / "pyproject.toml").write_text(project, encoding="utf-8")

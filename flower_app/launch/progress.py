@@ -185,9 +185,9 @@ class RunProgress:
                 table.add_row(str(record["round"]), _number(record.get("train_loss")), *values)
             self.console.print(table)
         scores = "  ".join(f"{name} {_number(value)}" for name, value in summary.get("metrics", {}).items())
-        scored_round = summary.get("best_round") or summary.get("rounds")
+        scored_round = summary.get("scored_round")
         mark = f" (model of round {scored_round})" if scores and scored_round else ""
-        self.console.print(f"test: {scores or 'not scored'}{mark}  ({_clock(float(summary.get('wall_s') or 0.0))})")
+        self._tell(f"test: {scores or 'not scored'}{mark}  ({_clock(float(summary.get('wall_s') or 0.0))})")
         if self._start_up_s:
             all_s = time.time() - self._began
             self._tell(

@@ -54,12 +54,11 @@ def listed_runs(runs_dir: Path) -> list[ListedRun]:
 def _listed(run_dir: Path) -> ListedRun:
     config, rounds, summary = read_run_config(run_dir), read_rounds(run_dir)[0], read_summary(run_dir)
     status = str(summary["status"]) if summary else "running" if is_served(run_dir) else "stopped"
-    metrics, round_ = dict((summary or {}).get("metrics") or {}), (summary or {}).get("rounds")
+    end = summary or {}
+    metrics, round_ = dict(end.get("metrics") or {}), end.get("scored_round", end.get("rounds"))
     if not metrics:
         evaluated = next((line for line in reversed(rounds) if line.get("metrics")), None)
         metrics, round_ = (dict(evaluated["metrics"]), evaluated["round"]) if evaluated else ({}, None)
-    elif summary and summary.get("best_round") and config.selection.load_best_at_end:
-        round_ = summary["best_round"]
     metric = next((name for name in metrics if name != "loss"), next(iter(metrics), ""))
     files = [path for path in run_dir.rglob("*") if path.is_file() and not path.is_symlink()]
     return ListedRun(

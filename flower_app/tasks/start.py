@@ -63,8 +63,8 @@ def check_model(task: str, head: str, model: ModelOptions, longest: int) -> None
             )
     elif model.family not in (able := [family for family in families() if head in adapter(family).HEADS]):
         raise ValueError(
-            f"task.name = {task}: expected model.family to be one of {', '.join(able)}, found {model.family!r}"
-            f"{did_you_mean(model.family, able)}; a family of your own is named module:Class"
+            f"task.name = {task}: expected model.family to be one of {', '.join(able)}, found {model.family!r}; a "
+            f"family of your own is named module:Class{did_you_mean(model.family, able)}"
         )
     if model.label_smoothing and head != SEQ2SEQ:
         raise ValueError(

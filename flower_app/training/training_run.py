@@ -221,6 +221,7 @@ def finish(run: PreparedRun, models: GlobalModels, standing: RunStanding, clock:
         run_directory.FINISHED,
         rounds=standing.last_round,
         best_round=standing.selection.best_round,
+        scored_round=standing.selection.best_round if run.config.selection.load_best_at_end else standing.last_round,
         wall_s=clock.wall_s,
         metrics=metrics,
         signature=signature,

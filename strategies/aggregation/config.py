@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from client_pipeline.near_names import did_you_mean
+
 AGGREGATORS = ("mean", "krum", "multi-krum", "trimmed-mean", "median", "bulyan")
 SERVER_OPTIMIZERS = ("none", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
 
@@ -30,6 +32,7 @@ class AggregatorConfig:
         if self.name not in AGGREGATORS and ":" not in self.name:
             raise ValueError(
                 f"aggregator.name: expected one of {', '.join(AGGREGATORS)}, or module:Class, found {self.name!r}"
+                f"{did_you_mean(self.name, AGGREGATORS)}"
             )
         for name, least in (("malicious", 1), ("keep", 0)):
             if getattr(self, name) < least:

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from flower_app.launch.app_folder import PACKAGES
+from flower_app.launch.app_folder import BESIDE, PACKAGES
 from helpers.repository import ROOT
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def sources():
 def test_the_wheel_holds_the_packages_and_the_project_file_alone(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == sources() | {"configs/app/pyproject.toml"}
+    assert names == sources() | {f"configs/app/{name}" for name in ("pyproject.toml", *BESIDE)}
 
 
 def test_an_unpacked_wheel_finds_its_configurations_and_makes_the_whole_app(wheel, tmp_path):
@@ -60,5 +60,5 @@ def test_an_unpacked_wheel_finds_its_configurations_and_makes_the_whole_app(whee
     command = [sys.executable, "-c", USE, tmp_path / "installed", tmp_path / "app"]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) == sources() | {"pyproject.toml"}
+    assert set(done.stdout.splitlines()) == sources() | {"pyproject.toml", *BESIDE}
     assert (tmp_path / "app" / "pyproject.toml").read_bytes() == (ROOT / "pyproject.toml").read_bytes()

@@ -86,7 +86,7 @@ def test_the_start_up_is_told_phase_by_phase_with_its_times(tmp_path, monkeypatc
         clock.now += 60.0
         begin_phase(tmp_path, TESTING)
         progress.update()
-    progress.report({"metrics": {"bleu": 1.0}, "wall_s": 70.0, "rounds": 1})
+    progress.report({"metrics": {"bleu": 1.0}, "wall_s": 70.0, "scored_round": 1})
     assert printed(progress).splitlines() == [
         "starting",
         "start-up: Flower's programs 12.0 s",

@@ -1,0 +1,126 @@
+"""Every mistake gets one line that names the key or file, what was found, what was expected and what to do.
+
+The lines themselves are in ``mistakes.toml``: who changes a message changes it there, and reads it once more.
+"""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from client_pipeline.near_names import did_you_mean
+from flower_app.cli.main import app
+from flower_app.deployment import taken_ports
+from flower_app.launch.launcher import Outcome
+from flower_app.launch.simulation import SimulationLauncher
+from flower_app.tasks.base import TASKS
+from helpers.mistakes import ports, prepare_folder
+
+MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))["mistake"]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mistakes")
+    prepare_folder(folder)
+    with ports() as values:
+        yield folder, {"folder": str(folder), **values}
+
+
+@pytest.fixture(autouse=True)
+def in_folder(prepared, monkeypatch):
+    monkeypatch.chdir(prepared[0])
+    monkeypatch.setenv("FLWR_HOME", str(prepared[0] / "flwr-home"))
+    monkeypatch.setattr(taken_ports, "_LAST_RUN_S", 0.0)
+
+    def launched(self, order):
+        return Outcome("failed", "nothing is launched here")
+
+    monkeypatch.setattr(SimulationLauncher, "launch", launched)
+
+
+def filled(text, values):
+    return re.sub(r"\{(folder|taken|free|block)\}", lambda found: str(values[found[1]]), text)
+
+
+def test_there_are_at_least_65_mistakes_and_no_command_stands_twice():
+    assert len({mistake["command"] for mistake in MISTAKES}) == len(MISTAKES) >= 65
+    deployment = [m for m in MISTAKES if re.match(r"up |certs |revoke |run --superlink", m["command"])]
+    assert len(deployment) >= 15
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["command"][:60])
+def test_a_mistake_gets_its_one_line(mistake, prepared):
+    before = {path for path in prepared[0].rglob("*") if "flower" in path.parts}
+    result = CliRunner().invoke(app, shlex.split(filled(mistake["command"], prepared[1])))
+    assert result.exit_code == 2 and result.stdout == ""
+    said = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]
+    assert said == [filled(mistake["line"], prepared[1])]
+    assert "Traceback" not in result.stderr
+    assert {path for path in prepared[0].rglob("*") if "flower" in path.parts} == before
+
+
+ONE_FILE = "run --config classes.toml --set data.test-source=test.csv"
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (
+            "run --set num-rounds=5",
+            "warning: optimizer.warmup-steps: 40 steps of warm-up, but the run has 20 (num-rounds = 5 x local-steps = "
+            "4), so the learning rate ends at 0.0025, not 0.005; set optimizer.warmup-steps = 2",
+        ),
+        (
+            "run --set plan=good.json --set policy=uniform",
+            "warning: plan: the plan file {folder}/good.json takes the place of policy = 'uniform', which plans "
+            "nothing; leave one of them out",
+        ),
+        (
+            f"{ONE_FILE} --set data.validation-source=",
+            "warning: data.validation-source: is empty, so the test file test.csv is scored after the rounds too; "
+            "choose nothing by these scores, or set data.validation-source to a file of its own",
+        ),
+        (
+            f"{ONE_FILE} --set data.validation-source=test.csv",
+            "warning: data.validation-source: is the same file, so the test file test.csv is scored after the rounds "
+            "too; choose nothing by these scores, or set data.validation-source to a file of its own",
+        ),
+        (
+            "run --config classes.toml",
+            "warning: data.test-source: is empty, so the final score is that of the validation file valid.csv; set "
+            "data.test-source to a file of its own to report it",
+        ),
+        (
+            f"{ONE_FILE} --set data.validation-source=train.csv",
+            "warning: data.validation-source: train.csv is the training file too, so its score tells nothing; name a "
+            "file of its own",
+        ),
+    ],
+)
+def test_what_runs_but_hardly_as_meant_is_warned_of(command, line, prepared):
+    prepared[0].joinpath("good.json").write_text(
+        '{"format": "collapipe-plan/1", "clusters": ['
+        + ", ".join(['{"delta": [2, 0, 1, 0, 1, 0], "order": [4, 0, 2], "m": 6, "schedule": "1f1b"}'] * 3)
+        + "]}"
+    )
+    result = CliRunner().invoke(app, shlex.split(f"{command} --set runs-dir=warned"))
+    # It goes on: what is launched is the test's own.
+    assert result.exit_code == 1 and "nothing is launched here" in result.stderr
+    assert [said for said in result.stderr.splitlines() if said.startswith("warning: ")] == [filled(line, prepared[1])]
+
+
+def test_what_is_as_meant_is_not_warned_of(prepared):
+    for command in ("run", "run --set plan=good.json", f"{ONE_FILE} --set optimizer.warmup-steps=240"):
+        result = CliRunner().invoke(app, shlex.split(f"{command} --set runs-dir=warned"))
+        assert result.exit_code == 1 and "warning" not in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_a_slip_of_a_letter_is_known_again(name):
+    for slip in (name[1:], name[:-1], name[:3] + name[4:], name.replace("-", "_"), name.upper()):
+        assert did_you_mean(slip, TASKS) == f"; did you mean {name!r}?"
+    assert did_you_mean("moon", TASKS) == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -182,12 +183,14 @@ class PlannedStrategy(Strategy):
             if self.planner.adaptation is not None and "measured" in report:
                 compared.append(self._learn(decision, state.cluster, report))
         gamma = self.planner.settle(decision, trained)
-        costs = round_costs(decision, type(self).work, [s.cluster in trained for s in self.clusters])
+        # Virtual time is the scenario's, whatever the plan was made by.
+        virtual = replace(decision, instance=decision.declared)
+        costs = round_costs(virtual, type(self).work, [s.cluster in trained for s in self.clusters])
         adaptation = self.planner.adaptation
         adapted = {} if adaptation is None else adaptation.record() | {"predictions": compared}
         self.record = {
             "plan": plan_record(self.planner.policy.name, decision) | {"waived": list(self.traits.waives)} | adapted,
-            "virtual": costs_record(decision, costs, gamma, self.planner.scenario),
+            "virtual": costs_record(virtual, costs, gamma, self.planner.scenario),
         }
         return arrays, metrics
 

@@ -51,8 +51,9 @@ def round_times(outcomes: Sequence[StepOutcome]) -> dict[str, Any]:
     links: dict[str, list[tuple[int, float]]] = defaultdict(list)
     stream: list[tuple[int, float]] = []
     pipelines: list[float] = []
-    # TEBs move when a device is lost or slow: each step counts with the segments that it ran on.
-    for outcome in outcomes:
+    # The first step of a round opens connections and allocates: it counts where there is no other. TEBs move when a
+    # device is lost or slow: each step counts with the segments that it ran on.
+    for outcome in outcomes[1:] or outcomes:
         for batch in _batches(outcome):
             stages = [batch.actions[segment.device] for segment in outcome.segments]
             for segment, actions in zip(outcome.segments, stages, strict=True):

@@ -29,6 +29,7 @@ from flower_app.launch.stopped_process import StoppedProcess
 from flower_app.launch.superlink import flower_environment, program_path
 from flower_app.runs.run_directory import FAILED, FINISHED, INTERRUPTED, read_summary, write_summary
 from flower_app.runs.run_lock import server_process
+from strategies.registry import COLLAPIPE
 
 DECODER_PORT = 9443
 JOIN_TIMEOUT_S = 300.0
@@ -88,7 +89,7 @@ class Deployment:
         return cls(address=address, control=control, certs=files)
 
     def settings(self, config: str | None, sets: Sequence[str]) -> list[str]:
-        """``KEY=VALUE`` of the decoder's service, for keys that neither file nor ``--set`` gives."""
+        """``KEY=VALUE`` of the decoder's service and of the planner, for keys that neither file nor ``--set`` gives."""
         host = split_address("--superlink", self.address).host
         settings = {
             "decoder.bind": f"{host}:{DECODER_PORT}",
@@ -99,7 +100,12 @@ class Deployment:
         }
         if self.certs.revoked_certificates.is_file():
             settings["decoder.tls-crl"] = str(self.certs.revoked_certificates.resolve())
-        given = set(read_sets(sets)) | set(read_config(find_config(config)) if config else ())
+        in_file = read_config(find_config(config)) if config else {}
+        given = set(read_sets(sets)) | set(in_file)
+        strategy = (in_file | read_sets(sets)).get("strategy", COLLAPIPE)
+        if strategy == COLLAPIPE and not {"plan"} & given:
+            # Nobody knows what real machines take before they have trained.
+            settings["costs"] = "measured"
         return [f"{key}={value}" for key, value in settings.items() if key not in given]
 
     def launch(self, order: LaunchOrder) -> Outcome:

@@ -142,6 +142,10 @@ class ClusterTimes:
 
     def _take_moves(self, round_: int, report: Mapping[str, Any]) -> None:
         """Learn what a moved byte costs of the rounds that began with a move, and nothing of a new control unit's."""
+        if not self.block_bytes and "payload_bytes" in report:
+            # What goes up is the weights, the embedding among them; an optimizer like Adam keeps twice as much.
+            num_blocks = max(sum(report["plan"]["delta"]), 1)
+            self.block_bytes = 3.0 * float(report["payload_bytes"]["update"]) / num_blocks
         blocks, size = float(report["moved_blocks"]), float(report["moved_bytes"])
         before, self._moved = self._moved, (blocks, size)
         if before is None or blocks <= before[0] or size <= before[1]:

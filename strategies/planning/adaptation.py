@@ -171,7 +171,9 @@ class Adaptation:
         times = self.network.clusters[cluster]
         num_bytes = moved * (times.block_bytes or gamma0)
         known = times[MOVE, 0]
-        return _FIRST_MOVE_S + num_bytes / _FIRST_BYTES_S if known is None else known.seconds(num_bytes)
+        if known is None:
+            return (_FIRST_MOVE_S + num_bytes / _FIRST_BYTES_S) / times.scale
+        return known.seconds(num_bytes)
 
     def predict(self, instance: Instance, plans: Mapping[int, ClusterPlan]) -> None:
         """Note how long the selected clusters will take."""

@@ -52,7 +52,7 @@ def outcome(m=3, link_s=LINK_S, batches=1, blocks=(2, 1)):
 
 
 def test_every_time_is_found_whatever_the_clocks_say():
-    measured = round_times([outcome(), outcome()])
+    measured = round_times([outcome(link_s=9.0), outcome(), outcome()])
     both = {3: 4, 2: 2}
     assert {n: count for n, count, _ in measured["tebs"]["4"]} == both
     for device in ("4", "1"):

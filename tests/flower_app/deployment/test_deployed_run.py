@@ -149,4 +149,20 @@ def test_a_table_of_set_is_taken_for_real_machines_too_and_its_keys_win(tmp_path
         "decoder.tls-certificate",
         "decoder.tls-key",
         "decoder.tls-ca",
+        "costs",
     ]
+
+
+@pytest.mark.parametrize(
+    ("sets", "costs"),
+    [
+        ([], ["costs=measured"]),
+        (["costs=model"], []),
+        (["plan=plan.json"], []),
+        (["strategy=vanilla-fl"], []),
+        (["strategy=collapipe"], ["costs=measured"]),
+    ],
+)
+def test_real_machines_are_planned_by_what_they_take_unless_one_says_otherwise(tmp_path, sets, costs):
+    deployment = Deployment(address="10.0.0.1:9092", control="127.0.0.1:9093", certs=ServerFiles(tmp_path))
+    assert [pair for pair in deployment.settings(None, sets) if pair.startswith("costs=")] == costs

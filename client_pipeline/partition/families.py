@@ -25,6 +25,7 @@ from client_pipeline.partition.spec import (
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
     ModelSpec,
+    is_outside,
 )
 from client_pipeline.plugins import class_named
 
@@ -130,11 +131,6 @@ def adapter(family: str) -> Adapter:
             "your own: module:Class"
         )
     return cast(Adapter, importlib.import_module(_MODULES[family]))
-
-
-def is_outside(family: str) -> bool:
-    """Whether a family is a class that a configuration names."""
-    return ":" in family
 
 
 @cache

@@ -1,4 +1,7 @@
-"""The Flower client: one node is one control unit. It hands each message to the control unit's actor."""
+"""The Flower client: one node is one control unit. It hands each message to the control unit's actor.
+
+A simulation has as many of these processes as clusters that train at once: nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any, cast
@@ -16,12 +19,10 @@ from typing import Any, cast
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
-from torch import Tensor
+from numpy.typing import NDArray
 
-from client_pipeline.link.reopened_connection import give_up
-from client_pipeline.partition.families import is_outside, num_blocks_of
 from client_pipeline.partition.plan import ClusterPlan, uniform_plan
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import ModelSpec, is_outside
 from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime import fault_files
 from client_pipeline.runtime.actors import (
@@ -34,24 +35,21 @@ from client_pipeline.runtime.actors import (
     workers_at_once,
 )
 from client_pipeline.runtime.arrangement import Arrangement
-from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
 from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.replanning import ProportionalReplan, Replan
-from client_pipeline.system.scenario import Scenario
+from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder
 from flower_app.config.run_config import RunConfig
 from flower_app.error_text import error_text
 from flower_app.node import kept_setup
 from flower_app.node.config import NodeConfig
+from flower_app.node.simulated_replan import SimulatedReplan
 from flower_app.runs.run_directory import CLUSTERS
 from flower_app.runs.run_inputs import data_digest
 from flower_app.training.cluster_data import load_cluster_data
-from flower_app.training.network import training_scenario
-from strategies.aggregation.secagg import secure_mod
 from strategies.clusters import ClusterState
 from strategies.flower_internals import ClientAppCallable, ErrorCode, Mod, log
-from strategies.planning.replan import ScheduledReplan
-from strategies.records import ARRAYS, CONFIG, TrainOrder, failure_reason, read_train_config, reply_content, to_tensors
+from strategies.records import ARRAYS, CONFIG, TrainOrder, failure_reason, read_train_config, reply_content, to_numpy
 
 STATE = "collapipe"
 """Record of this app in a node's state."""
@@ -66,7 +64,7 @@ def answer_setup(message: Message, context: Context) -> Message:
     record = message.content.config_records[CONFIG]
     try:
         setup_values = {key: cast(Any, value) for key, value in record.items()}
-        frozen = to_tensors(message.content.array_records[ARRAYS])
+        frozen = to_numpy(message.content.array_records[ARRAYS])
         answer = _setup(context, setup_values, frozen, message.metadata.dst_node_id)
     except (ValueError, FileNotFoundError) as error:
         # The user's mistake: an answer of its own, because Flower would give the server a traceback.
@@ -98,7 +96,7 @@ def _spec(text: str, config: RunConfig) -> ModelSpec:
 
 
 def _setup(
-    context: Context, setup_values: Mapping[str, Any], frozen: Mapping[str, Tensor], node_id: int
+    context: Context, setup_values: Mapping[str, Any], frozen: Mapping[str, NDArray[Any]], node_id: int
 ) -> dict[str, Any]:
     config, node = _read(context)
     cluster, num_clusters = node.cluster, int(setup_values["num-clusters"])
@@ -109,9 +107,10 @@ def _setup(
     folder = node_folder(config, node, str(setup_values["run-name"]))
     described = start_control_unit(_cluster_setup(context, node, setup_values, frozen, folder, len(state.devices)))
     # Not before: a control unit that another run needs would start again with it.
-    kept_setup.write(folder, setup_values, frozen)
+    kept_values = {**setup_values, "num-blocks": described["num_blocks"]}
+    kept_setup.write(folder, kept_values, frozen)
     state = replace(state, num_examples=described["num_examples"])
-    _keep(context, setup_values, state, folder)
+    _keep(context, kept_values, state, folder)
     return {
         "state": state.to_dict(),
         "truncated": described["truncated"],
@@ -128,6 +127,7 @@ def _keep(context: Context, setup_values: Mapping[str, Any], state: ClusterState
     """
     entries = {
         "spec": setup_values["spec"],
+        "num-blocks": int(setup_values["num-blocks"]),
         "plans": setup_values["plans"],
         "device-actors": setup_values.get("device-actors", 0),
         "cluster-actors": setup_values.get("cluster-actors", 0),
@@ -167,7 +167,7 @@ def _cluster_setup(
     context: Context,
     node: NodeConfig,
     setup_values: Mapping[str, Any],
-    frozen: Mapping[str, Tensor],
+    frozen: Mapping[str, NDArray[Any]],
     folder: Path,
     num_devices: int,
 ) -> ClusterSetup:
@@ -250,6 +250,8 @@ def chosen_mods(message: Message, context: Context, call_next: ClientAppCallable
 def mod_of(flat: Mapping[str, Any]) -> Mod:
     """Return Flower's mod for a run's configuration."""
     if flat.get("privacy.secure-aggregation"):
+        from strategies.aggregation.secagg import secure_mod
+
         return secure_mod
     return _CLIPPING.get(str(flat.get("privacy.update-mechanism")), _pass_through)
 
@@ -263,7 +265,7 @@ def _train(message: Message, context: Context) -> Message:
     order = read_train_config(message.content.config_records[CONFIG])
     setup_record = _setup_record(context, config, node, order.run)
     spec = _spec(cast(str, setup_record["spec"]), config)
-    num_blocks = num_blocks_of(spec)
+    num_blocks = cast(int, setup_record["num-blocks"])
     state = ClusterState.from_dict(json.loads(cast(str, setup_record["cluster"])))
     # A stock strategy plans nothing: the control unit plans for itself.
     plan = order.plan or own_plan(cast(str, setup_record["plans"]), state, config, num_blocks)
@@ -277,11 +279,11 @@ def _train(message: Message, context: Context) -> Message:
     )
     round_order = RoundOrder(
         round=order.round,
-        weights=to_tensors(message.content.array_records[ARRAYS]),
+        weights=to_numpy(message.content.array_records[ARRAYS]),
         plan=plan,
         decoder=order.decoder,
         pace=order.pace,
-        replan=_replan(context.run_id, config, node, state, spec, order),
+        replan=_replan(context.run_id, config, node, state, spec, num_blocks, order),
         counted=order.counted[node.cluster] if node.cluster < len(order.counted) else 0,
     )
     place = _placement(node, len(state.devices), setup_record)
@@ -296,6 +298,8 @@ def _train(message: Message, context: Context) -> Message:
     except ControlUnitLost as lost:
         if order.decoder is not None:
             # Its own process cannot say so any more, and the others wait for it.
+            from client_pipeline.link.reopened_connection import give_up
+
             give_up(order.decoder, node.certificates, str(lost))
         folder = Path(str(setup_record["folder"]))
         faults = fault_files.recorded_faults(folder, order.round)
@@ -321,23 +325,28 @@ def _train(message: Message, context: Context) -> Message:
 
 
 def _replan(
-    run_id: int, config: RunConfig, node: NodeConfig, state: ClusterState, spec: ModelSpec, order: TrainOrder
+    run_id: int,
+    config: RunConfig,
+    node: NodeConfig,
+    state: ClusterState,
+    spec: ModelSpec,
+    num_blocks: int,
+    order: TrainOrder,
 ) -> Replan:
     """How the control unit plans for the devices that are left when one is lost."""
     any_memory = "C7" in order.waived
     if node.simulated:
-        scenario = _scenario_of_run(run_id, config, spec.to_json())
-        return ScheduledReplan(scenario=scenario, cluster=node.cluster, round=order.round, any_memory=any_memory)
+        return SimulatedReplan(
+            run_id=run_id,
+            config=config,
+            spec=spec.to_json(),
+            cluster=node.cluster,
+            round=order.round,
+            any_memory=any_memory,
+        )
     # The run's scenario is the server's: what a node knows of its devices is what it was told.
-    most = num_blocks_of(spec)
-    holds = [most if any_memory else math.floor(memory / state.block_memory) for memory in state.memories]
+    holds = [num_blocks if any_memory else math.floor(memory / state.block_memory) for memory in state.memories]
     return ProportionalReplan(speed=tuple(state.speeds), capacity=tuple(holds))
-
-
-@lru_cache(maxsize=8)
-def _scenario_of_run(run_id: int, config: RunConfig, spec: str) -> Scenario:
-    """The run's scenario, once in each process: it is read from a file, and with costs = "model" FLOP are counted."""
-    return training_scenario(config, ModelSpec.from_json(spec))
 
 
 def _lost_record(cluster: int, round_: int, reason: str) -> FaultRecord:

@@ -16,9 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from client_pipeline import durable
-from client_pipeline.partition.families import build_parts, is_outside
+from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import ModelParts
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.spec import ModelSpec, is_outside
 
 MODEL_FOLDER = "model"
 VERSIONS = "models"

@@ -1,19 +1,25 @@
-"""The messages between server and control units, beyond Flower's own: their names and their parsing."""
+"""The messages between server and control units, beyond Flower's own: their names and their parsing.
+
+Flower's client imports it: torch is imported where tensors are wanted alone.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from torch import Tensor
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
-from client_pipeline.link.stream import DecoderAddress
+from client_pipeline.link.address import DecoderAddress
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.pacing import Pace
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ARRAYS, CONFIG, METRICS, REPORT = "arrays", "config", "metrics", "report"
 ROUND_KEY = "server-round"
@@ -32,13 +38,24 @@ SETUP = "query.setup"
 _PLAN, _DECODER, _PACE, _WAIVED = "plan", "decoder", "pace", "waived"
 
 
-def to_arrays(weights: Mapping[str, Tensor]) -> ArrayRecord:
+def to_arrays(weights: Mapping[str, Tensor] | Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Pack weights by global name."""
-    return ArrayRecord({name: value.detach().cpu() for name, value in weights.items()})
+    return ArrayRecord({name: Array(_values(weight)) for name, weight in weights.items()})
+
+
+def _values(weight: Tensor | NDArray[Any]) -> NDArray[Any]:
+    return weight if isinstance(weight, np.ndarray) else weight.detach().cpu().numpy()
+
+
+def to_numpy(arrays: ArrayRecord) -> dict[str, NDArray[Any]]:
+    """Unpack weights where nothing is computed with them."""
+    return {name: array.numpy() for name, array in arrays.items()}
 
 
 def to_tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
     """Unpack weights; whatever floating type the strategy made of them is kept."""
+    import torch
+
     return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
 
 
@@ -99,7 +116,13 @@ def read_train_config(config: ConfigRecord) -> TrainOrder:
 
 
 def reply_content(
-    weights: Mapping[str, Tensor], *, weight: int, loss: float, steps: int, wall_s: float, report: dict[str, Any]
+    weights: Mapping[str, Tensor] | Mapping[str, NDArray[Any]],
+    *,
+    weight: int,
+    loss: float,
+    steps: int,
+    wall_s: float,
+    report: dict[str, Any],
 ) -> RecordDict:
     """Pack a control unit's answer: one ArrayRecord, one MetricRecord (always the same keys), one ConfigRecord."""
     metrics = MetricRecord({WEIGHT_KEY: weight, LOSS_KEY: loss, STEPS_KEY: steps, WALL_KEY: wall_s})

@@ -27,6 +27,7 @@ from client_pipeline.partition.spec import (
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
     ModelSpec,
+    is_outside,
 )
 from client_pipeline.plugins import class_named
 
@@ -151,11 +152,6 @@ def dropouts(spec: ModelSpec) -> dict[str, float]:
         if "drop" in key and key not in _OTHER_HEADS_DROPOUTS and type(rate) in (int, float) and rate > 0
     }
     return rates | ({"lora.dropout": spec.lora.dropout} if spec.lora and spec.lora.dropout else {})
-
-
-def is_outside(family: str) -> bool:
-    """Whether a family is a class that a configuration names."""
-    return ":" in family
 
 
 @cache

@@ -50,6 +50,11 @@ class LoraConfig:
         return [name.strip() for name in self.targets.split(",")] if self.targets else []
 
 
+def is_outside(family: str) -> bool:
+    """Whether a family is a class that a configuration names."""
+    return ":" in family
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Architecture of the model that is trained, without its weights.

@@ -14,9 +14,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder, RoundResult
+from client_pipeline.runtime.control_unit_actor import ControlUnitActor
 from client_pipeline.runtime.faults import FailedRound
 from client_pipeline.runtime.placement import Placement, check_answers, check_devices, wait_for_devices
+from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundResult
 from client_pipeline.runtime.shared_actor import (
     NAMESPACE,
     MemberAbsent,
@@ -153,12 +154,12 @@ def _make(setup: ClusterSetup, joined_devices: Collection[int]) -> Any:
         logger.warning("%s: continues without devices %s", setup.actor_name, ", ".join(map(str, absent_devices)))
     setup = replace(setup, absent=absent_devices)
     if shared_actor := setup.placement.shared_actor:
-        return start_member(shared_actor, setup.runtime.actor_idle, setup.actor_name, ControlUnit, setup)
+        return start_member(shared_actor, setup.runtime.actor_idle, setup.actor_name, ControlUnitActor, setup)
     # The data is here, on the node that this process belongs to.
     this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # A thread of its own answers whether the process still runs while another trains.
     return (
-        ray.remote(concurrency_groups={LIVENESS: 1})(ControlUnit)
+        ray.remote(concurrency_groups={LIVENESS: 1})(ControlUnitActor)
         .options(
             name=setup.actor_name,
             namespace=NAMESPACE,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from client_pipeline.link.base import DecoderLink, LinkError
 from client_pipeline.partition.micro_batches import EMBEDDING_UNIT, split_batch
 from client_pipeline.partition.parts import Batch, targets
+from client_pipeline.runtime.backward_pass import backward_from
 from client_pipeline.runtime.deadline import ProgressDeadline
 from client_pipeline.runtime.decoder_update import check_tied
 from client_pipeline.runtime.device_pool import WATCH_INTERVAL_S, DevicePool
@@ -185,5 +186,5 @@ class BatchRun:
             gradient = receive.wait()
             # Only now is the embedding's output sure to be there: its gradient cannot arrive before it left.
             if self._embedded[i].requires_grad:
-                torch.autograd.backward(self._embedded[i], gradient)
+                backward_from(self._embedded[i], gradient)
             self._progress("B", i)

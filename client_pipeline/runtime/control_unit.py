@@ -51,7 +51,7 @@ from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundR
 from client_pipeline.runtime.round_report import round_report
 from client_pipeline.runtime.speed import SpeedWatch
 from client_pipeline.runtime.stage import MovedBlock
-from client_pipeline.runtime.unused_actors import LIVENESS, Watch
+from client_pipeline.runtime.unused_actors import Watch
 
 __all__ = ["ClusterSetup", "ControlUnit", "RoundOrder", "RoundResult", "TrainingData"]
 
@@ -129,12 +129,10 @@ class ControlUnit:
             }
             return {"cluster": self.setup.cluster, "pid": os.getpid(), **counts}
 
-    @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
     def alive(self) -> tuple[int, str]:
         """Answer at once, also while a round is trained: process id and Ray node."""
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
-    @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
     def in_use(self) -> bool:
         """Answer at once whether a round, or the start, goes on."""
         return self.watch.busy

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from client_pipeline.link.address import DecoderAddress, LinkCertificates
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.privacy_config import PrivacyConfig
-from client_pipeline.partition.parts import Batch
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.run_identity import RunIdentity
@@ -22,6 +19,9 @@ from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.replanning import Replan
+
+if TYPE_CHECKING:
+    from client_pipeline.partition.parts import Batch
 
 
 class TrainingData(Protocol):
@@ -53,8 +53,8 @@ class ClusterSetup:
     """Called once, in the control unit's process."""
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
-    frozen: Mapping[str, Tensor] = field(default_factory=dict)
-    """What adapters are added to, by global name; empty without adapters."""
+    frozen: Mapping[str, Any] = field(default_factory=dict)
+    """What adapters are added to, by global name; empty without adapters. Tensors, or arrays on their way."""
     gradient_accumulation: int = 1
     """Batches of a step, whose gradients are summed up before the optimizers take it."""
     certificates: LinkCertificates = field(default_factory=LinkCertificates)
@@ -90,8 +90,8 @@ class RoundOrder:
     """What a control unit is told each round."""
 
     round: int
-    weights: Mapping[str, Tensor]
-    """Global weights; with the head if there is no decoder to talk to."""
+    weights: Mapping[str, Any]
+    """Global weights; with the head if there is no decoder to talk to. Tensors, or arrays on their way."""
     plan: ClusterPlan
     decoder: DecoderAddress | None = None
     """None: the control unit trains the decoder itself."""
@@ -107,8 +107,8 @@ class RoundOrder:
 class RoundResult:
     """What a control unit answers."""
 
-    weights: dict[str, Tensor]
-    """Trained weights, or what they changed by in the form of the update's codec."""
+    weights: dict[str, Any]
+    """Trained weights, or what they changed by in the form of the update's codec. Tensors, or arrays on their way."""
     weight: int
     """Targets trained on in the round: the weight in the average."""
     loss: float

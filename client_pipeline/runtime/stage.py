@@ -16,6 +16,7 @@ from client_pipeline.partition.families import Adapter, adapter, build_block
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import frozen_parameters, load_parameters, own_parameters
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.backward_pass import backward_from
 from client_pipeline.runtime.held_memory import StoredActivations
 from client_pipeline.runtime.optimizer import PartOptimizer, gradients
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
@@ -209,7 +210,7 @@ class Stage:
         """Backward pass: accumulates the TEBs' gradients, returns the input's gradient [B, T, D]."""
         x_BTD = self._inputs.pop(micro_batch)
         y_BTD = self._compute(step, micro_batch, x_BTD, mask_BT) if self.recompute else self._outputs.pop(micro_batch)
-        torch.autograd.backward(y_BTD, gradient_BTD)
+        backward_from(y_BTD, gradient_BTD)
         self.activations.free(micro_batch)
         assert x_BTD.grad is not None
         return x_BTD.grad

@@ -20,9 +20,6 @@ from flower_app.error_text import error_text
 from flower_app.runs.phases import LOADING, begin_phase
 from flower_app.runs.run_directory import FINISHED, read_run_config, write_failure, write_summary
 from flower_app.runs.run_lock import serving
-from flower_app.training.actor_start import start_actors
-from flower_app.training.prepared_run import prepare
-from flower_app.training.training_run import train_prepared
 
 RUNS = "runs.json"
 """The session's runs, in their order: each run's directory, and whether it goes on from its checkpoint."""
@@ -35,6 +32,11 @@ client = ClientApp()
 @server.main()
 def train_runs(grid: Grid, context: Context) -> None:
     """Train the session's runs, up to the first that fails."""
+    # Here: the client's processes import this module, too, and have no need of torch.
+    from flower_app.training.actor_start import start_actors
+    from flower_app.training.prepared_run import prepare
+    from flower_app.training.training_run import train_prepared
+
     session = Path(str(context.run_config["run-dir"]))
     try:
         for number, entry in enumerate(json.loads((session / RUNS).read_text(encoding="utf-8"))):

@@ -146,7 +146,12 @@ def launch_environment(home: Path, ray_folder: Path, inherited: Mapping[str, str
     inherited : what to start from; ``os.environ`` if None
     """
     environment = without_secrets(flower_environment(home, inherited))
-    return environment | private_environment() | {"RAY_TMPDIR": str(ray_folder)}
+    return (
+        environment
+        | private_environment()
+        # The parts of a run wait for each other: no use in Ray's being polite with some of them.
+        | {"RAY_TMPDIR": str(ray_folder), "RAY_worker_niceness": environment.get("RAY_worker_niceness", "0")}
+    )
 
 
 def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.link.stream import LinkCertificates
+from client_pipeline.link.address import LinkCertificates
 from client_pipeline.system.devices import DeviceProfile
 from client_pipeline.system.scenario import load_scenario
 

@@ -11,26 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.numpy import save_file
 
 from client_pipeline import durable
 
 _FILE = "setup.safetensors"
 
 
-def write(folder: Path, setup_values: Mapping[str, Any], frozen: Mapping[str, Tensor]) -> None:
+def write(folder: Path, setup_values: Mapping[str, Any], frozen: Mapping[str, NDArray[Any]]) -> None:
     """Keep the set-up's values and the frozen weights."""
     durable.make_folders(folder)
     durable.remove_leftovers(folder)
-    tensors = {name: value.contiguous() for name, value in frozen.items()}
     durable.write_file(
-        folder / _FILE, partial(save_file, tensors, metadata={"collapipe": json.dumps(dict(setup_values))})
+        folder / _FILE, partial(save_file, dict(frozen), metadata={"collapipe": json.dumps(dict(setup_values))})
     )
 
 
-def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return what was kept.
 
     Raises
@@ -44,7 +43,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no set-up of this node's control unit; start the run again")
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="np") as file:
             setup_values = json.loads((file.metadata() or {})["collapipe"])
             return dict(setup_values), {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -40,7 +40,6 @@ from client_pipeline import durable
 from flower_app.config.run_config import RunConfig, nested
 from flower_app.config.sources import read_config
 from flower_app.error_text import error_text
-from strategies.planning.planner import InfeasibleRound
 
 SUMMARY = "summary.json"
 ROUNDS = "rounds.jsonl"
@@ -278,6 +277,9 @@ def write_failure(run_dir: Path, error: BaseException) -> Path:
     durable.write_text(run_dir / "logs" / "error.log", text, lasting=False)
     if not isinstance(error, Exception):
         return write_summary(run_dir, INTERRUPTED, error="interrupted")
+    # Flower's client imports this module, and never the planner.
+    from strategies.planning.planner import InfeasibleRound
+
     mistake = isinstance(error, ValueError | FileNotFoundError)
     status = INFEASIBLE if isinstance(error, InfeasibleRound) else BAD_INPUT if mistake else FAILED
     return write_summary(run_dir, status, error=error_text(error, run_dir / "logs" / "error.log"))

@@ -14,7 +14,6 @@ from client_pipeline.partition.families import (
     adapter,
     families,
     is_library,
-    is_outside,
     load_pretrained,
     max_length,
     merged,
@@ -27,7 +26,7 @@ from client_pipeline.partition.hugging_face import (
     sized_config,
     spec_from_config,
 )
-from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, ModelSpec
+from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, ModelSpec, is_outside
 from flower_app.saved_model import SavedModel, load_model
 from flower_app.tasks.base import ModelOptions
 from flower_app.tasks.corpus import DataConfig

@@ -130,6 +130,18 @@ def test_importing_the_packages_loads_neither_flower_nor_torch():
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["flower_app.client_app", "flower_app.launch.session_app"])
+def test_flowers_workers_never_import_torch(module):
+    """Each is a process: with torch and the planner it took three seconds of processor time and 200 MB more."""
+    code = (
+        f"import sys, {module}; from client_pipeline.runtime.actors import train_round; "
+        "print([m for m in ('torch', 'transformers', 'scipy', 'cvxpy') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert result.stdout.strip() == "[]"
+
+
 # Rooms: a package's folders, and each of its modules that lies in no folder.
 
 

@@ -47,6 +47,7 @@ def test_it_goes_on_with_the_set_up_of_its_run(ask, tmp_path):
     told = {
         "num-clusters": 2,
         "spec": CLASSIC.to_json(),
+        "num-blocks": NUM_BLOCKS,
         "network": json.dumps(
             [
                 ClusterState(cluster=n, node_id=0, devices=devices, block_memory=1.0, num_examples=0).to_dict()

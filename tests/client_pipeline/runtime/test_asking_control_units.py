@@ -18,7 +18,7 @@ from client_pipeline.runtime.actors import (
     train_round,
     workers_at_once,
 )
-from client_pipeline.runtime.control_unit import ControlUnit
+from client_pipeline.runtime.control_unit_actor import ControlUnitActor
 from client_pipeline.runtime.faults import FailedRound
 from client_pipeline.runtime.placement import Placement
 from helpers.actor_cases import setup_of
@@ -141,7 +141,7 @@ def test_a_control_unit_outlives_who_started_it_and_answers_while_it_trains(ray,
     ray.next_actors = [actor := ScriptedActor(prepare={"num_examples": 7})]
     assert start_control_unit(mine := setup()) == {"num_examples": 7}
     [(cls, options, [made_with])] = ray.made
-    assert cls is ControlUnit and made_with.run == mine.run and made_with.absent == ()
+    assert cls is ControlUnitActor and made_with.run == mine.run and made_with.absent == ()
     where = options.pop("scheduling_strategy")
     assert (where.node_id, where.soft) == (NODE, False)
     assert options == {

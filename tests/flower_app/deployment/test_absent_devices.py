@@ -30,7 +30,7 @@ from flower_app.launch.superlink import flower_environment, short_folder
 from flower_app.node import kept_setup
 from helpers.actor_cases import order, setup_of
 from helpers.running_programs import free_block, running
-from helpers.tiny_models import CLASSIC
+from helpers.tiny_models import CLASSIC, NUM_BLOCKS
 from strategies.clusters import ClusterState
 from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays
 
@@ -113,7 +113,13 @@ def test_what_a_lost_control_unit_had_recorded_outlives_that_no_device_is_left(m
         block_memory=1.0,
         num_examples=7,
     )
-    kept = {"spec": told["spec"], "plans": "", "cluster": json.dumps(state.to_dict()), "folder": str(tmp_path)}
+    kept = {
+        "spec": told["spec"],
+        "num-blocks": NUM_BLOCKS,
+        "plans": "",
+        "cluster": json.dumps(state.to_dict()),
+        "folder": str(tmp_path),
+    }
     context = Context(
         run_id=1,
         node_id=7,

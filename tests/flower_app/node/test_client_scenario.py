@@ -1,19 +1,22 @@
 """What the client does once in a run, however many rounds there are."""
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from client_pipeline.partition.families import num_blocks_of
+from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.round_order import RoundResult
 from client_pipeline.system.scenario import load_scenario
 from flower_app import client_app
+from flower_app.config.run_config import RunConfig
+from flower_app.node.simulated_replan import scenario_of_run
 from flower_app.training import network as training_network
-from helpers.tiny_models import CLASSIC
+from helpers.tiny_models import CLASSIC, NUM_BLOCKS
 from strategies.clusters import ClusterState
+from strategies.planning.replan import ScheduledReplan
 from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays
 
 
@@ -44,7 +47,13 @@ def train_rounds(monkeypatch, numbers, run_id=1, **run_config):
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
     devices = load_scenario("default").clusters[0]
     state = ClusterState(cluster=0, node_id=7, devices=devices, block_memory=1.0, num_examples=7)
-    kept = {"spec": CLASSIC.to_json(), "plans": "", "cluster": json.dumps(state.to_dict()), "folder": "."}
+    kept = {
+        "spec": CLASSIC.to_json(),
+        "num-blocks": NUM_BLOCKS,
+        "plans": "",
+        "cluster": json.dumps(state.to_dict()),
+        "folder": ".",
+    }
     context = Context(
         run_id=run_id,
         node_id=7,
@@ -58,19 +67,36 @@ def train_rounds(monkeypatch, numbers, run_id=1, **run_config):
     return orders
 
 
-def test_a_runs_scenario_is_read_and_its_flop_are_counted_once(monkeypatch, calls):
-    """They once were in every train message."""
+PLAN = ClusterPlan(delta=(2, 3, 0), order=(0, 1), m=2)
+
+
+def replans(orders):
+    """Plans for the two devices that are left when the middle one is lost."""
+    return [order.replan(PLAN, (0, 2), {}) for order in orders]
+
+
+def test_a_runs_scenario_is_read_when_a_device_is_lost_and_once(monkeypatch, calls):
+    """It once went with every train message, and its FLOP were counted for each."""
     orders = train_rounds(monkeypatch, (1, 2, 3), run_id=101, costs="model")
+    assert calls == {"load_scenario": 0, "model_costs": 0}
+    plans = replans(orders)
     assert calls == {"load_scenario": 1, "model_costs": 1}
-    first = orders[0].replan
-    assert [replace(order.replan, round=1) for order in orders] == [first] * 3
     assert [order.replan.round for order in orders] == [1, 2, 3]
-    assert first.scenario.planner.num_blocks == num_blocks_of(CLASSIC)
+    assert all(plan.delta[1] == 0 and sum(plan.delta) == num_blocks_of(CLASSIC) and plan.m == 2 for plan in plans)
+
+
+def test_the_plan_for_the_devices_that_are_left_is_the_planners_on_the_runs_network(monkeypatch):
+    [order] = train_rounds(monkeypatch, [4], run_id=104)
+    scenario = training_network.training_scenario(RunConfig(), CLASSIC)
+    expected = ScheduledReplan(scenario=scenario, cluster=0, round=4)
+    assert replans([order]) == [expected(PLAN, (0, 2), {})]
 
 
 def test_another_run_or_another_configuration_has_a_scenario_of_its_own(monkeypatch, calls):
     [own] = train_rounds(monkeypatch, [1], run_id=102)
     [other] = train_rounds(monkeypatch, [1], run_id=102, **{"batch-size": 16})
-    train_rounds(monkeypatch, [1], run_id=103)
+    [third] = train_rounds(monkeypatch, [1], run_id=103)
+    replans([own, other, third, own])
     assert calls["load_scenario"] == 3
-    assert own.replan.scenario.planner.batch_size == 32 and other.replan.scenario.planner.batch_size == 16
+    assert scenario_of_run(102, own.replan.config, own.replan.spec).planner.batch_size == 32
+    assert scenario_of_run(102, other.replan.config, other.replan.spec).planner.batch_size == 16

@@ -5,6 +5,7 @@ The files are real, and so are writer and reader; training is arithmetic.
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,7 +49,7 @@ class Training:
 
     def prepare(self):
         for cluster in (0, 1):
-            kept_setup.write(self.folder(cluster), {"cluster": cluster}, {"frozen": torch.full((2,), float(cluster))})
+            kept_setup.write(self.folder(cluster), {"cluster": cluster}, {"frozen": np.full((2,), float(cluster))})
 
     def folder(self, cluster):
         return self.run_dir / "clusters" / f"cluster-{cluster}"

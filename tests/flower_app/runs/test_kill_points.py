@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,7 +90,7 @@ def test_a_kept_set_up_is_never_of_two_runs(tmp_path):
     """The frozen weights of one run stood beside the values of another."""
 
     def keep(folder, run):
-        kept_setup.write(folder, {"run": run}, {"w": torch.full((3,), float(run))})
+        kept_setup.write(folder, {"run": run}, {"w": np.full((3,), float(run))})
 
     kills = 0
     for folder, was_killed in each_kill(tmp_path, lambda place: keep(place, 1), lambda place: keep(place, 2)):

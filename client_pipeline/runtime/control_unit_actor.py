@@ -1,0 +1,75 @@
+"""The control unit in a process of its own, or as a member of a shared one.
+
+Who starts and asks it imports nothing that computes: torch costs seconds and hundreds of megabytes in every process,
+and Flower's workers only pass weights on. So the control unit is imported in its own process, and weights come and go
+as arrays.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundResult
+from client_pipeline.runtime.unused_actors import LIVENESS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from client_pipeline.runtime.control_unit import ControlUnit
+
+CONTROL_UNIT = "client_pipeline.runtime.control_unit"
+"""Module of the control unit, which imports torch."""
+
+
+class ControlUnitActor:
+    """A :class:`~client_pipeline.runtime.control_unit.ControlUnit` to those who have no torch.
+
+    Parameters
+    ----------
+    setup : what the control unit is told once; its frozen weights may be arrays
+    """
+
+    def __init__(self, setup: ClusterSetup) -> None:
+        self._unit: ControlUnit = importlib.import_module(CONTROL_UNIT).ControlUnit(
+            replace(setup, frozen=_tensors(setup.frozen))
+        )
+
+    def prepare(self) -> dict[str, Any]:
+        """See ControlUnit."""
+        return self._unit.prepare()
+
+    def train_round(self, order: RoundOrder) -> RoundResult:
+        """Train a round, on weights that are tensors or arrays; the result's are arrays. Raises as ControlUnit does."""
+        result = self._unit.train_round(replace(order, weights=_tensors(order.weights)))
+        return replace(result, weights={name: weight.numpy() for name, weight in result.weights.items()})
+
+    @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
+    def alive(self) -> tuple[int, str]:
+        """See ControlUnit."""
+        return self._unit.alive()
+
+    @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
+    def in_use(self) -> bool:
+        """See ControlUnit."""
+        return self._unit.in_use()
+
+    def close(self) -> None:
+        """See ControlUnit."""
+        self._unit.close()
+
+
+def _tensors(weights: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors of weights by global name; what Ray gives out to be read alone is copied."""
+    import torch
+
+    tensors = {}
+    for name, weight in weights.items():
+        if not isinstance(weight, torch.Tensor):
+            weight = torch.from_numpy(weight if weight.flags.writeable else weight.copy())
+        tensors[name] = weight
+    return tensors

@@ -66,8 +66,8 @@ def answer_setup(message: Message, context: Context) -> Message:
     record = message.content.config_records[CONFIG]
     try:
         setup_values = {key: cast(Any, value) for key, value in record.items()}
-        frozen = to_tensors(message.content.array_records[ARRAYS])
-        answer = _setup(context, setup_values, frozen, message.metadata.dst_node_id)
+        sent = to_tensors(message.content.array_records[ARRAYS])
+        answer = _setup(context, setup_values, sent, message.metadata.dst_node_id)
     except (ValueError, FileNotFoundError) as error:
         # The user's mistake: an answer of its own, because Flower would give the server a traceback.
         answer = {"error": str(error)}
@@ -98,7 +98,7 @@ def _spec(text: str, config: RunConfig) -> ModelSpec:
 
 
 def _setup(
-    context: Context, setup_values: Mapping[str, Any], frozen: Mapping[str, Tensor], node_id: int
+    context: Context, setup_values: Mapping[str, Any], sent: Mapping[str, Tensor], node_id: int
 ) -> dict[str, Any]:
     config, node = _read(context)
     cluster, num_clusters = node.cluster, int(setup_values["num-clusters"])
@@ -107,9 +107,9 @@ def _setup(
     declared = ClusterState.from_dict(json.loads(setup_values["network"])[cluster])
     state = replace(declared, node_id=node_id, devices=node.devices(declared.devices))
     folder = node_folder(config, node, str(setup_values["run-name"]))
-    described = start_control_unit(_cluster_setup(context, node, setup_values, frozen, folder, len(state.devices)))
+    described = start_control_unit(_cluster_setup(context, node, setup_values, sent, folder, len(state.devices)))
     # Not before: a control unit that another run needs would start again with it.
-    kept_setup.write(folder, setup_values, frozen)
+    kept_setup.write(folder, setup_values, sent)
     state = replace(state, num_examples=described["num_examples"])
     _keep(context, setup_values, state, folder)
     return {
@@ -167,7 +167,7 @@ def _cluster_setup(
     context: Context,
     node: NodeConfig,
     setup_values: Mapping[str, Any],
-    frozen: Mapping[str, Tensor],
+    sent: Mapping[str, Tensor],
     folder: Path,
     num_devices: int,
 ) -> ClusterSetup:
@@ -193,7 +193,7 @@ def _cluster_setup(
         ),
         compression=config.compression,
         privacy=config.privacy,
-        frozen=frozen,
+        frozen=kept_setup.frozen_of_node(setup_values, sent, node),
         certificates=node.certificates,
         checkpoints=folder if config.checkpoint_every else None,
         folder=folder,
@@ -349,11 +349,11 @@ def _start_again(
 ) -> None:
     """Have a control unit that was lost go on from the newest file that it wrote, up to that of ``round_``."""
     folder = Path(str(context.state.config_records[STATE]["folder"]))
-    setup_values, frozen = kept_setup.read(folder)
+    setup_values, sent = kept_setup.read(folder)
     # Its files have the number of the round that the server commits next.
     setup_values |= {"resume-round": -(-round_ // interval) * interval, "lost-at": lost_at}
     log(WARNING, "cluster %d: starting its control unit again", node.cluster)
-    restart_control_unit(_cluster_setup(context, node, setup_values, frozen, folder, num_devices))
+    restart_control_unit(_cluster_setup(context, node, setup_values, sent, folder, num_devices))
 
 
 def own_plan(plans: str, state: ClusterState, config: RunConfig, num_blocks: int) -> ClusterPlan:

@@ -16,6 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from client_pipeline import durable
+from client_pipeline.partition.base_weights import BaseWeights
+from flower_app.node.config import NodeConfig
+from strategies.records import BASE_KEY
 
 _FILE = "setup.safetensors"
 
@@ -49,3 +52,17 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             return dict(setup_values), {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: expected a node's set-up, {error}; start the run again") from error
+
+
+def frozen_of_node(
+    setup_values: Mapping[str, Any], sent: Mapping[str, Tensor], node: NodeConfig
+) -> Mapping[str, Tensor]:
+    """Return a run's frozen weights by global name: of this machine's files, with their digests compared, or as sent.
+
+    Raises
+    ------
+    ValueError
+        If the files are not here, or not those of the server; the message names the folder and the digest.
+    """
+    text = str(setup_values.get(BASE_KEY, ""))
+    return BaseWeights.from_json(text, node.model_path).check() if text else sent

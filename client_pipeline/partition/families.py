@@ -275,6 +275,10 @@ def read_library_config(source: str) -> Any:
     from transformers import AutoConfig, BertConfig
 
     check_source(source, "model.pretrained")
+    if Path(source).is_file() and source.endswith(".gguf"):
+        raise ValueError(
+            f"{source}: expected a folder, found a GGUF file; import it first: collapipe import-gguf {source} FOLDER"
+        )
     file = Path(source) / "config.json"
     if Path(source).is_dir() and not file.is_file():
         raise FileNotFoundError(f"{source} has no config.json; give the folder of a Hugging Face model")

@@ -49,7 +49,16 @@ from flower_app.runs.run_inputs import data_digest
 from flower_app.training.cluster_data import load_cluster_data
 from strategies.clusters import ClusterState
 from strategies.flower_internals import ClientAppCallable, ErrorCode, Mod, log
-from strategies.records import ARRAYS, CONFIG, TrainOrder, failure_reason, read_train_config, reply_content, to_numpy
+from strategies.records import (
+    ARRAYS,
+    BASE_KEY,
+    CONFIG,
+    TrainOrder,
+    failure_reason,
+    read_train_config,
+    reply_content,
+    to_numpy,
+)
 
 STATE = "collapipe"
 """Record of this app in a node's state."""
@@ -64,8 +73,8 @@ def answer_setup(message: Message, context: Context) -> Message:
     record = message.content.config_records[CONFIG]
     try:
         setup_values = {key: cast(Any, value) for key, value in record.items()}
-        frozen = to_numpy(message.content.array_records[ARRAYS])
-        answer = _setup(context, setup_values, frozen, message.metadata.dst_node_id)
+        sent = to_numpy(message.content.array_records[ARRAYS])
+        answer = _setup(context, setup_values, sent, message.metadata.dst_node_id)
     except (ValueError, FileNotFoundError) as error:
         # The user's mistake: an answer of its own, because Flower would give the server a traceback.
         answer = {"error": str(error)}
@@ -96,7 +105,7 @@ def _spec(text: str, config: RunConfig) -> ModelSpec:
 
 
 def _setup(
-    context: Context, setup_values: Mapping[str, Any], frozen: Mapping[str, NDArray[Any]], node_id: int
+    context: Context, setup_values: Mapping[str, Any], sent: Mapping[str, NDArray[Any]], node_id: int
 ) -> dict[str, Any]:
     config, node = _read(context)
     cluster, num_clusters = node.cluster, int(setup_values["num-clusters"])
@@ -105,10 +114,10 @@ def _setup(
     declared = ClusterState.from_dict(json.loads(setup_values["network"])[cluster])
     state = replace(declared, node_id=node_id, devices=node.devices(declared.devices))
     folder = node_folder(config, node, str(setup_values["run-name"]))
-    described = start_control_unit(_cluster_setup(context, node, setup_values, frozen, folder, len(state.devices)))
+    described = start_control_unit(_cluster_setup(context, node, setup_values, sent, folder, len(state.devices)))
     # Not before: a control unit that another run needs would start again with it.
     kept_values = {**setup_values, "num-blocks": described["num_blocks"]}
-    kept_setup.write(folder, kept_values, frozen)
+    kept_setup.write(folder, kept_values, sent)
     state = replace(state, num_examples=described["num_examples"])
     _keep(context, kept_values, state, folder)
     return {
@@ -167,7 +176,7 @@ def _cluster_setup(
     context: Context,
     node: NodeConfig,
     setup_values: Mapping[str, Any],
-    frozen: Mapping[str, NDArray[Any]],
+    sent: Mapping[str, NDArray[Any]],
     folder: Path,
     num_devices: int,
 ) -> ClusterSetup:
@@ -193,7 +202,9 @@ def _cluster_setup(
         ),
         compression=config.compression,
         privacy=config.privacy,
-        frozen=frozen,
+        frozen=sent,
+        base=str(setup_values.get(BASE_KEY, "")),
+        base_source=node.model_path,
         certificates=node.certificates,
         checkpoints=folder if config.checkpoint_every else None,
         folder=folder,
@@ -358,11 +369,11 @@ def _start_again(
 ) -> None:
     """Have a control unit that was lost go on from the newest file that it wrote, up to that of ``round_``."""
     folder = Path(str(context.state.config_records[STATE]["folder"]))
-    setup_values, frozen = kept_setup.read(folder)
+    setup_values, sent = kept_setup.read(folder)
     # Its files have the number of the round that the server commits next.
     setup_values |= {"resume-round": -(-round_ // interval) * interval, "lost-at": lost_at}
     log(WARNING, "cluster %d: starting its control unit again", node.cluster)
-    restart_control_unit(_cluster_setup(context, node, setup_values, frozen, folder, num_devices))
+    restart_control_unit(_cluster_setup(context, node, setup_values, sent, folder, num_devices))
 
 
 def own_plan(plans: str, state: ClusterState, config: RunConfig, num_blocks: int) -> ClusterPlan:

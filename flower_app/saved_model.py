@@ -16,8 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from client_pipeline import durable
-from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.parts import ModelParts
+from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.families import build_over, build_parts
+from client_pipeline.partition.parts import ModelParts, part_weights
 from client_pipeline.partition.spec import ModelSpec, is_outside
 
 MODEL_FOLDER = "model"
@@ -27,6 +28,8 @@ WEIGHTS = "model.safetensors"
 SPEC = "spec.json"
 TOKENIZER = "tokenizer.json"
 TASK = "task.json"
+BASE_FILES = "base.json"
+"""Where the frozen weights are, if they are not among the others."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ def save_model(
     tokenizer_json: str,
     task: Mapping[str, Any],
     round_: int = 0,
+    base: BaseWeights | None = None,
 ) -> Path:
     """Write the model folder of a run; one that is there is replaced as a whole, in one step.
 
@@ -59,10 +63,11 @@ def save_model(
     ----------
     run_dir : the run directory
     spec : architecture
-    weights : every parameter under its global name, frozen ones too
+    weights : every parameter under its global name, frozen ones too unless they are in ``base``
     tokenizer_json : text of the tokenizer
     task : what the task wants to remember: JSON values
     round_ : that it is of
+    base : what adapters are added to, where that is in files: they are named, with their digests, and not copied
 
     Returns
     -------
@@ -78,6 +83,8 @@ def save_model(
         TOKENIZER: tokenizer_json,
         TASK: json.dumps(dict(task), ensure_ascii=False, indent=2),
     }
+    if base is not None:
+        texts[BASE_FILES] = base.to_json()
     # Never over one that is there: the link would point to nothing for a moment.
     numbers = [number for version_round, number in _versions(run_dir) if version_round == round_]
     name = _name((round_, 1 + max(numbers, default=-1)))
@@ -162,14 +169,21 @@ def load_model(run_dir: Path, family: str = "") -> SavedModel:
                 f"the model is of the family {spec.family!r}, a class that is imported where model.family names it "
                 f"alone, found {family!r}; if you trust that module, set model.family"
             )
-        parts = build_parts(spec, seed=0)
+        text = (folder / BASE_FILES).read_text(encoding="utf-8") if (folder / BASE_FILES).is_file() else ""
+        base = BaseWeights.from_json(text) if text else None
+        parts = build_parts(spec, seed=0) if base is None else None
         task = json.loads((folder / TASK).read_text(encoding="utf-8"))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{link}: {error}") from error
     try:
         weights = load_file(folder / WEIGHTS)
-        frozen = parts.frozen_weights().keys()
-        parts.load_frozen({name: value for name, value in weights.items() if name in frozen})
+        frozen: Collection[str] = ()
+        if parts is None:
+            assert base is not None
+            parts = build_over(spec, base, part_weights(weights, "head"), seed=0)
+        else:
+            frozen = parts.frozen_weights().keys()
+            parts.load_frozen({name: value for name, value in weights.items() if name in frozen})
         parts.load({name: value for name, value in weights.items() if name not in frozen})
     except (ValueError, SafetensorError) as error:
         raise ValueError(f"{link / WEIGHTS}: {error}") from error

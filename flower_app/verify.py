@@ -12,12 +12,12 @@ from client_pipeline.partition.families import (
     build_parts,
     head_of,
     library_adapter,
-    load_pretrained,
     read_library_config,
 )
 from client_pipeline.partition.hugging_face import spec_from_config
 from client_pipeline.partition.parts import ModelParts
 from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
+from client_pipeline.partition.pretrained import load_pretrained
 from client_pipeline.runtime.verification import Verification, random_batch, verify_split
 from flower_app.config.run_config import RunConfig
 

@@ -32,6 +32,8 @@ LOSS_KEY = "loss"
 STEPS_KEY, WALL_KEY = "steps", "wall-s"
 FAULTS_PREFIX = "faults: "
 """What the line of an error's text that has the round's faults begins with."""
+BASE_KEY = "base"
+"""In the set-up: files and places of the frozen weights, as JSON; empty: they are sent."""
 SETUP = "query.setup"
 """Message type of the exchange before round 1."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,21 +15,21 @@ from torch import Tensor, nn
 
 from client_pipeline.near_names import did_you_mean
 from client_pipeline.partition import lora
+from client_pipeline.partition.base_weights import BaseWeights, OnDemand
 from client_pipeline.partition.default_generator import drawn_aside, undisturbed
 from client_pipeline.partition.family import Family
 from client_pipeline.partition.hub_ids import check_source
 from client_pipeline.partition.hub_reach import offline_remedy
-from client_pipeline.partition.hugging_face import AUTO_MODELS, SERVER_LAYERS, auto_model, spec_from_config
+from client_pipeline.partition.hugging_face import AUTO_MODELS
 from client_pipeline.partition.parts import MaskForm, ModelParts
 from client_pipeline.partition.spec import (
-    CAUSAL_LM,
     HEADS,
-    SEQ2SEQ,
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
     ModelSpec,
     is_outside,
 )
+from client_pipeline.partition.unfilled import adopt, no_storage
 from client_pipeline.plugins import class_named
 
 _MODULES = {
@@ -174,17 +175,22 @@ def build_parts(spec: ModelSpec, seed: int) -> ModelParts:
     return parts if spec.lora is None else lora.adapt(parts, spec.lora, seed)
 
 
-def build_embedding(spec: ModelSpec) -> nn.Module:
-    """Build the embedding alone, for a control unit; frozen beside adapters."""
-    with undisturbed():
+def build_embedding(spec: ModelSpec, base: BaseWeights | None = None) -> nn.Module:
+    """Build the embedding alone, for a control unit; frozen beside adapters, over ``base`` if that is given."""
+    with undisturbed(), no_storage(base is not None):
         embedding = adapter(spec.family).build_embedding(spec)
+    if base is not None:
+        adopt(embedding, base, "embedding (frozen)")
     return embedding if spec.lora is None else embedding.requires_grad_(False)
 
 
-def build_block(spec: ModelSpec, index: int) -> nn.Module:
-    """Build TEB ``index`` alone, for a device; with its adapters if the model has some."""
+def build_block(spec: ModelSpec, index: int, base: BaseWeights | None = None) -> nn.Module:
+    """Build TEB ``index`` alone, for a device; with its adapters if the model has some, over ``base`` if given."""
     with undisturbed():
-        block = adapter(spec.family).build_block(spec, index)
+        with no_storage(base is not None):
+            block = adapter(spec.family).build_block(spec, index)
+        if base is not None:
+            adopt(block, base, f"TEB {index} (frozen)")
         return block if spec.lora is None else lora.adapt_block(block, spec.lora)
 
 
@@ -193,6 +199,38 @@ def build_head(spec: ModelSpec) -> nn.Module:
     with undisturbed():
         head = adapter(spec.family).build_head(spec)
     return head if spec.lora is None else lora.untie(head)
+
+
+def build_over(spec: ModelSpec, base: BaseWeights, head: Mapping[str, Tensor], seed: int) -> ModelParts:
+    """Build a model with adapters over frozen weights in files; the TEBs have theirs while they run alone.
+
+    Parameters
+    ----------
+    spec : with adapters
+    base : by global name
+    head : weights of the head under its own names, without what it reads of the embedding; they are copied
+    seed : draws the adapters, as :func:`build_parts` does
+
+    Raises
+    ------
+    ValueError
+        If weights are missing, or of another shape.
+    """
+    assert spec.lora is not None
+    family, base = adapter(spec.family), base.check()
+    plain = replace(spec, lora=None)
+    embedding = build_embedding(spec, base.part("embedding."))
+    blocks_base = [base.part(f"blocks.{index}.") for index in range(family.num_blocks(plain))]
+    with undisturbed(), no_storage():
+        own_head = family.build_head(plain)
+    shared = {name: embedding.get_parameter(of).detach() for name, of in family.tied(plain).items()}
+    adopt(own_head, {name: value.detach().clone() for name, value in head.items()} | shared, "head", trained=True)
+    blocks = nn.ModuleList(build_block(plain, index, part) for index, part in enumerate(blocks_base))
+    parts = ModelParts(plain, embedding, blocks, own_head, family.mask_form, base=base)
+    adapted = lora.adapt(parts, spec.lora, seed)
+    for block, part in zip(blocks, blocks_base, strict=True):
+        OnDemand(block, part)
+    return adapted
 
 
 def tied(spec: ModelSpec) -> dict[str, str]:
@@ -254,6 +292,10 @@ def read_library_config(source: str) -> Any:
     from transformers import AutoConfig, BertConfig
 
     check_source(source, "model.pretrained")
+    if Path(source).is_file() and source.endswith(".gguf"):
+        raise ValueError(
+            f"{source}: expected a folder, found a GGUF file; import it first: collapipe import-gguf {source} FOLDER"
+        )
     file = Path(source) / "config.json"
     if Path(source).is_dir() and not file.is_file():
         raise FileNotFoundError(f"{source} has no config.json; give the folder of a Hugging Face model")
@@ -321,60 +363,3 @@ def head_of(config: Any) -> str:
     endings = {head: AUTO_MODELS[head].removeprefix("AutoModel") for head in heads}
     saved = (config.architectures or [""])[0]
     return next((head for head in heads if saved.endswith(endings[head])), heads[0])
-
-
-def load_pretrained(source: str, head: str, num_labels: int = 0, seed: int = 0, server_layers: int = 0) -> ModelParts:
-    """Load a model of any supported family of the library, with a new head where it has none.
-
-    Weights are read from safetensors alone: a pickled checkpoint is refused.
-
-    Parameters
-    ----------
-    source : folder or hub id
-    head : one that the family has
-    num_labels : classes of a classifier; 0: as many as the model was saved with
-    seed : draws a new head
-    server_layers : blocks of a causal model that the server keeps
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no model.
-    ValueError
-        If its architecture is not supported, or its weights cannot be loaded.
-    """
-    config = read_library_config(source)
-    if num_labels:
-        config.num_labels = num_labels
-    our_settings = {SERVER_LAYERS: server_layers} if head == CAUSAL_LM else {}
-    spec = spec_from_config(config, head, **our_settings)
-    family = library_adapter(spec.family, source)
-    library_config = family.library_config(spec)
-    with drawn_aside(seed):
-        try:
-            model, loading = auto_model(head).from_pretrained(
-                source,
-                config=library_config,
-                use_safetensors=True,
-                dtype=torch.float32,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-        except (OSError, RuntimeError) as error:
-            classes = f" with {library_config.num_labels} classes" if "classification" in head else ""
-            raise ValueError(
-                f"{source}: no weights of a {spec.family}{classes} can be loaded from safetensors: {error}"
-            ) from error
-    absent_names = list(loading["missing_keys"])
-    if head not in (SEQ2SEQ, CAUSAL_LM):
-        # A classifier, a pooler under it, or the prediction layers may be new.
-        absent_names = [
-            name for name in absent_names if name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
-        ]
-    if absent_names:
-        raise ValueError(
-            f"{source}: the weights lack {len(absent_names)} of the model's tensors, "
-            f"{sorted(absent_names)[:3]} among them; give the whole checkpoint"
-        )
-    spec = family.spec_from_model(model, head)
-    return family.split(model, replace(spec, config={**spec.config, **our_settings}))

@@ -25,6 +25,14 @@ AUTO_MODELS = {
     SEQ2SEQ: "AutoModelForSeq2SeqLM",
 }
 """Head -> the library's class that builds and loads it."""
+_CLASSES = {
+    SEQUENCE_CLASSIFICATION: "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    TOKEN_CLASSIFICATION: "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    MASKED_LM: "MODEL_FOR_MASKED_LM_MAPPING",
+    CAUSAL_LM: "MODEL_FOR_CAUSAL_LM_MAPPING",
+    SEQ2SEQ: "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+}
+"""Head -> the library's classes by the class of their configuration."""
 
 CLASS_WEIGHTS = "class_weights"
 """Key of a specification: the factor of each class's loss; absent: all 1."""
@@ -178,6 +186,13 @@ def auto_model(head: str) -> Any:
     import transformers
 
     return getattr(transformers, AUTO_MODELS[head])
+
+
+def model_class(head: str, config: Any) -> Any:
+    """Return the library's own class of a head and a configuration."""
+    import transformers
+
+    return getattr(transformers, _CLASSES[head])[type(config)]
 
 
 def fresh_model(spec: ModelSpec, config: Any) -> Any:

@@ -122,15 +122,15 @@ def merged_weights(parts: ModelParts) -> dict[str, Tensor]:
     """
     from peft.tuners.lora import LoraLayer
 
-    weights = dict(parts.named_parameters()) | parts.frozen_weights()
+    base = parts.frozen_weights() if parts.base is None else parts.base
+    weights = {**dict(parts.named_parameters()), **base}
     merged = {n.replace(".base_layer.", "."): p.detach() for n, p in weights.items() if not _is_factor(n)}
     for index, block in enumerate(parts.blocks):
         layers: list[tuple[str, Any]] = [(n, m) for n, m in block.named_modules() if isinstance(m, LoraLayer)]
         for name, layer in layers:
             for adapter in layer.active_adapters:
-                merged[f"blocks.{index}.{name}.weight"] = (
-                    layer.get_base_layer().weight + layer.get_delta_weight(adapter)
-                ).detach()
+                matrix = f"blocks.{index}.{name}.weight"
+                merged[matrix] = (merged[matrix] + layer.get_delta_weight(adapter)).detach()
     return merged
 
 

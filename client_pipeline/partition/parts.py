@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from client_pipeline.partition.base_weights import BaseWeights
 from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
 
 IGNORED_LABEL = -100
@@ -48,6 +49,8 @@ class ModelParts:
     """Builds what the blocks take from the mask [B, T] that travels."""
     reference: nn.Module | None = None
     """The library's own model over the same parameters, where there is one."""
+    base: BaseWeights | None = None
+    """The frozen weights by global name where they are in files, and the TEBs have them while they run alone."""
 
     @property
     def tied(self) -> dict[str, str]:
@@ -56,9 +59,10 @@ class ModelParts:
 
     def named_parameters(self, head: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         """Every trainable floating-point parameter under its global name, tied ones once."""
-        return ((name, parameter) for name, parameter in self._all_parameters(head) if parameter.requires_grad)
+        return ((name, parameter) for name, parameter in self.all_parameters(head) if parameter.requires_grad)
 
-    def _all_parameters(self, head: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+    def all_parameters(self, head: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter, trained or not, under its global name, tied ones once."""
         parameter_ids: set[int] = set()
         parts = [("embedding", self.embedding), ("blocks", self.blocks)]
         for prefix, part in [*parts, ("head", self.head)] if head else parts:
@@ -78,7 +82,8 @@ class ModelParts:
         """
         if self.spec.lora is None:
             return {}
-        return {name: p.detach() for name, p in self._all_parameters() if not p.requires_grad}
+        assert self.base is None, "its frozen weights are in files"
+        return {name: p.detach() for name, p in self.all_parameters() if not p.requires_grad}
 
     def load(self, weights: Mapping[str, Tensor], head: bool = True) -> None:
         """Copy ``weights`` in place; see :func:`load_parameters`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from client_pipeline.partition.base_weights import BaseWeights
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import Segment
 from client_pipeline.runtime.device_pool import DevicePool
@@ -94,6 +95,11 @@ class BlockPlacement:
             self._put_back(owners)
         self._owner, self._sure = owners, True
 
+    def _frozen_of(self, index: int) -> Mapping[str, Tensor]:
+        if isinstance(self._frozen, BaseWeights):
+            return self._frozen.part(f"blocks.{index}.")
+        return block_weights(self._frozen, index)
+
     def _move(self, owners: Mapping[int, int]) -> None:
         arriving: dict[int, list[tuple[int, Any]]] = {}
         for index, device in sorted(owners.items()):
@@ -120,7 +126,7 @@ class BlockPlacement:
             assigned = sorted(index for index, owner in owners.items() if owner == device)
             keep = [index for index in assigned if held_blocks[device].get(index) == version]
             blocks, copies = self.snapshots.sources(index for index in assigned if index not in keep)
-            frozen = {index: block_weights(self._frozen, index) for index, _ in blocks}
+            frozen = {index: self._frozen_of(index) for index, _ in blocks}
             references[device] = self._pool[device].put_back.remote(keep, blocks, version, frozen, *copies)
         brought = self._pool.answers(references, "putting TEBs back")
         self.restored_bytes += sum(sum(sizes) for sizes in brought.values())

@@ -8,6 +8,7 @@ as arrays.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from client_pipeline.runtime.unused_actors import LIVENESS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from client_pipeline.partition.base_weights import BaseWeights
     from client_pipeline.runtime.control_unit import ControlUnit
 
 CONTROL_UNIT = "client_pipeline.runtime.control_unit"
@@ -35,32 +37,52 @@ class ControlUnitActor:
     """
 
     def __init__(self, setup: ClusterSetup) -> None:
-        self._unit: ControlUnit = importlib.import_module(CONTROL_UNIT).ControlUnit(
-            replace(setup, frozen=_tensors(setup.frozen))
-        )
+        self._setup = setup
+        self._unit: ControlUnit | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """See ControlUnit."""
-        return self._unit.prepare()
+        """Make the control unit: not in the constructor, which would hide an error. Else see ControlUnit.
+
+        Raises
+        ------
+        ValueError
+            If the files of the frozen weights are not here, or not the server's. Else as ControlUnit does.
+        """
+        return self._made().prepare()
+
+    def _made(self) -> ControlUnit:
+        if self._unit is None:
+            setup = self._setup
+            frozen = _of_files(setup.base, setup.base_source) if setup.base else _tensors(setup.frozen)
+            self._unit = importlib.import_module(CONTROL_UNIT).ControlUnit(replace(setup, frozen=frozen))
+        return self._unit
 
     def train_round(self, order: RoundOrder) -> RoundResult:
         """Train a round, on weights that are tensors or arrays; the result's are arrays. Raises as ControlUnit does."""
-        result = self._unit.train_round(replace(order, weights=_tensors(order.weights)))
+        result = self._made().train_round(replace(order, weights=_tensors(order.weights)))
         return replace(result, weights={name: weight.numpy() for name, weight in result.weights.items()})
 
     @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
     def alive(self) -> tuple[int, str]:
         """See ControlUnit."""
-        return self._unit.alive()
+        return os.getpid(), ray.get_runtime_context().get_node_id()
 
     @ray.method(concurrency_group=LIVENESS)  # type: ignore[untyped-decorator]
     def in_use(self) -> bool:
         """See ControlUnit."""
-        return self._unit.in_use()
+        return self._unit is None or self._unit.in_use()
 
     def close(self) -> None:
         """See ControlUnit."""
-        self._unit.close()
+        if self._unit is not None:
+            self._unit.close()
+
+
+def _of_files(text: str, source: str) -> BaseWeights:
+    """Frozen weights in this machine's files, after a look at their digests."""
+    from client_pipeline.partition.base_weights import BaseWeights
+
+    return BaseWeights.from_json(text, source).check()
 
 
 def _tensors(weights: Mapping[str, Any]) -> dict[str, Tensor]:

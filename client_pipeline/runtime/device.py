@@ -116,7 +116,7 @@ class DeviceActor:
         keep: list[int],
         blocks: list[tuple[int, int]],
         version: int,
-        frozen: Mapping[int, dict[str, Tensor]],
+        frozen: Mapping[int, Mapping[str, Tensor]],
         *copies: dict[int, BlockArrays],
     ) -> list[int]:
         """Hold these TEBs and no others: those to keep as they are, the others as copies have them.

@@ -54,7 +54,13 @@ class ClusterSetup:
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     frozen: Mapping[str, Any] = field(default_factory=dict)
-    """What adapters are added to, by global name; empty without adapters. Tensors, or arrays on their way."""
+    """What adapters are added to, by global name; empty without adapters. Tensors, or arrays on their way; those of
+    ``base`` are not among them."""
+    base: str = ""
+    """Files and places of the frozen weights where the machines have them, as JSON of
+    :class:`client_pipeline.partition.base_weights.BaseWeights`."""
+    base_source: str = ""
+    """Folder or hub id of these files on this machine; empty: as ``base`` says."""
     gradient_accumulation: int = 1
     """Batches of a step, whose gradients are summed up before the optimizers take it."""
     certificates: LinkCertificates = field(default_factory=LinkCertificates)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from client_pipeline.partition.base_weights import BaseWeights
 from client_pipeline.partition.families import Adapter, adapter, build_block
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import frozen_parameters, load_parameters, own_parameters
@@ -37,17 +38,18 @@ class MovedBlock(NamedTuple):
     """What is trained; empty: fresh."""
     optimizer: dict[str, Tensor] = {}
     """Empty: no step was taken."""
-    frozen: dict[str, Tensor] = {}
+    frozen: Mapping[str, Tensor] = {}
     """What adapters are added to; it is not of a checkpoint. Empty without adapters."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its tensors."""
-        return sum(tensor.nbytes for part in self for tensor in part.values())
+        """Bytes of all its tensors, but those that each machine has in files."""
+        parts = self[:2] if isinstance(self.frozen, BaseWeights) else self
+        return sum(tensor.nbytes for part in parts for tensor in part.values())
 
     def as_arrays(self) -> BlockArrays:
-        """The same as NumPy arrays: Ray copies these once, and tensors several times."""
-        return [{name: tensor.numpy() for name, tensor in part.items()} for part in self]
+        """The same as NumPy arrays, which have no frozen weights: Ray copies these once, and tensors several times."""
+        return [{name: tensor.numpy() for name, tensor in part.items()} for part in self[:2]]
 
     @classmethod
     def from_arrays(cls, arrays: BlockArrays) -> MovedBlock:
@@ -101,6 +103,8 @@ class TrainedBlock:
     parameters: dict[str, nn.Parameter]
     frozen: dict[str, nn.Parameter]
     """What adapters are added to; empty without adapters."""
+    base: BaseWeights | None
+    """The same where it is in files; None: it is in memory alone."""
     optimizer: PartOptimizer
     version: int = 0
     """Optimizer step that it is after."""
@@ -137,12 +141,15 @@ class Stage:
 
     def place(self, index: int, moved: MovedBlock | None = None, version: int = 0) -> None:
         """Build TEB ``index`` here, with what it had elsewhere, if anything, after optimizer step ``version``."""
-        module, moved = build_block(self.spec, index).train(), moved or MovedBlock()
+        moved = moved or MovedBlock()
+        base = moved.frozen.check() if isinstance(moved.frozen, BaseWeights) else None
+        module = build_block(self.spec, index, base).train()
         parameters, frozen = own_parameters(module), frozen_parameters(module) if self.spec.lora else {}
-        load_parameters(frozen, moved.frozen, f"TEB {index} (frozen)")
+        if base is None:
+            load_parameters(frozen, moved.frozen, f"TEB {index} (frozen)")
         if moved.weights:
             load_parameters(parameters, moved.weights, f"TEB {index}")
-        block = TrainedBlock(module, parameters, frozen, PartOptimizer(parameters, self.optimizer), version)
+        block = TrainedBlock(module, parameters, frozen, base, PartOptimizer(parameters, self.optimizer), version)
         block.optimizer.load_state(moved.optimizer)
         self.blocks[index] = block
         self.blocks = dict(sorted(self.blocks.items()))
@@ -150,7 +157,8 @@ class Stage:
     def take(self, index: int) -> MovedBlock:
         """Give TEB ``index`` away: weights, frozen ones too, and optimizer state."""
         block = self.blocks.pop(index)
-        return block.state()._replace(frozen={name: p.detach() for name, p in block.frozen.items()})
+        frozen = {name: p.detach() for name, p in block.frozen.items()} if block.base is None else block.base
+        return block.state()._replace(frozen=frozen)
 
     def states(self) -> dict[int, MovedBlock]:
         """Weights and optimizer state of all TEBs, which stay."""

@@ -34,6 +34,7 @@ AllowedModules = Annotated[
     typer.Option("--allow-module", help="Module or package whose classes a run may name; repeatable."),
 ]
 Data = Annotated[str, typer.Option(help="Folder of this cluster's text, in place of data.path.")]
+ModelFolder = Annotated[str, typer.Option(help="Folder of the pretrained model, in place of model.pretrained.")]
 DeviceProfileFile = Annotated[str, typer.Option(help="Scenario file of this cluster's devices, or of the network.")]
 RayPort = Annotated[int, typer.Option(help="First of 120 ports of this machine's Ray.")]
 RuntimePort = Annotated[int, typer.Option(help="The SuperNode's own, within the machine.")]
@@ -136,6 +137,7 @@ def up_cu(
     server: Server,
     certs: Certs,
     data: Data = "",
+    model: ModelFolder = "",
     device_profile: DeviceProfileFile = "",
     state: State = _STATE,
     device: Devices = None,
@@ -156,6 +158,7 @@ def doctor_cu(
     server: Server,
     certs: Certs,
     data: Data = "",
+    model: ModelFolder = "",
     device_profile: DeviceProfileFile = "",
     state: State = _STATE,
     device: Devices = None,

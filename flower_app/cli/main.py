@@ -164,6 +164,19 @@ def verify_command(
     raise typer.Exit(0 if checked.passed else 1)
 
 
+@app.command("import-gguf")
+def import_gguf_command(
+    file: Annotated[Path, typer.Argument(help="A causal language model, quantised or not.")],
+    folder: Annotated[Path, typer.Argument(help="Where to; it must not exist, or be empty.")],
+) -> None:
+    """Write a model in a GGUF file as a folder for model.pretrained."""
+    from flower_app.gguf_import import import_gguf
+
+    imported = import_gguf(file, folder)
+    say(f"{imported.model_type}, {imported.num_parameters:,} parameters: {', '.join(imported.files)}")
+    typer.echo(imported.folder)
+
+
 @app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, names in runs, or latest.")],

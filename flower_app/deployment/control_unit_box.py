@@ -48,6 +48,8 @@ class ControlUnitBox:
     """Folder of checkpoints, and of the app that the server sends."""
     data: str = ""
     """Folder of the cluster's text."""
+    model: str = ""
+    """Folder of the pretrained model."""
     device_profile: str = ""
     devices: Sequence[int] = ()
     """Devices that this machine itself is."""
@@ -74,6 +76,8 @@ class ControlUnitBox:
         """Raise ``FileNotFoundError`` for a folder or file that is not there."""
         if self.data and not Path(self.data).is_dir():
             raise FileNotFoundError(f"--data: no folder {self.data}; name the one that holds the cluster's text")
+        if self.model and not Path(self.model).is_dir():
+            raise FileNotFoundError(f"--model: no folder {self.model}; name the one that holds the pretrained model")
         if self.device_profile and not Path(self.device_profile).is_file():
             raise FileNotFoundError(f"--device-profile: no file {self.device_profile}; collapipe profile writes one")
 
@@ -85,6 +89,7 @@ class ControlUnitBox:
         return NodeConfig(
             cluster=self.cluster,
             data_path=_absolute(self.data),
+            model_path=_absolute(self.model),
             device_profile=_absolute(self.device_profile),
             state_dir=str((self.state / "checkpoints").resolve()),
             tls_certificate=str(self.certs.certificate.resolve()),

@@ -13,6 +13,7 @@ from client_pipeline.system.scenario import load_scenario
 
 KEYS = (
     "data-path",
+    "model-path",
     "device-profile",
     "state-dir",
     "tls-certificate",
@@ -37,6 +38,8 @@ class NodeConfig:
     """Flower simulates the node."""
     data_path: str = ""
     """Folder of this cluster's text, in place of ``data.path``."""
+    model_path: str = ""
+    """Folder of the pretrained model, in place of ``model.pretrained``."""
     device_profile: str = ""
     """Scenario file that says what this cluster's devices are, as ``collapipe profile`` writes it: of this cluster
     alone, or of the whole network; empty: what the run's scenario says."""

@@ -12,6 +12,7 @@ from client_pipeline.plugins import class_named
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from client_pipeline.partition.base_weights import BaseWeights
     from client_pipeline.partition.parts import Batch, ModelParts
     from client_pipeline.partition.spec import ModelSpec
     from flower_app.tasks.corpus import DataConfig
@@ -165,13 +166,25 @@ class Prepared:
         """Training examples of all clusters."""
         return sum(self.cluster_sizes)
 
+    @property
+    def base(self) -> BaseWeights | None:
+        """Embedding and TEBs where adapters are added to weights in files; None: they are in memory, or trained."""
+        from client_pipeline.partition.pretrained import PretrainedWeights
+
+        if self.spec.lora is None or not isinstance(self.weights, PretrainedWeights):
+            return None
+        return self.weights.base
+
     def build(self, seed: int) -> ModelParts:
         """Build the model that training begins with; ``seed`` draws fresh weights."""
-        from client_pipeline.partition.families import build_parts
+        from client_pipeline.partition.families import build_over, build_parts
         from client_pipeline.partition.lora import adapt
+        from client_pipeline.partition.parts import part_weights
 
+        if (base := self.base) is not None:
+            return build_over(self.spec, base, part_weights(self.weights, "head"), seed)
         parts = build_parts(replace(self.spec, lora=None), seed)
-        parts.load(parts.weights() | dict(self.weights))
+        parts.load({**dict(parts.named_parameters()), **self.weights})
         return parts if self.spec.lora is None else adapt(parts, self.spec.lora, seed)
 
 

@@ -14,7 +14,6 @@ from client_pipeline.partition.families import (
     adapter,
     families,
     is_library,
-    load_pretrained,
     max_length,
     merged,
     read_library_config,
@@ -26,6 +25,7 @@ from client_pipeline.partition.hugging_face import (
     sized_config,
     spec_from_config,
 )
+from client_pipeline.partition.pretrained import load_pretrained_weights
 from client_pipeline.partition.spec import CAUSAL_LM, SEQ2SEQ, ModelSpec, is_outside
 from flower_app.saved_model import SavedModel, load_model
 from flower_app.tasks.base import ModelOptions
@@ -155,10 +155,11 @@ def load_start(
         return _continued(run_to_start_from(model), head, library_values)
     if model.pretrained:
         try:
-            parts = load_pretrained(model.pretrained, head, len(labels), seed, library_values.get(SERVER_LAYERS, 0))
+            server_layers = library_values.get(SERVER_LAYERS, 0)
+            spec, weights = load_pretrained_weights(model.pretrained, head, len(labels), seed, server_layers)
         except FileNotFoundError as error:
             raise ValueError(f"model.pretrained: {error}") from error
-        return replace(parts.spec, config={**parts.spec.config, **library_values}), parts.weights()
+        return replace(spec, config={**spec.config, **library_values}), weights
     if not is_library(model.family):
         return ModelSpec(family=model.family, head=head, config=table_sizes(model, tokenizer) | library_values), {}
     config = sized_config(

@@ -48,7 +48,7 @@ def set_up_clusters(
     grid: Grid,
     nodes: Sequence[int],
     setup_values: Mapping[str, str | int],
-    frozen: Mapping[str, Tensor],
+    sent: Mapping[str, Tensor],
     num_clusters: int,
     max_length: int,
     trained: Collection[int] = (),
@@ -60,7 +60,7 @@ def set_up_clusters(
     grid : Flower's
     nodes : ids of the connected nodes
     setup_values : what each is told
-    frozen : weights that are never trained, by global name
+    sent : weights that are never trained, by global name, where the nodes do not have them in files
     num_clusters : N
     max_length : at which sequences are cut [tokens], for the log
     trained : clusters that have trained in the run before it was continued
@@ -73,7 +73,7 @@ def set_up_clusters(
         If a node finds a mistake in the configuration or its data, or the clusters are not 0 .. N - 1.
     """
     # Frozen weights go down here, and never with a round.
-    record, arrays = ConfigRecord(dict(setup_values)), to_arrays(frozen)
+    record, arrays = ConfigRecord(dict(setup_values)), to_arrays(sent)
     messages = [
         Message(RecordDict({CONFIG: record, ARRAYS: arrays}), dst_node_id=node, message_type=SETUP) for node in nodes
     ]

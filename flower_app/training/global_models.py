@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import ArrayRecord
 from torch import Tensor
 
+from client_pipeline.partition.base_weights import BaseWeights
 from flower_app.saved_model import load_model, save_model
 from flower_app.tasks.base import Prepared
 from strategies.records import to_tensors
@@ -28,7 +29,7 @@ class GlobalModels:
     num_own : clusters with a model each; 0: one model for all
     """
 
-    def __init__(self, prepared: Prepared, seed: int, frozen: dict[str, Tensor], num_own: int) -> None:
+    def __init__(self, prepared: Prepared, seed: int, frozen: Mapping[str, Tensor], num_own: int) -> None:
         self._prepared = prepared
         self._frozen = frozen
         self._num_own = num_own
@@ -57,5 +58,6 @@ class GlobalModels:
 
     def save(self, run_dir: Path, task: Mapping[str, Any], round_: int) -> None:
         """Write the run's model folder; where every cluster has a model of its own, cluster 0's stands for them."""
-        weights = dict(self._models[0]) | self._frozen
-        save_model(run_dir, self._prepared.spec, weights, self._prepared.tokenizer_json, task, round_)
+        base = self._frozen if isinstance(self._frozen, BaseWeights) else None
+        weights = dict(self._models[0]) | ({} if base else dict(self._frozen))
+        save_model(run_dir, self._prepared.spec, weights, self._prepared.tokenizer_json, task, round_, base)

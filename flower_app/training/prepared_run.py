@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,8 +49,9 @@ class PreparedRun:
     """The network, of the run's clusters alone."""
     planner: RoundPlanner | None
     """None for a strategy that plans nothing."""
-    frozen: dict[str, Tensor]
-    """Weights that are never trained, by global name."""
+    frozen: Mapping[str, Tensor]
+    """Weights that are never trained, by global name: in memory, or a
+    :class:`~client_pipeline.partition.base_weights.BaseWeights`."""
     frozen_digest: str
     """Their SHA-256 in hexadecimal; empty if there are none."""
 
@@ -109,7 +111,7 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     planner = make_planner(config, scenario)
     if planner is not None:
         check_first_round(planner)
-    frozen = parts.frozen_weights()
+    frozen = parts.frozen_weights() if parts.base is None else parts.base
     source = config.model.pretrained or config.model.from_
     return PreparedRun(
         config=config,

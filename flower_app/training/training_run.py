@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from client_pipeline.link.activation_codec import ActivationCodec
+from client_pipeline.partition.base_weights import BaseWeights
 from client_pipeline.partition.plan import read_plans
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from flower_app.config.strategy_choice import make_strategy
@@ -40,7 +41,7 @@ from strategies.decoder.step_limits import StepLimits
 from strategies.decoder.trainer import DecoderTrainer
 from strategies.flower_internals import log
 from strategies.grid.single_pulls import SinglePulls
-from strategies.records import RUN_KEY, to_arrays
+from strategies.records import BASE_KEY, RUN_KEY, to_arrays
 from strategies.resumed import ResumedStrategy, restore_kept
 
 MESSAGE_TIMEOUT_S = 24 * 3600.0
@@ -86,11 +87,13 @@ def train_prepared(run: PreparedRun, grid: Grid) -> None:
 
 def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
     """Tell every node about the run, and learn the clusters; see :func:`set_up_clusters`."""
+    base = run.frozen if isinstance(run.frozen, BaseWeights) else None
     plans, arrangement = run.config.plan, arranged(run.config, run.scenario, grid)
     check_fusion(run.config, run.prepared_task.spec)
     message: dict[str, str | int] = {
         "spec": run.prepared_task.spec.to_json(),
         "tokenizer": run.prepared_task.tokenizer_json,
+        BASE_KEY: "" if base is None else base.to_json(),
         "num-clusters": run.num_clusters,
         "run-name": run.run_dir.name,
         "resume-round": run.completed,
@@ -105,7 +108,8 @@ def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
     max_length = run.config.data.max_length
     lines, _ = run_directory.read_rounds(run.run_dir) if run.completed else ([], 0)
     trained = {report["cluster"] for line in lines for report in line["clusters"]}
-    return set_up_clusters(grid, nodes, message, run.frozen, run.num_clusters, max_length, trained)
+    sent = run.frozen if base is None else {}
+    return set_up_clusters(grid, nodes, message, sent, run.num_clusters, max_length, trained)
 
 
 def _declared(run: PreparedRun, cluster: int) -> ClusterState:

@@ -8,8 +8,9 @@ import torch
 from typer.testing import CliRunner
 
 from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts, load_pretrained
+from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.hugging_face import auto_model
+from client_pipeline.partition.pretrained import load_pretrained
 from flower_app.cli.main import app
 from flower_app.export import export_run
 from flower_app.runs.run_directory import CONFIG

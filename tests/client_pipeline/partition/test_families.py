@@ -14,7 +14,6 @@ from client_pipeline.partition.families import (
     families,
     head_of,
     library_families,
-    load_pretrained,
     read_library_config,
 )
 from client_pipeline.partition.hugging_face import auto_model, spec_from_config
@@ -26,6 +25,7 @@ from client_pipeline.partition.parts import (
     target_weight,
     targets,
 )
+from client_pipeline.partition.pretrained import load_pretrained
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.verification import random_batch
 from client_pipeline.runtime.whole import whole_step

@@ -2,12 +2,15 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from client_pipeline.partition.families import build_parts
-from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.pretrained import load_pretrained_weights
+from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.single_run import continued_run
 from flower_app.runs.run_directory import (
@@ -25,7 +28,8 @@ from flower_app.runs.run_directory import (
 )
 from flower_app.runs.run_lock import locked
 from flower_app.saved_model import keep_versions, load_model, save_model
-from helpers.tiny_models import SMALL_TRANSFORMER
+from flower_app.tasks.base import Prepared
+from helpers.tiny_models import SMALL_TRANSFORMER, evaluation, tiny_batch, tiny_spec
 from strategies.clusters import ClusterState
 
 
@@ -132,6 +136,30 @@ def test_a_saved_model_reads_back_equal_and_replaces_the_one_before(tmp_path):
     assert found.spec == SMALL_TRANSFORMER
     assert (found.tokenizer_json, found.task) == ('{"tokens": "ä"}', {"name": "translation"})
     assert all(torch.equal(value, weights[name]) for name, value in found.parts.weights().items())
+
+
+def test_a_model_with_adapters_over_files_names_them_and_does_not_copy_them(tmp_path):
+    plain = tiny_spec("llama", dropout=0.0)
+    build_parts(plain, 3).reference.save_pretrained(tmp_path / "base")
+    spec, start = load_pretrained_weights(str(tmp_path / "base"), "causal-lm", server_layers=2)
+    prepared = Prepared(
+        spec=replace(spec, lora=LoraConfig(rank=2)),
+        tokenizer_json="",
+        evaluator=None,
+        cluster_sizes=(1,),
+        weights=start,
+    )
+    parts = evaluation(prepared.build(seed=4))
+    weights = {name: value + 0.1 for name, value in parts.weights().items()}
+    parts.load(weights)
+    folder = save_model(tmp_path, prepared.spec, weights, "{}", {}, 7, prepared.base)
+    assert not any("base_layer" in name for name in load_file(folder / "model.safetensors"))
+    read, batch = load_model(tmp_path).parts, tiny_batch(spec)
+    with torch.no_grad():
+        assert torch.equal(evaluation(read).logits(batch), parts.logits(batch))
+    (tmp_path / "base" / "model.safetensors").rename(tmp_path / "base" / "elsewhere.safetensors")
+    with pytest.raises(ValueError, match=r"base is no folder with safetensors files on .*SHA-256"):
+        load_model(tmp_path)
 
 
 def test_a_run_without_a_model_says_so(tmp_path):

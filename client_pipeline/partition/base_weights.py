@@ -1,0 +1,227 @@
+"""The frozen weights of a run with adapters where every machine has the model's files: names and digests travel alone.
+
+A :class:`BaseWeights` says which tensor of which file a frozen parameter is. It crosses the network as JSON, and each
+process maps what it runs from its machine's own files: a control unit the embedding, a device its TEBs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from client_pipeline.partition.weight_files import (
+    PLAIN_NAME,
+    FolderTensors,
+    checked_digest,
+    mapped_file,
+    weight_folder,
+)
+
+
+class BaseFile(NamedTuple):
+    """One safetensors file, as it must be everywhere."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseWeights(Mapping[str, Tensor]):
+    """Frozen float32 weights by name, in files: views of them where they are float32 there, else copies.
+
+    Names are those of the model without adapters: global ones, or of :meth:`part` the part's own.
+    """
+
+    source: str
+    """Folder or hub id on this machine."""
+    files: tuple[BaseFile, ...]
+    places: Mapping[str, tuple[int, str]]
+    """Number of the file, and name of the tensor in it, of each parameter."""
+    checked: tuple[tuple[int, ...], ...] = ()
+    """Identity on the disk of each file when its digest was last compared; empty: it has not been."""
+
+    @classmethod
+    def of_parameters(
+        cls, source: str, tensors: FolderTensors, views: Mapping[str, Tensor], named: Iterable[tuple[str, Tensor]]
+    ) -> BaseWeights | None:
+        """Find which tensor each parameter of a loaded model is a view of; None if one is not.
+
+        Parameters
+        ----------
+        source : folder or hub id
+        tensors : of the folder
+        views : what the model was loaded from, by the names in the files
+        named : the model's parameters by global name
+        """
+        name_at = {view.data_ptr(): name for name, view in views.items()}
+        places = {}
+        for name, parameter in named:
+            tensor_name = name_at.get(parameter.data_ptr())
+            if tensor_name is None or views[tensor_name].shape != parameter.shape:
+                return None
+            places[name] = (tensors.file_names.index(tensors.file_of[tensor_name]), tensor_name)
+        paths = [tensors.folder / name for name in tensors.file_names]
+        # Other processes may have another working directory.
+        source = str(Path(source).resolve()) if Path(source).is_dir() else source
+        files = tuple(BaseFile(path.name, path.stat().st_size, checked_digest(path)) for path in paths)
+        return cls(source=source, files=files, places=places, checked=tuple(map(_identity, paths)))
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where the files are on this machine.
+
+        Raises
+        ------
+        ValueError
+            If there is no such folder; the message says what is expected of it.
+        """
+        folder = weight_folder(self.source)
+        if folder is None:
+            raise ValueError(
+                f"model.pretrained: {self.source} is no folder with safetensors files on {socket.gethostname()}; "
+                f"expected {self._described(self.files[0])}; {_REMEDY}"
+            )
+        return folder
+
+    def check(self) -> BaseWeights:
+        """Compare every file with its digest; returns these weights with that noted.
+
+        A file that is, by its identity on the disk, the one that another process of this machine compared is not read
+        again.
+
+        Raises
+        ------
+        ValueError
+            If a file is missing or is another one; the message names it, its digest and the one expected.
+        """
+        paths = [self.folder / file.name for file in self.files]
+        for index, (path, file) in enumerate(zip(paths, self.files, strict=True)):
+            if not path.is_file():
+                raise ValueError(
+                    f"model.pretrained: {path} is not there on {socket.gethostname()}; expected "
+                    f"{self._described(file)}; {_REMEDY}"
+                )
+            if self.checked and _identity(path) == self.checked[index]:
+                continue
+            size = path.stat().st_size
+            digest = checked_digest(path) if size == file.num_bytes else "of other bytes"
+            if digest != file.sha256:
+                raise ValueError(
+                    f"model.pretrained: {path} on {socket.gethostname()} has {size} bytes with SHA-256 "
+                    f"{digest[:14]}; expected {self._described(file)}, as the server's model has; {_REMEDY}"
+                )
+        return replace(self, checked=tuple(map(_identity, paths)))
+
+    def part(self, prefix: str) -> BaseWeights:
+        """Those of one part, ``embedding.`` or ``blocks.<i>.``, under its own names."""
+        places = {name.removeprefix(prefix): place for name, place in self.places.items() if name.startswith(prefix)}
+        return replace(self, places=places)
+
+    def release(self) -> None:
+        """Give the pages that were read of these tensors back to the system."""
+        for index, name in self.places.values():
+            mapped_file(self.folder / self.files[index].name).release(name)
+
+    def __getitem__(self, name: str) -> Tensor:
+        index, tensor_name = self.places[name]
+        return mapped_file(self.folder / self.files[index].name).tensor(tensor_name).float()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def to_json(self) -> str:
+        """Write what another machine needs."""
+        files = [file._asdict() for file in self.files]
+        return json.dumps({"source": self.source, "files": files, "places": self.places})
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "") -> BaseWeights:
+        """Read what :meth:`to_json` wrote.
+
+        Parameters
+        ----------
+        text : from another machine, or from a file
+        source : folder or hub id on this machine; empty: as on the other
+
+        Raises
+        ------
+        ValueError
+            If the text is something else, or a file is not one of the folder itself.
+        """
+        try:
+            raw = json.loads(text)
+            files = tuple(
+                BaseFile(str(file["name"]), int(file["num_bytes"]), str(file["sha256"])) for file in raw["files"]
+            )
+            places = {str(name): _place(place, len(files)) for name, place in raw["places"].items()}
+            source = source or str(raw["source"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"frozen weights: expected their files and places, found {text[:80]!r}") from error
+        for file in files:
+            if not PLAIN_NAME.fullmatch(file.name):
+                raise ValueError(f"frozen weights: expected the plain name of a safetensors file, found {file.name!r}")
+        return cls(source=source, files=files, places=places)
+
+    def _described(self, file: BaseFile) -> str:
+        return f"{file.name} of {file.num_bytes} bytes with SHA-256 {file.sha256[:14]}"
+
+
+_REMEDY = "copy the model's folder there, or start the control unit with where it lies: collapipe up cu --model FOLDER"
+
+
+def _place(raw: Any, num_files: int) -> tuple[int, str]:
+    index, name = raw
+    if not isinstance(index, int) or not 0 <= index < num_files:
+        raise ValueError(f"file {index!r} of {num_files}")
+    return index, str(name)
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class OnDemand:
+    """Has the frozen weights of one TEB there while it runs forward, and not otherwise: no process holds the whole.
+
+    Parameters
+    ----------
+    block : with adapters; its frozen parameters have no storage from here on
+    weights : by the block's own names without adapters
+    """
+
+    def __init__(self, block: nn.Module, weights: BaseWeights) -> None:
+        self._weights = weights
+        self._slots = []
+        for name, parameter in block.named_parameters():
+            if not parameter.requires_grad:
+                owner, _, leaf = name.rpartition(".")
+                empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+                self._slots.append((block.get_submodule(owner), leaf, name.replace(".base_layer.", "."), empty))
+        self.release()
+        block.register_forward_pre_hook(lambda *_: self.fill())
+        block.register_forward_hook(lambda *_: self.release(), always_call=True)
+
+    def fill(self) -> None:
+        """Map the weights."""
+        for module, leaf, name, _ in self._slots:
+            setattr(module, leaf, nn.Parameter(self._weights[name], requires_grad=False))
+
+    def release(self) -> None:
+        """Let go of them."""
+        for module, leaf, _, empty in self._slots:
+            setattr(module, leaf, empty)
+        self._weights.release()

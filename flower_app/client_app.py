@@ -6,7 +6,6 @@ A simulation has as many of these processes as clusters that train at once: noth
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from collections.abc import Mapping
@@ -21,7 +20,6 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from numpy.typing import NDArray
 
-from client_pipeline.partition.plan import ClusterPlan, uniform_plan
 from client_pipeline.partition.spec import ModelSpec, is_outside
 from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime import fault_files
@@ -37,13 +35,12 @@ from client_pipeline.runtime.actors import (
 from client_pipeline.runtime.arrangement import Arrangement
 from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.placement import Placement
-from client_pipeline.runtime.replanning import ProportionalReplan, Replan
 from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder
 from flower_app.config.run_config import RunConfig
 from flower_app.error_text import error_text
 from flower_app.node import kept_setup
 from flower_app.node.config import NodeConfig
-from flower_app.node.simulated_replan import SimulatedReplan
+from flower_app.node.own_plans import own_plan, replan_of_node
 from flower_app.runs.run_directory import CLUSTERS
 from flower_app.runs.run_inputs import data_digest
 from flower_app.training.cluster_data import load_cluster_data
@@ -53,7 +50,6 @@ from strategies.records import (
     ARRAYS,
     BASE_KEY,
     CONFIG,
-    TrainOrder,
     failure_reason,
     read_train_config,
     reply_content,
@@ -294,7 +290,7 @@ def _train(message: Message, context: Context) -> Message:
         plan=plan,
         decoder=order.decoder,
         pace=order.pace,
-        replan=_replan(context.run_id, config, node, state, spec, num_blocks, order),
+        replan=replan_of_node(context.run_id, config, node, state, spec, num_blocks, order),
         counted=order.counted[node.cluster] if node.cluster < len(order.counted) else 0,
     )
     place = _placement(node, len(state.devices), setup_record)
@@ -335,31 +331,6 @@ def _train(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
-def _replan(
-    run_id: int,
-    config: RunConfig,
-    node: NodeConfig,
-    state: ClusterState,
-    spec: ModelSpec,
-    num_blocks: int,
-    order: TrainOrder,
-) -> Replan:
-    """How the control unit plans for the devices that are left when one is lost."""
-    any_memory = "C7" in order.waived
-    if node.simulated:
-        return SimulatedReplan(
-            run_id=run_id,
-            config=config,
-            spec=spec.to_json(),
-            cluster=node.cluster,
-            round=order.round,
-            any_memory=any_memory,
-        )
-    # The run's scenario is the server's: what a node knows of its devices is what it was told.
-    holds = [num_blocks if any_memory else math.floor(memory / state.block_memory) for memory in state.memories]
-    return ProportionalReplan(speed=tuple(state.speeds), capacity=tuple(holds))
-
-
 def _lost_record(cluster: int, round_: int, reason: str) -> FaultRecord:
     return FaultRecord(kind="cluster", cluster=cluster, round=round_, recovered=False, reason=reason)
 
@@ -374,24 +345,6 @@ def _start_again(
     setup_values |= {"resume-round": -(-round_ // interval) * interval, "lost-at": lost_at}
     log(WARNING, "cluster %d: starting its control unit again", node.cluster)
     restart_control_unit(_cluster_setup(context, node, setup_values, sent, folder, num_devices))
-
-
-def own_plan(plans: str, state: ClusterState, config: RunConfig, num_blocks: int) -> ClusterPlan:
-    """Plan for one cluster alone: as the server's plan file has it, given as JSON, or ``uniform``."""
-    if not plans:
-        return uniform_plan(
-            speed=state.speeds,
-            memory=state.memories,
-            block_memory=state.block_memory,
-            num_blocks=num_blocks,
-            batch_size=config.batch_size,
-        )
-    raw_plans = json.loads(plans)
-    if state.cluster >= len(raw_plans):
-        raise ValueError(
-            f"{config.plan}: has plans for {len(raw_plans)} clusters, expected one for cluster {state.cluster}"
-        )
-    return ClusterPlan.from_dict(raw_plans[state.cluster])
 
 
 def _placement(node: NodeConfig, num_devices: int, setup_values: Mapping[str, Any]) -> Placement:

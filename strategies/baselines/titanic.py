@@ -1,7 +1,6 @@
-"""The baseline ``titanic``: pipelines by device speed, federated averaging of the whole model.
+"""The baseline ``titanic``: pipelines by device speed, federated averaging of the whole model."""
 
-Short, and imported by its name alone: a baseline is one class in one file.
-"""
+# Alone: a baseline is one class in one file.
 
 from __future__ import annotations
 

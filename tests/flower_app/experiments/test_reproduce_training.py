@@ -20,6 +20,7 @@ from flower_app.experiments.theorem1_problems import SmallTransformer, SoftmaxRe
 from flower_app.launch import run_series, session_app
 from flower_app.launch.single_run import check_new_run
 from flower_app.runs.run_directory import FAILED, FINISHED, append_round, read_summary, write_config, write_summary
+from flower_app.training import actor_start, prepared_run, training_run
 from strategies.aggregation.config import ServerOptimizerConfig
 from strategies.aggregation.server_optimizers import averaging_strategy
 from strategies.records import reply_content, to_tensors
@@ -334,8 +335,9 @@ def test_a_session_trains_run_after_run_and_stops_at_the_first_that_fails(tmp_pa
             raise RuntimeError("out of memory")
         write_summary(Path(config.run_dir), FINISHED)
 
-    monkeypatch.setattr(session_app, "prepare", lambda config, run_dir: config)
-    monkeypatch.setattr(session_app, "train", train)
+    monkeypatch.setattr(actor_start, "start_actors", lambda config, grid: None)
+    monkeypatch.setattr(prepared_run, "prepare", lambda config, run_dir: config)
+    monkeypatch.setattr(training_run, "train_prepared", train)
     with pytest.raises(RuntimeError, match="seed1: out of memory"):
         session_app.train_runs(None, context)
     assert seen == [(40, 0), (41, 1)]

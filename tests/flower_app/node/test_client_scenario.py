@@ -12,7 +12,7 @@ from client_pipeline.runtime.round_order import RoundResult
 from client_pipeline.system.scenario import load_scenario
 from flower_app import client_app
 from flower_app.config.run_config import RunConfig
-from flower_app.node.simulated_replan import scenario_of_run
+from flower_app.node.own_plans import scenario_of_run
 from flower_app.training import network as training_network
 from helpers.tiny_models import CLASSIC, NUM_BLOCKS
 from strategies.clusters import ClusterState

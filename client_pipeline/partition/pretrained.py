@@ -103,7 +103,12 @@ def load_pretrained_weights(
     with drawn_aside(seed):
         try:
             model, loading = model_class(head, library_config).from_pretrained(
-                None, config=library_config, state_dict=views, dtype=dtype, output_loading_info=True
+                None,
+                config=library_config,
+                state_dict=views,
+                dtype=dtype,
+                output_loading_info=True,
+                trust_remote_code=False,
             )
         except (OSError, RuntimeError) as error:
             raise _not_loaded(source, spec, library_config, error) from error

@@ -57,10 +57,10 @@ def import_gguf(file: Path, folder: Path) -> ImportedModel:
 
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
-        config = AutoConfig.from_pretrained(**place)
+        config = AutoConfig.from_pretrained(**place, trust_remote_code=False)
         library_adapter(config.model_type, str(file))
-        model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(**place)
+        model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(**place, trust_remote_code=False)
     except (OSError, KeyError, IndexError, TypeError) as error:
         raise ValueError(f"{file}: transformers cannot read it: {error!r}") from error
     # The library takes it for a quantised model, which it does not save; its weights are float32 by now.

@@ -128,7 +128,7 @@ def _asked(task: str, *possible: str) -> str:
 
 
 def _first(wanted: Sequence[str], names: Sequence[str] | Columns) -> str:
-    by_letters = {name.lower(): name for name in names}
+    by_letters = {name.lower().rpartition(".")[2]: name for name in names}
     return next((by_letters[name] for name in wanted if name in by_letters), "")
 
 

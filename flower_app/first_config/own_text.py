@@ -95,7 +95,7 @@ def _of_hub(hub_id: str) -> OwnText:
     for split, name in splits.items():
         if name:
             table = dataset[name]
-            columns[split] = {column: _named_classes(table, column) for column in table.column_names}
+            columns[split] = _flat({column: _named_classes(table, column) for column in table.column_names})
     return OwnText(kind="hub", columns=columns, hub_id=hub_id, hub_splits={s: n for s, n in splits.items() if n})
 
 
@@ -182,7 +182,7 @@ def _table(path: Path, header: bool) -> Columns:
         from pyarrow import parquet
 
         table = parquet.read_table(path)
-        return {name: table[name].to_pylist() for name in table.column_names}
+        return _flat({name: table[name].to_pylist() for name in table.column_names})
     if path.suffix == ".jsonl":
         rows = []
         for number, line in enumerate(lines(path, "init"), 1):
@@ -195,13 +195,24 @@ def _table(path: Path, header: bool) -> Columns:
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: expected a JSON object, found {line[:60]!r}")
             rows.append(row)
-        return {name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})}
+        return _flat({name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})})
     cells = table_rows(path)
     names = cells.pop(0) if header else [str(i) for i in range(len(cells[0]))]
     for number, cell_row in enumerate(cells, 2 if header else 1):
         if len(cell_row) != len(names):
             raise ValueError(f"{path}, row {number}: expected {len(names)} columns, found {len(cell_row)}")
     return {name: [row[i] for row in cells] for i, name in enumerate(names)}
+
+
+def _flat(columns: Columns) -> Columns:
+    """Make columns of the keys within a column, as ``data.source-column`` names them: ``translation.en``."""
+    flat: Columns = {}
+    for name, values in columns.items():
+        if values and isinstance(values[0], dict):
+            flat |= {f"{name}.{key}": [value.get(key) for value in values] for key in values[0]}
+        else:
+            flat[name] = values
+    return flat
 
 
 def table_rows(path: Path) -> list[list[str]]:

@@ -100,5 +100,7 @@ def _last_words(superlink: PrivateSuperLink, order: LaunchOrder, reason: str) ->
         if superlink.submission.poll() is not None and error:
             break
         time.sleep(0.1)
+    if not error and superlink.run_was_stopped():
+        return Outcome(INTERRUPTED, "stopped by flwr stop")
     cause = f"{reason}: {error}" if error else reason
     return Outcome(FAILED, f"{cause}; see {superlink.simulation_log}")

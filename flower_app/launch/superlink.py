@@ -29,6 +29,8 @@ SIMULATION = "flwr-simulation"
 
 _START_S = 240.0
 _TASK_POLL_S = 0.1
+_ANSWER_S = 60.0
+"""How long the SuperLink may take to say how a run ended [s]."""
 _TAKEN = re.compile(rb"address already in use", re.IGNORECASE)
 
 
@@ -109,6 +111,24 @@ class PrivateSuperLink:
                 if child is not None and child.pid not in left:
                     child.wait()
         self.ray_folder.close()
+
+    def run_was_stopped(self) -> bool:
+        """Whether ``flwr stop`` has ended the run; false where the SuperLink does not tell."""
+        command = [str(program_path("flwr")), "list", OWN_CONNECTION, "--format", "json"]
+        try:
+            answer = subprocess.run(
+                command,
+                cwd=self.work,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_ANSWER_S,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return '"finished:stopped"' in answer.stdout
 
     def pass_log_on(self, seconds: float) -> None:
         """Wait until the simulation has ended by itself and its log is complete, or for ``seconds``.

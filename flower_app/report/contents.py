@@ -11,6 +11,7 @@ from flower_app.report.cluster_figures import draw_energy, draw_memory, draw_que
 from flower_app.report.data import RunData
 from flower_app.report.figures import draw_bytes, draw_latency, draw_loss
 from flower_app.report.timeline_figure import draw_timeline
+from flower_app.report.wall_figure import draw_wall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +41,24 @@ FIGURES = (
     FigureSpec(
         id="latency",
         title="Latency of a round",
-        caption="What a round's latency is made of: local steps of the pipeline and upload of the slowest cluster, "
-        "which sets it; the line is how long the selected clusters wait for the slowest, on average.",
+        caption="Virtual seconds are those of the scenario's devices and radio, by the paper's formulas; they have "
+        "nothing to do with how long this machine took. What a round's latency is made of: local steps of the pipeline "
+        "and upload of the slowest cluster, which sets it; the line is how long the selected clusters wait for the "
+        "slowest, on average.",
         several="Left: virtual latency of each round. Right: its mean by parts, those of each round's slowest "
         "cluster, and the mean waiting of the selected clusters.",
         draw=draw_latency,
+    ),
+    FigureSpec(
+        id="wall",
+        title="Wall clock and faults",
+        caption="Wall seconds are those of the machine that ran this. Left: what a round's went to: the local steps of "
+        "the slowest cluster (computing, and waiting for the decoder in them), its weights' way to and from the "
+        "devices, messages and waiting for others, and the server's planning, averaging, scoring and checkpoint. "
+        "Right: faults at the end of the round in which they were recorded, by kind.",
+        several="Wall seconds are those of the machines that ran these. Left: the mean of a round by what it went to. "
+        "Right: faults at the end of the round in which they were recorded, by run and kind.",
+        draw=draw_wall,
     ),
     FigureSpec(
         id="queues",
@@ -74,9 +88,10 @@ FIGURES = (
     FigureSpec(
         id="memory",
         title="Memory of the devices",
-        caption="The most that each device held in any round: as the model counts it and as measured above an idle "
-        "process, beside the whole model on one device. The scale is logarithmic where the values differ "
-        "widely.",
+        caption="The most that each device held in any round. Modelled is what the scenario says that a TEB needs, of "
+        "the planned devices' size; measured are the tensors of the model that was really trained, which may be far "
+        "smaller (costs = model counts that model instead). The line is the whole model on one device. The scale is "
+        "logarithmic where the values differ widely.",
         several="The most that any device of a run held: as the model counts it and as measured above an idle "
         "process, beside the whole model on one device. The scale is logarithmic where the values differ "
         "widely.",

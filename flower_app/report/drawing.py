@@ -24,7 +24,7 @@ _COLOURS = ("#0b559f", "#d55e00", "#2a8a62", "#8e4a96", "#7a6a00", "#4d4d4d", "#
 _LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "x", "P", "*")
 DARK, MIDDLE = "#1f4e79", "#6fa8d6"
-_AREAS = ((MIDDLE, None), ("#f6c667", "////"), ("#ffffff", "...."))
+_AREAS = ((MIDDLE, None), ("#f6c667", "////"), ("#ffffff", "...."), ("#dddddd", "\\\\\\\\"))
 """Colour and hatch of stacked parts."""
 
 

@@ -1,6 +1,5 @@
 """``from flower_app import train``: the road of ``collapipe run``, and what comes back."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,38 +9,12 @@ import pytest
 import flower_app
 from flower_app import Run, TrainingFailed, train
 from flower_app.launch.launcher import Outcome
-from helpers.command_line import TINY
 from helpers.saved_runs import SMALL, UntrainedLauncher, saved_run
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_script_of_six_lines_trains_and_predicts_in_an_empty_folder(tmp_path):
-    script = "\n".join(
-        [
-            "from flower_app import train",
-            f"run = train({TINY | {'scenario': 'two-clusters'}!r})",
-            "print(sorted(run.metrics))",
-            "print(run.predict(['the dog sleeps']))",
-            "print(run.evaluate().metrics['bleu'] == run.metrics['bleu'])",
-            "print(run.report().name, len(run.rounds))",
-        ]
-    )
-    (tmp_path / "six.py").write_text(script)
-    # As where the package is installed: nothing of the checkout is in the folder or on the path.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "six.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1100)
-    assert done.returncode == 0, done.stderr[-3000:]
-    metrics, predictions, same, report = done.stdout.splitlines()
-    assert metrics == "['bleu', 'chrf', 'loss']" and same == "True" and report == "report.html 3"
-    assert predictions.startswith("['") and (tmp_path / "runs" / "latest" / "model").is_dir()
-    assert "start-up: Flower's programs" in done.stderr and "round 3/3" in done.stderr
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def prepare_folder(folder):
         "empty.csv": "text,label\n",
         "few.csv": "text,label\none,a\ntwo,b\nthree,a\nfour,b\n",
         "in.csv": "text\nthe dog sleeps\n",
-        "wrong.csv": "id,sentense\n1,the dog sleeps\n",
+        "wrong.csv": "id,phrase\n1,the dog sleeps\n",
         "gap.csv": "id,text\n1,the dog sleeps\n2,\n",
         "a.txt": "one\ntwo\n",
         "b.txt": "eins\n",

@@ -92,6 +92,10 @@ def test_objects_lists_and_pairs_are_told_apart():
     write_csv("pairs.csv", [(f"the dog {i}", f"der Hund {i}") for i in range(40)], ("en", "de"))
     guess = guess_task(read_own_text(["pairs.csv"]))
     assert (guess.task, guess.inputs, guess.labels) == ("translation", "en", "de")
+    nested = [{"id": i, "translation": {"de": f"der Hund {i}", "en": f"the dog {i}"}} for i in range(40)]
+    Path("nested.jsonl").write_text("".join(json.dumps(row) + "\n" for row in nested))
+    guess = guess_task(read_own_text(["nested.jsonl"]))
+    assert (guess.task, guess.inputs, guess.labels) == ("translation", "translation.en", "translation.de")
     write_csv("texts.csv", [(f"the dog sees {i} cats",) for i in range(40)], ("text",))
     assert guess_task(read_own_text(["texts.csv"])).task == "masked-lm"
 

@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -13,11 +14,12 @@ from flower_app.report.chrome_trace import write_trace
 from flower_app.report.contents import FIGURES
 from flower_app.report.data import RunData
 from flower_app.report.page import to_svg, write_report
+from flower_app.report.wall_figure import wall_parts
 from helpers.planned_run import planned_run
 
 pytestmark = pytest.mark.slow
 
-IDS = {"loss", "latency", "queues", "selection", "energy", "memory", "bytes", "timeline"}
+IDS = {"loss", "latency", "wall", "queues", "selection", "energy", "memory", "bytes", "timeline"}
 EVENTS = [["F", 0, 0, 0.0, 2.0], ["z", 0, 0, 2.0, 2.5], ["F", 1, 0, 2.5, 3.5], ["B", 1, 0, 3.5, 5.5],
           ["g", 0, 0, 5.5, 6.0], ["B", 0, 0, 6.0, 10.0]]  # fmt: skip
 
@@ -44,11 +46,16 @@ def record(number, **changes):
         "train_loss": 4.0 / number,
         "bytes_down": 1_000_000,
         "bytes_up": 900_000,
-        "clusters": [{"cluster": 0, "loss": 1.0, "devices": devices}],
+        "clusters": [
+            {"cluster": 0, "loss": 1.0, "devices": devices, "prepare_s": 0.25, "train_s": 1.5, "collect_s": 0.5}
+        ],
         "failed": [],
         "metrics": {"loss": 2.0, "bleu": 10.0 * number} if number % 2 == 0 else {},
         "lr": 0.001,
         "wall_s": 3.0 * number,
+        "round_s": 3.0,
+        "messages_s": 2.5,
+        "faults": [{"kind": "device", "cluster": 0, "device": 2, "recovered": True}] if number == 3 else [],
         "plan": {"policy": "dssda", "status": "optimal", "left_out": []},
         "virtual": virtual(number),
         **changes,
@@ -246,6 +253,7 @@ def test_every_figure_is_well_formed_and_names_the_units_of_its_axes(spec):
     words = {
         "loss": ["loss [nat]", "virtual time [s]", "bleu"],
         "latency": ["virtual time [s]"],
+        "wall": ["wall time of a round [s]", "local steps", "server", "device (1)", "wall time [s]"],
         "queues": ["Γmax = 2.6"],
         "selection": ["cluster 1", "75 %"],
         "energy": ["[J]"],
@@ -256,6 +264,18 @@ def test_every_figure_is_well_formed_and_names_the_units_of_its_axes(spec):
     for word in words[spec.id]:
         assert word in text
     assert "mathdefault" not in svg
+
+
+def test_the_wall_seconds_of_a_round_are_told_by_what_they_went_to():
+    slow = {"cluster": 0, "prepare_s": 0.25, "train_s": 1.5, "collect_s": 0.5}
+    quick = {"cluster": 1, "prepare_s": 0.5, "train_s": 1.0, "collect_s": 0.25}
+    run = data([record(1, clusters=[quick, slow]), record(2, clusters=[]), {"round": 3}])
+    parts = {name: list(values) for name, values in wall_parts(run).items()}
+    # 3 s in all, 2.5 s until the last reply; the slowest cluster took 2.25 s of these.
+    assert [values[0] for values in parts.values()] == [1.5, 0.75, 0.25, 0.5]
+    assert [values[1] for values in parts.values()][2:] == [2.5, 0.5]
+    assert all(math.isnan(values[2]) or values[2] == 0 for values in parts.values())
+    assert sum(values[0] for values in parts.values()) == 3.0
 
 
 def test_many_rounds_and_clusters_make_a_file_that_a_browser_opens(tmp_path):

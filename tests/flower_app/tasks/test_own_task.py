@@ -1,4 +1,4 @@
-"""A task from outside the packages, as README and docs/tasks.md show it, is one class."""
+"""A task from outside the packages, as docs/python.md and docs/tasks.md show it, is one class."""
 
 import re
 import sys
@@ -28,9 +28,9 @@ def test_the_task_of_the_documentation_is_learned(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_readmes_task_of_ones_own_is_learned(tmp_path, monkeypatch):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (source,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "Task)" in block)
+def test_the_short_task_of_ones_own_is_learned(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    (source,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Task)" in block)
     (tmp_path / "acceptability.py").write_text(source)
     assert len(source.splitlines()) <= 30
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,0 +1,13 @@
+"""What the site makes of links to files of the repository: it has none of these, so the name alone stays."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./[^)]*|results/[^)#]*\.(?:json|jsonl|csv)|results/[^)#.]*/?)\)")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Turn links that lead out of ``docs`` into their text."""
+    return _OUTSIDE.sub(lambda found: found[1] if found[1].startswith("`") else f"`{found[1]}`", markdown)

@@ -1,0 +1,31 @@
+"""Examples of the pages really run."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from helpers.repository import ROOT
+
+
+def blocks(page, language):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_library_runs():
+    (code,) = (block for block in blocks("python.md", "python") if "uniform_plan" in block)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    assert "Segment(device=0" in result.stdout
+
+
+def test_the_plan_file_of_the_example_fits_its_format(tmp_path):
+    from client_pipeline.partition.plan import read_plans
+
+    (text,) = blocks("guide.md", "json")
+    (tmp_path / "plan.json").write_text(text)
+    (plan,) = read_plans(tmp_path / "plan.json")
+    plan.check(num_blocks=4, batch_size=32, num_devices=6)

@@ -1,0 +1,90 @@
+"""A release: its list of contents, its citation, and an installation outside a checkout that trains."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+
+import pytest
+
+from helpers.command_line import TINY
+from helpers.repository import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SIX_LINES = [
+    "from flower_app import train",
+    f"run = train({TINY | {'scenario': 'two-clusters'}!r})",
+    "print(sorted(run.metrics))",
+    "print(run.predict(['the dog sleeps']))",
+    "print(run.evaluate().metrics['bleu'] == run.metrics['bleu'])",
+    "print(run.report().name, len(run.rounds))",
+]
+
+
+def test_the_list_of_contents_is_that_of_the_lock():
+    spec = importlib.util.spec_from_file_location("sbom", ROOT / "deploy" / "sbom.py")
+    sbom = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sbom)
+    written = sbom.SBOM.read_text(encoding="utf-8")
+    assert written == sbom.text(), "write it anew: python deploy/sbom.py"
+    document = json.loads(written)
+    locked = re.findall(r"^([\w.-]+)==([^\s;\\]+)", sbom.LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [(c["name"], c["version"]) for c in document["components"]] == locked
+    assert all(c["externalReferences"][0]["hashes"] for c in document["components"])
+    assert document["metadata"]["component"]["version"] == PROJECT["version"]
+
+
+def test_the_citation_names_the_release():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {PROJECT['version']}\n" in citation and "2509.19855" in citation
+    assert (ROOT / "SECURITY.md").is_file()
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """The sdist of a copy of the tracked files, and the wheel that is built of it."""
+    for module in ("hatchling", "pip"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}")
+    folder = tmp_path_factory.mktemp("release")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    [sdist] = folder.glob("*.tar.gz")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(folder)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(sdist)], check=True)
+    [wheel] = folder.glob("*.whl")
+    return sdist, wheel
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_sources_tests_and_pages_and_nothing_of_this_machine(archives):
+    with tarfile.open(archives[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"flower_app/python_api.py", "configs/trec6.toml", "tests/project/test_release.py", "docs/index.md"}
+    assert wanted | {"LICENSE", "README.md", "mkdocs.yml", "deploy/sbom.cdx.json"} <= names
+    assert not [name for name in names if name.startswith((".venv", "runs/", ".ci", "build/"))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_script_of_six_lines_trains_with_the_wheel_of_the_sdist_in_an_empty_folder(archives, tmp_path):
+    with zipfile.ZipFile(archives[1]) as archive:
+        archive.extractall(tmp_path / "installed")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "six.py").write_text("\n".join([*SIX_LINES, "import flower_app; print(flower_app.__file__)"]))
+    # In front of the editable installation, and far from the checkout.
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    command = [sys.executable, "six.py"]
+    done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=1100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    metrics, predictions, same, report, module = done.stdout.splitlines()
+    assert metrics == "['bleu', 'chrf', 'loss']" and same == "True" and report == "report.html 3"
+    assert predictions.startswith("['") and (empty / "runs" / "latest" / "model").is_dir()
+    assert "start-up: Flower's programs" in done.stderr and "round 3/3" in done.stderr
+    assert module.startswith(str(tmp_path / "installed"))

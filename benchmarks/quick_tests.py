@@ -38,6 +38,7 @@ _TESTS: dict[str, str] = {
     "strategies/dssda/per_round_bound.py": "paper",
     "strategies/dssda/planner.py": "planner",
     "strategies/dssda/power.py": "power certificate",
+    "strategies/dssda/paper_printed.py": "paper_printed",
     "strategies/dssda/priced_choices.py": "energy_price",
     "strategies/dssda/last_device.py": "uploaded_activations",
     "strategies/dssda/joint_power.py": "joint_power round_planner",

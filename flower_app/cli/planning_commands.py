@@ -47,7 +47,7 @@ def plan(
     seed: Annotated[int | None, typer.Option(help="Instead of the scenario's own.")] = None,
     segments: Annotated[str, typer.Option(help="uniform or optimal, for random, loss-only, delay-only.")] = "uniform",
     plan_file: Annotated[str, typer.Option("--plan", help="A plan file, for the planner fixed.")] = "",
-    drift: Annotated[str, typer.Option(help="true, or printed for dssda-paper as printed.")] = "true",
+    drift: Annotated[str, typer.Option(help="true; for dssda-paper printed (32) or mixed.")] = "true",
     c11: Annotated[bool, typer.Option("--c11", help="dssda-paper: hold the bound in every round.")] = False,
     power_control: Annotated[str, typer.Option(help="exact; or sca: dssda's powers by convex programs.")] = "exact",
     model: Annotated[str, typer.Option(help="Count the scenario's costs from this model: a folder or hub id.")] = "",

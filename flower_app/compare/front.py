@@ -11,17 +11,16 @@ import numpy as np
 from rich.table import Table
 
 from client_pipeline.system.scenario import Scenario
-from strategies.baselines.titanic import Titanic
-from strategies.baselines.vanilla_fl import VanillaFL
 from strategies.planned_strategy import PlannedStrategy
 from strategies.planning.costs import Work, pipeline_work
 from strategies.planning.dry_run import plan_rounds
 from strategies.planning.policies import DSSDA
 from strategies.planning.policy import RoundPolicy
+from strategies.registry import strategy_class
 
 PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Joules' prices as shares of V: a joule weighs as much as so many seconds."""
-_BASELINES: tuple[type[PlannedStrategy], ...] = (VanillaFL, Titanic)
+_BASELINES = ("vanilla-fl", "titanic")
 PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -80,11 +79,11 @@ def energy_front(
             points.append(_point(name, None, scenarios, make, pipeline_work, num_rounds))
     # The baselines' control units train the decoder themselves: no activations go up.
     silent = [replace(s, costs=replace(s.costs, upload_activation_bits=0.0)) for s in scenarios]
-    for cls in _BASELINES:
-        policy = cls.own_policy(0)
-        assert policy is not None
-        progress(policy.name)
-        points.append(_point(policy.name, None, silent, _policy_of(cls), cls.work, num_rounds))
+    for name in _BASELINES:
+        cls = strategy_class(name)
+        assert issubclass(cls, PlannedStrategy)
+        progress(name)
+        points.append(_point(name, None, silent, _policy_of(cls), cls.work, num_rounds))
     return points
 
 

@@ -76,7 +76,9 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     if own_policy is not None:
         return RoundPlanner(scenario, own_policy, power_control=config.planner.power_control, adaptation=adaptation)
     name = "fixed" if config.plan else config.policy
-    policy = make_policy(name, plan_file=config.plan, seed=config.seed, c11=config.planner.c11)
+    policy = make_policy(
+        name, plan_file=config.plan, seed=config.seed, c11=config.planner.c11, drift=config.planner.drift
+    )
     return RoundPlanner(
         scenario,
         policy,

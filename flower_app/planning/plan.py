@@ -81,9 +81,9 @@ class PlanRequest:
             raise ValueError(f"--length: expected at least 1 token, found {self.length}")
         if self.drift not in DRIFTS:
             raise ValueError(f"--drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
-        if self.planner != "dssda-paper" and (self.drift == "printed" or self.c11):
+        if self.planner != "dssda-paper" and (self.drift != "true" or self.c11):
             raise ValueError("--drift printed and --c11 apply only to the paper as printed; add --planner dssda-paper")
-        if self.instance and (self.drift == "printed" or self.c11):
+        if self.instance and (self.drift != "true" or self.c11):
             raise ValueError("--drift and --c11 need a scenario: an instance has its weights, and no Gamma_max")
         check_power_control(self.power_control, "--power-control")
         if self.power_control == "sca" and (self.problem == "segments" or self.planner not in ("dssda", "uniform")):
@@ -181,7 +181,7 @@ def _round(request: PlanRequest, scenario: Scenario | None) -> Round:
 def _policy(request: PlanRequest) -> RoundPolicy:
     optimal = request.segments == "optimal" and request.planner in RANKS
     name = request.planner + (OPTIMAL if optimal else "")
-    return make_policy(name, plan_file=request.plan_file, seed=request.seed or 0, c11=request.c11)
+    return make_policy(name, plan_file=request.plan_file, seed=request.seed or 0, c11=request.c11, drift=request.drift)
 
 
 def _many_rounds(request: PlanRequest, scenario: Scenario, echo: Callable[[str], None] | None) -> Planned:

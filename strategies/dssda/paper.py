@@ -8,13 +8,14 @@ a max over the uploads, and so the round into problems that know nothing of each
 Segments are scheduled blind to the uploads, channels matched blind to the pipelines. That is why it falls short of
 :mod:`strategies.dssda.planner`, and it is kept: ``dssda-paper`` is there to compare with.
 
-Once a round, not within these loops as printed, the queues change the weights that an instance carries; whether these
-are of the true drift or of the printed one of P2 (wP = Y) is for :mod:`strategies.dssda.queues` to say.
+Once a round, not within these loops, the queues change the weights that an instance carries; whether these are of the
+true drift or of the printed one of P2 is for :mod:`strategies.dssda.queues` to say. With the printed drift and C11
+together, :mod:`strategies.dssda.paper_printed` follows the printed loops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -69,11 +70,11 @@ def trace_round_paper(
     tolerance : relative fall of the objective below which Algorithm 4 ends
     max_iterations : of Algorithm 4
     """
-    round_ = _Round(instance, per_round)
+    round_ = PaperRound(instance, per_round)
     nobody = (None,) * instance.num_clusters
     powers: tuple[PowerSolution | None, ...] = nobody
     # Start: the fewest segments, and powers as large as allowed.
-    decision = round_.match(_Decision(round_.fewest, nobody, np.full(instance.num_clusters, np.inf)))
+    decision = round_.match(PaperDecision(round_.fewest, nobody, np.full(instance.num_clusters, np.inf)))
     if decision is None:
         return PaperTrace(round_.infeasible(), (), "infeasible", powers)
     objectives = [round_.objective(decision)]
@@ -97,7 +98,7 @@ def trace_round_paper(
     return PaperTrace(round_.score(decision), tuple(objectives), "stopped", powers)
 
 
-class _Decision(NamedTuple):
+class PaperDecision(NamedTuple):
     """Where the iterations stand."""
 
     sizes: tuple[int | None, ...]
@@ -108,12 +109,24 @@ class _Decision(NamedTuple):
     """(N,) [W]; inf for as much as allowed: a cluster without a channel."""
 
 
-class _Round:
-    """The steps of Algorithm 4 on one instance."""
+class PaperRound:
+    """The steps of Algorithm 4 on one instance.
 
-    def __init__(self, instance: Instance, per_round: PerRoundBound) -> None:
+    Parameters
+    ----------
+    tables : (N,), the segments of each cluster by S; those of Algorithm 2 if None
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        per_round: PerRoundBound,
+        tables: Sequence[Mapping[int, SegmentChoice]] | None = None,
+    ) -> None:
         self._instance, self._bound = instance, per_round
-        self._tables = [paper_segment_choices(instance, n) for n in range(instance.num_clusters)]
+        if tables is None:
+            tables = [paper_segment_choices(instance, n) for n in range(instance.num_clusters)]
+        self._tables = tables
         self._uplinks = Uplinks.of(instance)
 
     @property
@@ -121,7 +134,7 @@ class _Round:
         """The least S of each cluster."""
         return tuple(min(table, default=None) for table in self._tables)
 
-    def schedule(self, decision: _Decision) -> _Decision:
+    def schedule(self, decision: PaperDecision) -> PaperDecision:
         """Segments: V max D_n + wS S + wS2 S^2 of the matched clusters together, of the others each for itself."""
         matched = [n for n, j in enumerate(decision.channels) if j is not None]
         others = [n for n, j in enumerate(decision.channels) if j is None and self._tables[n]]
@@ -132,7 +145,7 @@ class _Round:
                 sizes[n] = size
         return decision._replace(sizes=tuple(sizes))
 
-    def match(self, decision: _Decision) -> _Decision | None:
+    def match(self, decision: PaperDecision) -> PaperDecision | None:
         """Channels: least V t_up,n + power costs, summed, by the Hungarian method; None if too few are possible.
 
         The paper matches by these costs alone. A power that C8 forbids on another channel counts as the largest that
@@ -152,7 +165,7 @@ class _Round:
         power_w = [np.inf if j is None else float(power[n, j]) for n, j in enumerate(matching.channel_of)]
         return decision._replace(channels=matching.channel_of, power_w=np.array(power_w))
 
-    def allocate_power(self, decision: _Decision) -> tuple[_Decision, tuple[PowerSolution | None, ...]]:
+    def allocate_power(self, decision: PaperDecision) -> tuple[PaperDecision, tuple[PowerSolution | None, ...]]:
         """Powers: least V t_up,n + power costs of each matched cluster by itself, as if its upload were the longest."""
         within_bound, _ = self._bound.restrict(self._instance, decision.sizes)
         micro_batches = self._micro_batches(decision)
@@ -167,18 +180,18 @@ class _Round:
             solutions.append(solution)
         return decision._replace(power_w=power_w), tuple(solutions)
 
-    def _micro_batches(self, decision: _Decision) -> list[int | None]:
+    def _micro_batches(self, decision: PaperDecision) -> list[int | None]:
         """Number of micro-batches of each cluster at its S, (N,)."""
         return [None if size is None else t[size].m for t, size in zip(self._tables, decision.sizes, strict=True)]
 
-    def score(self, decision: _Decision) -> Answer:
+    def score(self, decision: PaperDecision) -> Answer:
         """The decision by the formulas."""
         matches: list[Match | None] = []
         for table, size, j, power in zip(self._tables, *decision, strict=True):
             matches.append(None if size is None or j is None else Match(table[size], j, float(power)))
         return score(self._instance, matches, "feasible")
 
-    def objective(self, decision: _Decision) -> float:
+    def objective(self, decision: PaperDecision) -> float:
         """The paper's objective: the maxima of pipeline and upload apart."""
         clusters = self.score(decision).clusters
         pipeline_s = max(c.choice.pipeline_s for c in clusters if c.choice)
@@ -191,18 +204,18 @@ class _Round:
         planned = plan_round(self._instance)
         if planned.status == "infeasible":
             return planned
-        faults = self._bound.faults(self._instance, self.fewest, self._least_distortion())
+        faults = self._bound.faults(self._instance, self.fewest, self.least_distortion())
         at_fault = {fault.cluster for fault in faults}
         clusters = tuple(
             ClusterAnswer("infeasible" if n in at_fault else "feasible", False) for n in range(len(self._tables))
         )
         return Answer("infeasible", clusters, infeasible=tuple(faults))
 
-    def _allowed_sizes(self, cluster: int, decision: _Decision) -> Mapping[int, SegmentChoice]:
+    def _allowed_sizes(self, cluster: int, decision: PaperDecision) -> Mapping[int, SegmentChoice]:
         """S that C11 allows at the power so far, or on any channel at all; the S so far among them."""
         channel, current_size = decision.channels[cluster], decision.sizes[cluster]
         if channel is None:
-            distortion = float(self._least_distortion()[cluster])
+            distortion = float(self.least_distortion()[cluster])
         else:
             distortion = float(self._instance.distortion(cluster, decision.power_w[cluster], channel))
         # Strictly within, so that rounding cannot forbid the power after all.
@@ -213,7 +226,7 @@ class _Round:
             or distortion <= self._bound.distortion_left(size, self._instance.L) * (1 - TOLERANCE)
         }
 
-    def _least_distortion(self) -> Array:
+    def least_distortion(self) -> Array:
         """Distortion of each cluster on its best channel at the largest power, (N,); inf without a channel."""
         uplinks = self._uplinks
         return np.min(np.where(uplinks.feasible, uplinks.distortion(uplinks.high), np.inf), axis=1)

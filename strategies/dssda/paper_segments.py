@@ -12,7 +12,7 @@ Each step is optimal, both in turn need not be: :mod:`strategies.dssda.segments`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,16 @@ def paper_segment_choices(instance: Instance, cluster: int) -> Mapping[int, Segm
                 blocks, int(m[row]), None, pipeline_seconds(instance, cluster, blocks, int(m[row]), None)
             )
     return best
+
+
+def best_micro_batches(instance: Instance, cluster: int, choice: SegmentChoice) -> SegmentChoice:
+    """Step 2 by itself: the segments of a choice with the m of (38), or its own where that is no worse."""
+    if instance.latency != "eq15" or len(choice.delta) > MOST_DEVICES:
+        return choice
+    alternation = _Alternation(instance, cluster)
+    at = alternation.best_m(np.array([choice.delta], dtype=np.intp), instance.m_set.index(choice.m))
+    m = instance.m_set[at]
+    return replace(choice, m=m, pipeline_s=pipeline_seconds(instance, cluster, choice.delta, m, choice.last))
 
 
 def cheapest_sizes(instance: Instance, tables: Mapping[int, Mapping[int, SegmentChoice]]) -> dict[int, int]:
@@ -146,6 +156,10 @@ class _Alternation:
             rows = rows[better]
             delta[rows], at[rows], seconds[rows] = blocks[better], m[better], found[better]
         return delta, self._m[at].astype(np.intp), seconds
+
+    def best_m(self, blocks: Index, at: int) -> int:
+        """Place in ``m_set`` of the best m for one row of segments that has had the one at ``at``."""
+        return int(self._micro_batches(blocks, np.array([at]))[0])
 
     def _segments(self, rows: Index, at: Index) -> Index:
         """Step 1: a TEB each, then the next one wherever it ends first; that is the least bottleneck of the set."""

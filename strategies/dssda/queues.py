@@ -11,7 +11,7 @@ import numpy as np
 from client_pipeline.system.radio import Array
 from strategies.dssda.convergence import BoundParameters
 
-DRIFTS = ("true", "printed")
+DRIFTS = ("true", "printed", "mixed")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Queues:
 class DriftWeights(NamedTuple):
     """Costs that the queues put on a round's decision, (N,) each; see :class:`strategies.dssda.instance.Cluster`."""
 
+    wS: Array  # noqa: N815
     wS2: Array  # noqa: N815
     wG: Array  # noqa: N815
     wP: Array  # noqa: N815
@@ -79,8 +80,9 @@ def drift_weights(
     parameters : g0 and phi
     num_blocks : L
     silent_distortion : epsilon(0) of a cluster that sends nothing, (N,)
-    drift : ``true``: Y_n Gamma_n, which falls as the power grows. ``printed``: P2 of the paper, which adds Y_n p_n to
-        the segments' term. It lowers the power just when the queue is long: the queue diverges. For comparison only.
+    drift : ``true``: Y_n Gamma_n, which falls as the power grows. ``printed``: Y_n (S_n + p_n), P2 of the paper,
+        Eq. (32). It lowers the power just when the queue is long: the queue diverges. ``mixed``: its Y_n p_n beside the
+        true drift's term of the segments. The last two for comparison only.
 
     Raises
     ------
@@ -90,11 +92,14 @@ def drift_weights(
     if drift not in DRIFTS:
         raise ValueError(f"drift: expected one of {', '.join(DRIFTS)}, found {drift!r}")
     owed, none = queues.virtual * parameters.g0, np.zeros_like(queues.virtual)
-    printed = drift == "printed"
+    if drift == "printed":
+        return DriftWeights(wS=queues.virtual, wS2=none, wG=none, wP=queues.virtual, wE=queues.energy, skip=none)
+    mixed = drift == "mixed"
     return DriftWeights(
+        wS=none,
         wS2=owed * parameters.phi**2 / num_blocks,
-        wG=none if printed else owed,
-        wP=queues.virtual if printed else none,
+        wG=none if mixed else owed,
+        wP=queues.virtual if mixed else none,
         wE=queues.energy,
         skip=owed * silent_distortion,
     )

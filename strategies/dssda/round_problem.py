@@ -22,7 +22,7 @@ def round_instance(scenario: Scenario, network: NetworkState, queues: Queues, *,
     scenario : devices, budgets, costs and the planner's settings
     network : this round's device speeds, gains and interference
     queues : Y and Z so far
-    drift : ``true``; or ``printed``, the paper's P2, which adds Y_n p_n
+    drift : see :func:`strategies.dssda.queues.drift_weights`
     """
     settings, costs = scenario.planner, scenario.costs
     weights = drift_weights(
@@ -59,7 +59,7 @@ def round_instance(scenario: Scenario, network: NetworkState, queues: Queues, *,
 def _cluster(scenario: Scenario, network: NetworkState, weights: DriftWeights, n: int) -> Cluster:
     uplink, costs, settings = scenario.uplinks[n], scenario.costs, scenario.planner
     return Cluster(
-        wS=0.0,
+        wS=float(weights.wS[n]),
         wS2=float(weights.wS2[n]),
         wP=float(weights.wP[n]),
         wE=float(weights.wE[n]),

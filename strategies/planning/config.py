@@ -21,7 +21,7 @@ class PlannerConfig:
     energy_price: float = 0.0
     """Cost of a joule in the plan's objective, beside V of a second [1/J]; 0: the scenario's."""
     drift: str = "true"
-    """``true``; or ``printed``, the paper's P2, for ``dssda-paper`` alone."""
+    """``true``; or for ``dssda-paper`` alone ``printed``, the paper's P2, or ``mixed``, only the power's part of it."""
     c11: bool = False
     """``dssda-paper`` alone: hold the bound in every round, as printed."""
     length: int = 0

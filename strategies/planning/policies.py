@@ -13,6 +13,7 @@ from client_pipeline.near_names import did_you_mean
 from client_pipeline.plugins import class_named
 from strategies.dssda.answer import Answer
 from strategies.dssda.paper import plan_round_paper
+from strategies.dssda.paper_printed import plan_round_printed
 from strategies.dssda.planner import plan_round
 from strategies.planning.fixed import FixedPlans
 from strategies.planning.policy import Round, RoundPolicy, plan_with
@@ -42,19 +43,22 @@ class DSSDAPaper(RoundPolicy):
     Parameters
     ----------
     c11 : whether the bound holds in every round, as printed
+    printed : with ``c11``: whether the loops are the printed ones, for rounds with the printed drift
     """
 
     name = "dssda-paper"
 
-    def __init__(self, c11: bool = False) -> None:
-        self.c11 = c11
+    def __init__(self, c11: bool = False, printed: bool = False) -> None:
+        self.c11, self.printed = c11, printed
 
     def plan(self, round_: Round) -> Answer:
-        """Plan by :func:`strategies.dssda.paper.plan_round_paper`."""
+        """Plan by :func:`strategies.dssda.paper.plan_round_paper`, or as printed."""
         if not self.c11:
             return plan_round_paper(round_.instance)
         if round_.per_round is None:
             raise ValueError("C11 needs a scenario: an instance does not say what Gamma and Gamma_max are")
+        if self.printed:
+            return plan_round_printed(round_.instance, round_.per_round).answer
         return plan_round_paper(round_.instance, per_round=round_.per_round)
 
 
@@ -70,7 +74,9 @@ class UniformSegments(RoundPolicy):
         return plan_with(instance, [uniform_choice(instance, n) for n in range(instance.num_clusters)])
 
 
-def make_policy(name: str, *, plan_file: str = "", seed: int = 0, c11: bool = False) -> RoundPolicy:
+def make_policy(
+    name: str, *, plan_file: str = "", seed: int = 0, c11: bool = False, drift: str = "true"
+) -> RoundPolicy:
     """Return the policy of that name.
 
     Parameters
@@ -80,6 +86,7 @@ def make_policy(name: str, *, plan_file: str = "", seed: int = 0, c11: bool = Fa
     plan_file : of ``fixed``
     seed : of ``random``, and of a class
     c11 : of ``dssda-paper``
+    drift : of the rounds that it will plan; with ``c11``, ``printed`` makes ``dssda-paper`` follow the printed loops
 
     Raises
     ------
@@ -95,7 +102,9 @@ def make_policy(name: str, *, plan_file: str = "", seed: int = 0, c11: bool = Fa
     base, _, segments = name.partition("+")
     if base in RANKS and (not segments or name.endswith(OPTIMAL)) and (segments or "uniform") in SEGMENTS:
         return RankedSelection(name, RANKS[base](seed), SEGMENTS[segments or "uniform"])
-    plain: dict[str, RoundPolicy] = {p.name: p for p in (DSSDA(), DSSDAPaper(c11), UniformSegments())}
+    plain: dict[str, RoundPolicy] = {
+        p.name: p for p in (DSSDA(), DSSDAPaper(c11, drift == "printed"), UniformSegments())
+    }
     if name not in plain:
         raise ValueError(
             f"policy: expected one of {', '.join(POLICIES)} ({OPTIMAL} after {', '.join(RANKS)}) or module:Class, "

@@ -42,10 +42,13 @@ def test_queues_survive_json_exactly():
 def test_the_true_drift_weighs_the_bound_and_the_printed_one_the_power():
     queues, silent = Queues(np.array([2.0]), np.array([3.0])), np.array([0.7])
     true = drift_weights(queues, PARAMETERS, 4, silent)
-    assert [float(w[0]) for w in true] == [2 * 0.5 * 4 / 4, 2 * 0.5, 0.0, 3.0, 2 * 0.5 * 0.7]
+    assert [float(w[0]) for w in true] == [0.0, 2 * 0.5 * 4 / 4, 2 * 0.5, 0.0, 3.0, 2 * 0.5 * 0.7]
+    # Eq. (32): Y (S + p), and nothing else.
     printed = drift_weights(queues, PARAMETERS, 4, silent, "printed")
-    assert [float(printed.wS2[0]), float(printed.wG[0]), float(printed.wP[0])] == [1.0, 0.0, 2.0]
-    with pytest.raises(ValueError, match="drift: expected one of true, printed, found 'other'"):
+    assert [float(w[0]) for w in printed] == [2.0, 0.0, 0.0, 2.0, 3.0, 0.0]
+    mixed = drift_weights(queues, PARAMETERS, 4, silent, "mixed")
+    assert [float(w[0]) for w in mixed] == [0.0, 1.0, 0.0, 2.0, 3.0, 0.7]
+    with pytest.raises(ValueError, match="drift: expected one of true, printed, mixed, found 'other'"):
         drift_weights(queues, PARAMETERS, 4, silent, "other")
 
 

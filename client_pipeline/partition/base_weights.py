@@ -15,8 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_pipeline.partition.weight_files import (
     PLAIN_NAME,
@@ -132,9 +131,13 @@ class BaseWeights(Mapping[str, Tensor]):
         for index, name in self.places.values():
             mapped_file(self.folder / self.files[index].name).release(name)
 
-    def __getitem__(self, name: str) -> Tensor:
+    def stored(self, name: str) -> Tensor:
+        """Return a tensor as its file has it."""
         index, tensor_name = self.places[name]
-        return mapped_file(self.folder / self.files[index].name).tensor(tensor_name).float()
+        return mapped_file(self.folder / self.files[index].name).tensor(tensor_name)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.stored(name).float()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
@@ -192,36 +195,3 @@ def _place(raw: Any, num_files: int) -> tuple[int, str]:
 def _identity(path: Path) -> tuple[int, ...]:
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-class OnDemand:
-    """Has the frozen weights of one TEB there while it runs forward, and not otherwise: no process holds the whole.
-
-    Parameters
-    ----------
-    block : with adapters; its frozen parameters have no storage from here on
-    weights : by the block's own names without adapters
-    """
-
-    def __init__(self, block: nn.Module, weights: BaseWeights) -> None:
-        self._weights = weights
-        self._slots = []
-        for name, parameter in block.named_parameters():
-            if not parameter.requires_grad:
-                owner, _, leaf = name.rpartition(".")
-                empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
-                self._slots.append((block.get_submodule(owner), leaf, name.replace(".base_layer.", "."), empty))
-        self.release()
-        block.register_forward_pre_hook(lambda *_: self.fill())
-        block.register_forward_hook(lambda *_: self.release(), always_call=True)
-
-    def fill(self) -> None:
-        """Map the weights."""
-        for module, leaf, name, _ in self._slots:
-            setattr(module, leaf, nn.Parameter(self._weights[name], requires_grad=False))
-
-    def release(self) -> None:
-        """Let go of them."""
-        for module, leaf, _, empty in self._slots:
-            setattr(module, leaf, empty)
-        self._weights.release()

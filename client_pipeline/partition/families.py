@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from client_pipeline.near_names import did_you_mean
 from client_pipeline.partition import lora
-from client_pipeline.partition.base_weights import BaseWeights, OnDemand
+from client_pipeline.partition.base_weights import BaseWeights
 from client_pipeline.partition.default_generator import drawn_aside, undisturbed
 from client_pipeline.partition.family import Family
 from client_pipeline.partition.hub_ids import check_source
 from client_pipeline.partition.hub_reach import offline_remedy
 from client_pipeline.partition.hugging_face import AUTO_MODELS
+from client_pipeline.partition.low_bits import compress, fill_low_bits
+from client_pipeline.partition.on_demand import OnDemand
 from client_pipeline.partition.parts import MaskForm, ModelParts
 from client_pipeline.partition.spec import (
     HEADS,
@@ -191,7 +193,12 @@ def build_block(spec: ModelSpec, index: int, base: BaseWeights | None = None) ->
             block = adapter(spec.family).build_block(spec, index)
         if base is not None:
             adopt(block, base, f"TEB {index} (frozen)")
-        return block if spec.lora is None else lora.adapt_block(block, spec.lora)
+        if spec.lora is not None:
+            block = lora.adapt_block(block, spec.lora)
+    if base is not None and spec.low_bits:
+        fill_low_bits(compress(block, spec.base_dtype), base)
+        base.release()
+    return block
 
 
 def build_head(spec: ModelSpec) -> nn.Module:
@@ -228,9 +235,10 @@ def build_over(spec: ModelSpec, base: BaseWeights, head: Mapping[str, Tensor], s
     blocks = nn.ModuleList(build_block(plain, index, part) for index, part in enumerate(blocks_base))
     parts = ModelParts(plain, embedding, blocks, own_head, family.mask_form, base=base)
     adapted = lora.adapt(parts, spec.lora, seed)
+    on_demand = []
     for block, part in zip(blocks, blocks_base, strict=True):
-        OnDemand(block, part)
-    return adapted
+        on_demand.append(OnDemand(compress(block, spec.base_dtype) if spec.low_bits else block, part))
+    return replace(adapted, spec=spec, on_demand=tuple(on_demand))
 
 
 def tied(spec: ModelSpec) -> dict[str, str]:
@@ -242,7 +250,7 @@ def merged(parts: ModelParts) -> ModelParts:
     """Return a model with its adapters merged into a plain one of its own; one without adapters as it is."""
     if parts.spec.lora is None:
         return parts
-    plain = build_parts(replace(parts.spec, lora=None), seed=0)
+    plain = build_parts(replace(parts.spec, lora=None, base_dtype="float32"), seed=0)
     weights = lora.merged_weights(parts)
     plain.load({name: weights[name] for name, _ in plain.named_parameters()})
     return plain

@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from client_pipeline.partition.default_generator import drawn_aside
+from client_pipeline.partition.low_bits import low_bit_layers
 from client_pipeline.partition.parts import ModelParts, tied_names
 from client_pipeline.partition.spec import ALL_LINEAR, LoraConfig
 
@@ -126,6 +127,9 @@ def merged_weights(parts: ModelParts) -> dict[str, Tensor]:
     weights = {**dict(parts.named_parameters()), **base}
     merged = {n.replace(".base_layer.", "."): p.detach() for n, p in weights.items() if not _is_factor(n)}
     for index, block in enumerate(parts.blocks):
+        for name, low_bit_layer in low_bit_layers(block):
+            matrix = f"blocks.{index}.{name}.weight"
+            merged[matrix] = low_bit_layer.rounded(merged[matrix])
         layers: list[tuple[str, Any]] = [(n, m) for n, m in block.named_modules() if isinstance(m, LoraLayer)]
         for name, layer in layers:
             for adapter in layer.active_adapters:

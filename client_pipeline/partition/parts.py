@@ -6,7 +6,8 @@ positions, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.on_demand import OnDemand
 from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
 
 IGNORED_LABEL = -100
@@ -51,6 +53,8 @@ class ModelParts:
     """The library's own model over the same parameters, where there is one."""
     base: BaseWeights | None = None
     """The frozen weights by global name where they are in files, and the TEBs have them while they run alone."""
+    on_demand: tuple[OnDemand, ...] = ()
+    """Of each TEB then: fills and empties it."""
 
     @property
     def tied(self) -> dict[str, str]:
@@ -100,6 +104,15 @@ class ModelParts:
         for block in self.blocks:
             x_BTD = block(x_BTD, mask)
         return x_BTD
+
+    def encode_each(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Run embedding and TEBs over several batches, TEB by TEB: one that has its weights on demand fills once."""
+        states = [self.embedding(batch) for batch in batches]
+        masks = [self.mask_form(batch["attention_mask"], x.dtype) for batch, x in zip(batches, states, strict=True)]
+        for index, block in enumerate(self.blocks):
+            with self.on_demand[index].held() if self.on_demand else nullcontext():
+                states = [block(x_BTD, mask) for x_BTD, mask in zip(states, masks, strict=True)]
+        return states
 
     def logits(self, batch: Batch) -> Tensor:
         """Scores of the head: [B, classes] of sequences, else of each position; of a decoder, given its labels."""

@@ -17,6 +17,19 @@ HEADS = (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, MASKED_LM, CAUSAL_LM, SE
 
 
 ALL_LINEAR = "all-linear"
+BASE_DTYPES = ("float32", "bfloat16", "int8", "nf4")
+"""How frozen matrices can be held; see :mod:`client_pipeline.partition.low_bits`."""
+
+
+def check_base_dtype(base_dtype: str, trainable: str, pretrained: str) -> None:
+    """Raise ``ValueError`` for a ``model.base-dtype`` that is none, or is of weights that are trained or fresh."""
+    if base_dtype not in BASE_DTYPES:
+        raise ValueError(f"model.base-dtype: expected one of {', '.join(BASE_DTYPES)}, found {base_dtype!r}")
+    if base_dtype != BASE_DTYPES[0] and not (trainable == "lora" and pretrained):
+        raise ValueError(
+            f"model.base-dtype: {base_dtype} is of what is never trained: expected model.trainable = lora and a "
+            f"model.pretrained, found {trainable!r} and {pretrained!r}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +88,21 @@ class ModelSpec:
     """Adapters in the TEBs: embedding and TEBs are frozen, and the adapters and the head are trained. None: everything
     is trained."""
 
+    base_dtype: str = "float32"
+    """How the frozen matrices of TEBs are held: one of :data:`BASE_DTYPES`."""
+
+    @property
+    def low_bits(self) -> bool:
+        """Whether TEBs have layers in few bits."""
+        return self.lora is not None and self.base_dtype != "float32"
+
     def to_json(self) -> str:
         """Return the specification as JSON with sorted keys (equal specifications give equal text)."""
-        return json.dumps(asdict(self), sort_keys=True)
+        values = asdict(self)
+        if self.base_dtype == "float32":
+            # As before there were others.
+            del values["base_dtype"]
+        return json.dumps(values, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ModelSpec:
@@ -91,7 +116,14 @@ class ModelSpec:
         try:
             raw = json.loads(text)
             lora = LoraConfig(**raw["lora"]) if raw.get("lora") else None
-            return cls(family=str(raw["family"]), head=str(raw["head"]), config=dict(raw["config"]), lora=lora)
+            base_dtype = str(raw.get("base_dtype", "float32"))
+            return cls(
+                family=str(raw["family"]),
+                head=str(raw["head"]),
+                config=dict(raw["config"]),
+                lora=lora,
+                base_dtype=base_dtype,
+            )
         except (TypeError, KeyError, ValueError) as error:
             raise ValueError(
                 f"model specification: expected JSON with the keys family, head and config, found {text[:80]!r}"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from client_pipeline.partition.base_weights import BaseWeights
 from client_pipeline.partition.families import Adapter, adapter, build_block
+from client_pipeline.partition.low_bits import low_bit_layers
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import frozen_parameters, load_parameters, own_parameters
 from client_pipeline.partition.spec import ModelSpec
@@ -176,6 +177,8 @@ class Stage:
     def _weights_here(self) -> Iterator[Tensor]:
         for block in self.blocks.values():
             yield from (*block.parameters.values(), *block.frozen.values())
+            for _, layer in low_bit_layers(block.module):
+                yield from layer.packed_matrix
 
     def held_bytes(self) -> int:
         """Bytes of weights, gradients, optimizer states, and of the activations at their peak."""

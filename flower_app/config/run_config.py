@@ -17,7 +17,7 @@ from typing import Any, cast, get_type_hints
 
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.privacy_config import PrivacyConfig
-from client_pipeline.partition.spec import LoraConfig, ModelSpec
+from client_pipeline.partition.spec import LoraConfig, ModelSpec, check_base_dtype
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
@@ -75,6 +75,8 @@ class ModelConfig:
     """Longest sequence that the model has positions for."""
     trainable: str = "full"
     """``full``: everything; ``lora``: adapters in the TEBs, by the ``[lora]`` table, and the head."""
+    base_dtype: str = "float32"
+    """With ``lora``: how the TEBs' matrices are held: ``float32``, ``bfloat16``, ``int8`` or ``nf4``."""
     pretrained: str = ""
     """Folder or hub id of pretrained weights; empty: fresh weights."""
     from_: str = ""
@@ -94,6 +96,7 @@ class ModelConfig:
             raise ValueError(f"model.norm: expected pre or post, found {self.norm!r}")
         if self.trainable not in TRAINABLE:
             raise ValueError(f"model.trainable: expected full or lora, found {self.trainable!r}")
+        check_base_dtype(self.base_dtype, self.trainable, self.pretrained)
         if self.pretrained and self.from_:
             raise ValueError(
                 f"model.from: {self.from_} and model.pretrained = {self.pretrained} cannot both be set; leave one empty"
@@ -247,7 +250,9 @@ class RunConfig:
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         """Return a model's specification with the run's adapters, if it trains any."""
-        return replace(spec, lora=self.lora) if self.model.trainable == "lora" else spec
+        if self.model.trainable != "lora":
+            return spec
+        return replace(spec, lora=self.lora, base_dtype=self.model.base_dtype)
 
     def strategy_arguments(self) -> dict[str, Any]:
         """Return ``strategy-options`` as a dictionary."""

@@ -183,6 +183,11 @@ class Prepared:
 
         if (base := self.base) is not None:
             return build_over(self.spec, base, part_weights(self.weights, "head"), seed)
+        if self.spec.low_bits:
+            raise ValueError(
+                f"model.base-dtype: {self.spec.base_dtype} needs a model whose embedding and TEBs are in its "
+                "safetensors files as they are used, found one that is converted or computed; use float32"
+            )
         parts = build_parts(replace(self.spec, lora=None), seed)
         parts.load({**dict(parts.named_parameters()), **self.weights})
         return parts if self.spec.lora is None else adapt(parts, self.spec.lora, seed)

@@ -26,6 +26,8 @@ logger = logging.getLogger("flwr.collapipe.text")
 
 _EVALUATION_SEED = 0
 """What is random in held-out batches is the same each time, so that scores can be compared."""
+_TOGETHER = 8
+"""Batches that go through a TEB one after the other, before the next TEB has its turn."""
 
 
 class SequenceData(ClusterData, Protocol):
@@ -158,10 +160,13 @@ class LanguageModelEvaluator:
         order = np.argsort(-data.sequences.lengths()[:number], kind="stable").tolist()
         loss_sum, weight = 0.0, 0
         with evaluating(parts) as device:
-            for indices in (order[start : start + size] for start in range(0, number, size)):
-                batch = data.collate(indices, _EVALUATION_SEED)
-                weight += target_weight(targets(batch))
-                loss_sum += float(parts.loss_sum({name: tensor.to(device) for name, tensor in batch.items()}))
+            for indices in (order[start : start + size * _TOGETHER] for start in range(0, number, size * _TOGETHER)):
+                pieces = [indices[start : start + size] for start in range(0, len(indices), size)]
+                batches = [data.collate(piece, _EVALUATION_SEED) for piece in pieces]
+                batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
+                for batch, states_BTD in zip(batches, parts.encode_each(batches), strict=True):
+                    weight += target_weight(targets(batch))
+                    loss_sum += float(parts.head(states_BTD, batch["attention_mask"], targets(batch)))
         loss = loss_sum / weight
         # Where training has diverged, exp has no floating-point value.
         perplexity = math.exp(min(loss, 700))

@@ -4,11 +4,11 @@ A cluster of devices whose speeds and rates are known to nobody but the benchmar
 sees the reports of the rounds alone, as a control unit gives them, with noise; ``oracle`` plans every round by the true
 numbers. Both plans are timed by the event simulator under the true numbers: their ratio is the regret.
 
-``--synthetic`` takes seconds: estimators, planner and event simulator, no process. ``--paced`` trains for real, on Ray
-actors that take the time that the truth says (minutes).
+``--synthetic`` takes a minute: estimators, planner and event simulator, no process. ``--paced`` trains for real, on Ray
+actors that take the time that the truth says (``paced_adaptation.py``; a quarter of an hour).
 
     python benchmarks/adaptation.py --synthetic [--seeds 5] [--noise 0.02] [--json]
-    python benchmarks/adaptation.py --paced [--rounds 12] [--json]
+    python benchmarks/adaptation.py --paced [--time-scale 0.1] [--json]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +146,15 @@ def scenario() -> Scenario:
         return load_scenario(str(path))
 
 
-def true_network(declared: Instance, truth: Truth) -> MeasuredNetwork:
-    """Return a network that knows the true numbers, as if it had measured them without noise."""
-    network = MeasuredNetwork(declared.num_clusters)
-    reported = {
-        **{k: v for k, v in true_times(declared, truth).items()},
-    }
-    for key, (fixed_s, sample_s) in reported.items():
+def true_network(declared: Instance, truth: Truth, time_scale: float | None = None) -> MeasuredNetwork:
+    """Return a network that knows the true numbers, as if it had measured them without noise.
+
+    Paced devices wait for their links, and have no stream to speak of.
+    """
+    network = MeasuredNetwork(declared.num_clusters, time_scale)
+    for key, (fixed_s, sample_s) in true_times(declared, truth).items():
+        if time_scale is not None and key[0] in (OUTLET, STREAM):
+            continue
         network.clusters[0].believe(key, fixed_s, sample_s)
     network.clusters[0].away = set(truth.away)
     return network
@@ -231,16 +234,16 @@ def without(plan: ClusterPlan, lost: list[int]) -> ClusterPlan:
     return replace(plan, delta=tuple(delta), order=tuple(order))
 
 
-def true_round_s(declared: Instance, plan: ClusterPlan, truth: Truth) -> float:
+def true_round_s(declared: Instance, plan: ClusterPlan, truth: Truth, time_scale: float | None = None) -> float:
     """Seconds of a round's local steps under the true numbers."""
-    network = true_network(declared, truth)
+    network = true_network(declared, truth, time_scale)
     plan = without(plan, [k for k in plan.devices if k in truth.away]) if truth.away else plan
     return network.predict(network.instance(declared), 0, plan).train_s
 
 
-def oracle_plan(declared: Instance, number: int, truth: Truth) -> ClusterPlan:
+def oracle_plan(declared: Instance, number: int, truth: Truth, time_scale: float | None = None) -> ClusterPlan:
     """Plan by the true numbers."""
-    planner = RoundPlanner(scenario(), DSSDA(), adaptation=Adaptation(true_network(declared, truth)))
+    planner = RoundPlanner(scenario(), DSSDA(), adaptation=Adaptation(true_network(declared, truth, time_scale)))
     return planner.plan(number, [1.0]).plans[0]
 
 
@@ -251,7 +254,7 @@ def rounds_of(story: Story, num_rounds: int, train: Train, time_scale: float | N
     """Plan, train, compare and learn, round after round."""
     network = MeasuredNetwork(1, time_scale)
     planner = RoundPlanner(scenario(), DSSDA(), adaptation=Adaptation(network))
-    adaptation, ran, best = planner.adaptation, None, {}
+    adaptation, best = planner.adaptation, {}
     assert adaptation is not None
     for number in range(1, num_rounds + 1):
         truth = story(number)
@@ -261,38 +264,46 @@ def rounds_of(story: Story, num_rounds: int, train: Train, time_scale: float | N
         plan, declared = decision.plans[0], decision.declared
         key = json.dumps([truth.teb, truth.link, sorted(truth.away)])
         if key not in best:
-            best[key] = true_round_s(declared, oracle_plan(declared, number, truth), truth)
+            best[key] = true_round_s(declared, oracle_plan(declared, number, truth, time_scale), truth, time_scale)
         report = train(decision, truth)
         compared = adaptation.comparison(0, report, None)
         taken = [change for change in adaptation.changes if change.taken]
         yield {
             "round": number,
             "plan": plan.to_dict(),
-            "changed": ran is not None and (plan.delta, plan.m) != ran,
+            "changed": any(not change.trial for change in taken),
+            "trial": any(change.trial for change in taken),
             "reasons": [change.reason for change in taken],
-            "regret": true_round_s(declared, plan, truth) / best[key] - 1,
+            "regret": true_round_s(declared, plan, truth, time_scale) / best[key] - 1,
             "predicted_s": compared["predicted_train_s"],
             "measured_s": compared["measured_train_s"],
             "plan_s": plan_s,
         }
-        ran = plan.delta, plan.m
         adaptation.observe(number, 0, report, declared, None)
 
 
-def summary(name: str, steps: tuple[int, ...], lines: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(name: str, steps: tuple[int, ...], lines: list[dict[str, Any]], met: int = 10) -> dict[str, Any]:
     """Sum up a story: regret after the steps, rounds until it is below 5 %, needless plans, error of the prediction.
 
-    The first ten rounds, in which the network is met, and the two rounds after each step count for the time until it is
+    The first rounds, in which the network is met, and the two rounds after each step count for the time until it is
     found alone.
     """
-    settled = [line for line in lines if line["round"] > 10 and not any(s < line["round"] <= s + 2 for s in steps)]
+    settled = [
+        line
+        for line in lines
+        if line["round"] >= lines[0]["round"] + met and not any(s < line["round"] <= s + 2 for s in steps)
+    ]
     found = [
         next((line["round"] - step - 1 for line in lines if line["round"] > step and line["regret"] < 0.05), len(lines))
         for step in steps
     ]
     late = settled if not steps else [line for line in settled if line["round"] > steps[0]]
     errors = [abs(line["predicted_s"] / line["measured_s"] - 1) for line in settled]
-    quiet = [line for line in lines if 20 < line["round"] <= (steps[0] if steps else len(lines))]
+    quiet = lines[:] if not steps else [line for line in lines if line["round"] <= steps[0]]
+    # In a network that stays as it is: a plan that is no better than the one before.
+    false = [
+        new for old, new in zip(quiet, quiet[1:], strict=False) if new["changed"] and new["regret"] >= old["regret"]
+    ]
     return {
         "story": name,
         "rounds": len(lines),
@@ -300,7 +311,8 @@ def summary(name: str, steps: tuple[int, ...], lines: list[dict[str, Any]]) -> d
         "regret_worst": max(line["regret"] for line in late),
         "rounds_until_found": max(found, default=None),
         "replans": sum(line["changed"] for line in lines),
-        "false_replans": sum(line["changed"] for line in quiet) if steps or name == "steady noise" else None,
+        "trials": sum(line["trial"] for line in lines),
+        "false_replans": len(false) if steps or name == "steady noise" else None,
         "prediction_error": statistics.mean(errors),
         "plan_s": statistics.mean(line["plan_s"] for line in lines),
     }
@@ -323,7 +335,7 @@ def synthetic(seeds: int, noise: float, say: Callable[[str], None]) -> list[dict
                     for reason in line["reasons"]:
                         say(f"{name}, round {line['round']}: {reason}")
             parts.append(summary(name, steps, lines))
-        largest = ("regret_worst", "rounds_until_found", "replans", "false_replans")
+        largest = ("regret_worst", "rounds_until_found", "replans", "trials", "false_replans")
         row: dict[str, Any] = {"story": name, "rounds": num_rounds, "seeds": seeds}
         for key in parts[0].keys() - row.keys():
             values = [part[key] for part in parts if part[key] is not None]
@@ -349,12 +361,21 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--synthetic", action="store_true", help="estimators, planner and event simulator alone")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--synthetic", action="store_true", help="estimators, planner and event simulator alone")
+    what.add_argument("--paced", action="store_true", help="real rounds of devices that take the time that is true")
+    parser.add_argument("--time-scale", type=float, default=0.1, help="wall seconds of a virtual second, for --paced")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--noise", type=float, default=0.02, help="relative, of each median of a round")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    rows = synthetic(arguments.seeds, arguments.noise, lambda text: print(text, file=sys.stderr))
+    say = partial(print, file=sys.stderr, flush=True)
+    if arguments.paced:
+        from paced_adaptation import paced_rows
+
+        rows = paced_rows(arguments.time_scale, say)
+    else:
+        rows = synthetic(arguments.seeds, arguments.noise, say)
     print(json.dumps(rows) if arguments.json else table(rows))
 
 

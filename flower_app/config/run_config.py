@@ -154,6 +154,8 @@ class RunConfig:
     """Go on with the run in ``run-dir``; ``collapipe run --resume`` sets it."""
     tensorboard: bool = False
     """Whether scalars go to TensorBoard files in the run directory."""
+    report_to: str = ""
+    """Where they go: some of ``tensorboard``, ``mlflow`` and ``wandb``, with commas."""
     runs_dir: str = "runs"
     """Folder of the run directories."""
     run_dir: str = ""

@@ -30,6 +30,7 @@ FREE_TO_CHANGE = (
     "run-dir",
     "runs-dir",
     "tensorboard",
+    "report-to",
     "decoder.",
     "runtime.actor-idle",
     "runtime.timeout",

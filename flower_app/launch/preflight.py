@@ -49,10 +49,10 @@ def check_run(config: RunConfig) -> int:
     if planner is not None and config.costs == "scenario" and not (config.model.pretrained or config.model.from_):
         # Otherwise the model decides, and the server tells.
         check_pace(config, check_first_round(planner))
-    if config.tensorboard:
-        from flower_app.report.tensorboard_log import check_available
+    if config.tensorboard or config.report_to:
+        from flower_app.report.sinks import sink_names
 
-        check_available()
+        sink_names(config.report_to, config.tensorboard)
     if config.traits.decoder_on_server:
         _try_decoder(config)
     return num_clusters

@@ -16,7 +16,7 @@ from client_pipeline.partition.base_weights import BaseWeights
 from client_pipeline.partition.plan import read_plans
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from flower_app.config.strategy_choice import make_strategy
-from flower_app.report.tensorboard_log import TensorBoardLog
+from flower_app.report.sinks import open_sinks
 from flower_app.runs import run_directory
 from flower_app.runs.phases import NODES, SETTING_UP, TESTING, TRAINING, begin_phase
 from flower_app.runs.run_lock import nodes_held
@@ -171,7 +171,7 @@ def _train_rounds(
         # In the model's order: Flower's FedAvgM goes by places, not by names.
         weights = {name: run.resumed.weights[name] for name in weights}
         restore_kept(strategy, run.resumed.state.get("strategy"), run.resumed.server)
-    board = TensorBoardLog(run.run_dir, run.completed + 1) if config.tensorboard else None
+    board = open_sinks(config.report_to, config.tensorboard, run.run_dir, run.completed + 1, config.to_flat())
     closer = RoundCloser(
         run,
         standing,

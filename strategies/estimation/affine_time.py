@@ -37,8 +37,9 @@ _NEW_SPLIT = 0.3
 """Relative uncertainty of the split between the two numbers after a change."""
 _REMEMBERED = 6
 """Rounds that a change is measured by at most."""
-_AWAY = 5
-"""Rounds without an observation after which earlier deviations no longer count."""
+_AWAY, _AFTER_AWAY = 5, 1.0
+"""Rounds without an observation after which earlier deviations no longer count; and how uncertain the time then is,
+relative."""
 _TINY = 1e-12
 """Least time [s]: logarithms of it are finite."""
 
@@ -119,6 +120,7 @@ class AffineTime:
         self.last_round, self.rounds = round_, self.rounds + 1
         if gap > _AWAY:
             self._calm()
+            self._widen(_AFTER_AWAY)
         drift = max(_DRIFT * self.noise, _LEAST_DRIFT)
         self._widen(drift * math.sqrt(gap))
         self._scale(math.exp(self.trend))
@@ -141,6 +143,8 @@ class AffineTime:
                 self._update(n, y, self.noise**2 * total / w)
             if self.rounds > _REMEMBERED:
                 corrected = math.log(self.seconds(seen[0][0]) / before)
+                # What a single round brought is no trend.
+                corrected = min(max(corrected, -2 * self.noise), 2 * self.noise) if gap <= _AWAY else 0.0
                 self.trend = min(max(self.trend + _TREND * corrected, -_MOST_TREND), _MOST_TREND)
         return None
 

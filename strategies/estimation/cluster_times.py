@@ -11,6 +11,8 @@ from strategies.estimation.affine_time import AffineTime, Change
 DEVICE, LINK, OUTLET, STREAM, UPLOAD, STEP, MOVE = "device", "link", "outlet", "stream", "upload", "step", "move"
 """Kinds of times: a TEB on a device; a link after a device, both ways; the last device's to the control unit; from
 there to the decoder and back; the upload; a step beside its pipeline; TEBs that move, whose samples are bytes."""
+_UNAWAITED = 0.7
+"""Share of its time that a link is taken to have needed when nobody waited for it."""
 _LEAST_S = 1e-5
 """A shorter time is the clocks' [s]."""
 SPOKEN = (DEVICE, LINK, STREAM, UPLOAD)
@@ -58,6 +60,8 @@ class ClusterTimes:
         self.times: dict[tuple[str, int], AffineTime] = {}
         self.rounds = 0
         """Rounds that it was seen in."""
+        self.last_round = 0
+        """The newest of them."""
         self.away: set[int] = set()
         """Devices that were lost and have not come back."""
         self._moved: tuple[float, float] | None = None
@@ -95,7 +99,7 @@ class ClusterTimes:
         """
         measured, plan = report["measured"], ClusterPlan.from_dict(dict(report["plan"]))
         last = plan.devices[-1]
-        self.rounds += 1
+        self.rounds, self.last_round = self.rounds + 1, round_
         noticed: list[NoticedChange] = []
 
         def take(kind: str, place: int, times: Sequence[Sequence[float]]) -> None:
@@ -106,6 +110,7 @@ class ClusterTimes:
             take(DEVICE, int(device), times)
         for device, times in measured["links"].items():
             take(OUTLET, 0, times) if int(device) == last else take(LINK, int(device), times)
+        self._doubt_links(round_, plan, measured)
         take(STREAM, 0, measured["stream"])
         if num_batches and measured["pipeline_s"] > 0:
             beside_s = max(float(report["train_s"]) / num_batches - float(measured["pipeline_s"]), 0.0)
@@ -134,6 +139,14 @@ class ClusterTimes:
         change = self.times[key].observe(round_, observations)
         return [] if change is None else [NoticedChange(kind, place, change)]
 
+    def _doubt_links(self, round_: int, plan: ClusterPlan, measured: Mapping[str, Any]) -> None:
+        """Believe a link faster for which nobody waited: a slow one would have been waited for, and timed."""
+        for device in plan.devices:
+            key = (OUTLET, 0) if device == plan.devices[-1] else (LINK, device)
+            sizes, link = measured["tebs"].get(str(device)), self.times.get(key)
+            if link is not None and sizes and not measured["links"].get(str(device)):
+                link.observe(round_, [(float(n), _UNAWAITED * link.seconds(float(n)), 1.0) for n, *_ in sizes])
+
     def _take_losses(self, faults: Sequence[Mapping[str, Any]], left: set[int]) -> None:
         """Note who was lost in the round and is in its last plan no more, and who is there again."""
         lost = {f["device"] for f in faults if f["kind"] in _LOSSES and f["device"] is not None}
@@ -153,11 +166,16 @@ class ClusterTimes:
         self.block_bytes = (size - before[1]) / (blocks - before[0])
         self._take(round_, MOVE, 0, [(size - before[1], float(report["prepare_s"]) / self.scale, 1.0)], {})
 
+    def unseen_rounds(self, device: int) -> int:
+        """Rounds since a device was last seen to train; all of them if it never was."""
+        time = self.times.get((DEVICE, device))
+        return self.last_round - (time.last_round if time else 0)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return {
             "times": [[kind, place, time.to_dict()] for (kind, place), time in sorted(self.times.items())],
-            "rounds": self.rounds,
+            "rounds": [self.rounds, self.last_round],
             "away": sorted(self.away),
             "moved": self._moved,
             "block_bytes": self.block_bytes,
@@ -168,7 +186,7 @@ class ClusterTimes:
         """Read :meth:`to_dict`'s form."""
         cluster = cls(scale)
         cluster.times = {(kind, place): AffineTime.from_dict(time) for kind, place, time in raw["times"]}
-        cluster.rounds, cluster.block_bytes = raw["rounds"], raw["block_bytes"]
+        (cluster.rounds, cluster.last_round), cluster.block_bytes = raw["rounds"], raw["block_bytes"]
         cluster.away = set(raw["away"])
         cluster._moved = None if raw["moved"] is None else (raw["moved"][0], raw["moved"][1])
         return cluster

@@ -23,12 +23,14 @@ from strategies.planning.segment_rules import choice_of
 
 HORIZON = 10
 """Rounds in which a move of TEBs must pay."""
-LEAST_GAIN, MOST_GAIN = 0.02, 0.1
+LEAST_GAIN, MOST_GAIN = 0.02, 0.06
 """Least relative gain of a step that is worth another plan: where the times are well known, and where they are not."""
 _DEVIATIONS = 3.0
 """Standard deviations of the estimates that a gain must have beside the least one."""
 _LOOK, _FIRST_LOOKS = 5, 6
 """Rounds after which better segments are looked for where nothing was noticed; and rounds that begin with a look."""
+UNSEEN = 30
+"""Rounds without work after which a device is given one TEB for one round: nobody else can tell what it takes now."""
 _FIRST_MOVE_S, _FIRST_BYTES_S = 1.0, 5e7
 """What a move takes before any was seen: seconds, and bytes in a second."""
 
@@ -45,6 +47,8 @@ class PlanChange:
     """Seconds of a round that it saves, as estimated."""
     move_s: float
     """Seconds that moving the TEBs takes, as estimated."""
+    trial: bool = False
+    """Whether it is for one round alone, to see what a device takes."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -63,6 +67,12 @@ class _Standing:
     """Round of the cluster's own count in which better segments were looked for last."""
     changed: bool = False
     """Whether anything was noticed since."""
+    before_trial: ClusterPlan | None = None
+    """Plan to return to after the round under way."""
+
+    def plans(self) -> dict[str, ClusterPlan | None]:
+        """Return its plans by the names of their fields."""
+        return {"plan": self.plan, "before_trial": self.before_trial}
 
 
 class Adaptation:
@@ -96,7 +106,9 @@ class Adaptation:
         texts += [str(c) for c in changes if c.kind in SPOKEN and abs(c.change.factor - 1) > LEAST_GAIN]
         standing.noticed = _newest(standing.noticed, texts)
         standing.changed = standing.changed or bool(changes) or bool(texts)
-        standing.plan = ClusterPlan.from_dict(dict(report["plan"]))
+        ran, back, standing.before_trial = ClusterPlan.from_dict(dict(report["plan"])), standing.before_trial, None
+        standing.plan = ran if back is None or texts else back
+        standing.changed = standing.changed or back is not None
 
     def settle(self, instance: Instance, indices: tuple[int, ...], answer: Answer, refines: bool) -> Answer:
         """Return an answer with the best segments, or with those that clusters have where others are not worth it.
@@ -128,6 +140,9 @@ class Adaptation:
         single = replace(instance, clusters=(instance.clusters[n],))
         rounds, fits = network.clusters[0].rounds, old is not None and _holds(instance, n, old)
         if refines and fits and old is not None and not standing.changed and rounds > _FIRST_LOOKS:
+            if (trial := self._trial(single, cluster, old)) is not None:
+                standing.before_trial = old
+                return trial
             if rounds < standing.looked + _LOOK:
                 return old
         standing.looked, standing.changed = rounds, False
@@ -164,6 +179,36 @@ class Adaptation:
             )
             self.changes.append(PlanChange(cluster=cluster, taken=False, reason=reason, gain_s=gain_s, move_s=move_s))
         return old
+
+    def _trial(self, instance: Instance, cluster: int, old: ClusterPlan) -> ClusterPlan | None:
+        """Give one TEB to a device that nobody has seen work for long; None if there is none, or it costs a round."""
+        times, memory = self.network.clusters[cluster], instance.device_arrays(0).mem
+        unseen = {
+            k: times.unseen_rounds(k)
+            for k, blocks in enumerate(old.delta)
+            if not blocks and k not in times.away and not exceeds(instance.gamma0, float(memory[k]))
+        }
+        device = max(unseen, key=unseen.__getitem__, default=None)
+        giver = max(old.devices, key=lambda k: old.delta[k])
+        if device is None or unseen[device] < UNSEEN or old.delta[giver] < 2:
+            return None
+        delta, order = list(old.delta), old.devices
+        delta[giver], delta[device] = delta[giver] - 1, 1
+        order.insert(order.index(giver), device)
+        plan = replace(old, delta=tuple(delta), order=tuple(order))
+        network = self.network.of([cluster])
+        before, after = (network.predict(instance, 0, p) for p in (old, plan))
+        moved = sum(a != b for a, b in zip(_owners(plan), _owners(old), strict=True))
+        loss_s, move_s = after.train_s - before.train_s, self._move_seconds(cluster, 2 * moved, instance.gamma0)
+        if loss_s + move_s > before.train_s:
+            return None
+        reason = (
+            f"device {device} has not worked for {unseen[device]} rounds: one TEB for one round, to see what it takes"
+        )
+        self.changes.append(
+            PlanChange(cluster=cluster, taken=True, reason=reason, gain_s=-loss_s, move_s=move_s, trial=True)
+        )
+        return plan
 
     def _move_seconds(self, cluster: int, moved: int, gamma0: float) -> float:
         if not moved:
@@ -221,7 +266,7 @@ class Adaptation:
         return {
             "network": self.network.to_dict(),
             "standings": [
-                vars(s) | {"plan": s.plan and s.plan.to_dict(), "noticed": list(s.noticed)} for s in self._standings
+                vars(s) | {key: plan and plan.to_dict() for key, plan in s.plans().items()} for s in self._standings
             ],
         }
 
@@ -229,7 +274,7 @@ class Adaptation:
         """Go on from :meth:`state`."""
         self.network.restore(state["network"])
         self._standings = [
-            _Standing(**{**raw, "plan": raw["plan"] and ClusterPlan.from_dict(raw["plan"])})
+            _Standing(**raw | {key: raw[key] and ClusterPlan.from_dict(raw[key]) for key in _Standing().plans()})
             for raw in state["standings"]
         ]
 

@@ -49,7 +49,8 @@ def sources():
 def test_the_wheel_holds_the_packages_and_the_project_file_alone(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == sources() | {f"configs/app/{name}" for name in ("pyproject.toml", *BESIDE)}
+    page = {f"flower_app/watch/page/{name}" for name in ("index.html", "watch.css", "watch.js")}
+    assert names == sources() | page | {f"configs/app/{name}" for name in ("pyproject.toml", *BESIDE)}
 
 
 def test_an_unpacked_wheel_finds_its_configurations_and_makes_the_whole_app(wheel, tmp_path):

@@ -162,3 +162,34 @@ def test_the_benchmarks_claims_hold():
         assert row["prediction_error"] < 0.03
         assert row["regret_mean"] < 0.05
         assert row["rounds_until_found"] is None or row["rounds_until_found"] <= 2
+
+
+def test_a_link_that_nobody_waits_for_is_believed_to_be_faster():
+    planner, cluster = planner_of(), bench.SyntheticCluster(0.01, 0)
+    plans, _ = play(planner, cluster, bench.steady, range(1, 8))
+    first, times = plans[-1].devices[0], planner.adaptation.network.clusters[0]
+    times.believe((LINK, first), 5.0, 5.0)
+    for number in range(8, 30):
+        decision = planner.plan(number, [1.0])
+        report = cluster.train(decision.declared, plans[-1], bench.Truth())
+        del report["measured"]["links"][str(first)]
+        planner.adaptation.observe(number, 0, report, decision.declared, None)
+    assert times[LINK, first].seconds(2) < 0.1 * 15.0
+
+
+def test_an_idle_device_works_for_one_round_when_nobody_knows_it_any_more(monkeypatch):
+    monkeypatch.setattr("strategies.planning.adaptation.UNSEEN", 8)
+    planner, cluster = planner_of(), bench.SyntheticCluster(0.0, 0)
+
+    def useless(number):
+        truth = bench.Truth()
+        truth.teb[4] *= 2.0 if number <= 20 else 0.2
+        return truth
+
+    plans, changes = play(planner, cluster, useless, range(1, 30))
+    idle = [number for number, plan in enumerate(plans, 1) if not plan.delta[4]]
+    trials = [number for number, change in changes if change.trial]
+    # Before its end nobody sees that it is fast now; the trial's round alone has one TEB on it.
+    assert trials and trials[0] < 21 and trials[0] + 1 in idle and plans[trials[0] - 1].delta[4] == 1
+    assert "has not worked for" in next(change.reason for _, change in changes if change.trial)
+    assert plans[-1].delta[4] > 1

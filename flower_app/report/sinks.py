@@ -1,0 +1,169 @@
+"""Where the scalars of a run's rounds go beside its directory: ``report-to``, as users of a Trainer know it."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from client_pipeline import durable
+from flower_app.report.tensorboard_log import TensorBoardLog, scalars
+
+SINKS = ("tensorboard", "mlflow", "wandb")
+_RUN_ID = "mlflow-run"
+"""File in the run directory with the id of its run at MLflow: a run that goes on goes on there, too."""
+_PROJECT = "collapipe"
+_MOST_CHARACTERS = 500
+"""Of a parameter's value at MLflow."""
+
+
+class RoundSink(Protocol):
+    """Takes each round's line."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Take one line."""
+        ...
+
+    def close(self) -> None:
+        """End."""
+        ...
+
+
+def sink_names(report_to: str, tensorboard: bool = False) -> list[str]:
+    """Read ``report-to``: names with commas; ``tensorboard = true`` adds its own.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, or a package that is not installed, with the command that installs it.
+    """
+    names = [name.strip() for name in report_to.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in SINKS]:
+        raise ValueError(f"report-to: expected some of {', '.join(SINKS)} with commas, found {unknown[0]!r}")
+    if tensorboard:
+        names.append("tensorboard")
+    for name in (names := list(dict.fromkeys(names))):
+        if importlib.util.find_spec(name) is None:
+            key = "report-to" if name in report_to else "tensorboard"
+            raise ValueError(
+                f"{key}: the package {name} is not installed; pip install 'collapipe[{name}]', or leave {name} out"
+            )
+    return names
+
+
+def open_sinks(
+    report_to: str, tensorboard: bool, run_dir: Path, start_round: int, settings: Mapping[str, Any]
+) -> RoundSinks | None:
+    """Open what ``report-to`` names; None where it names nothing.
+
+    Parameters
+    ----------
+    report_to, tensorboard : of the configuration
+    run_dir : the run directory; its name is the run's
+    start_round : the first round that will be written
+    settings : flat keys of the configuration
+    """
+    made: list[RoundSink] = []
+    for name in sink_names(report_to, tensorboard):
+        if name == "tensorboard":
+            made.append(TensorBoardLog(run_dir, start_round))
+        else:
+            made.append((MlflowSink if name == "mlflow" else WandbSink)(run_dir, settings))
+    return RoundSinks(made) if made else None
+
+
+class RoundSinks:
+    """Several sinks as one."""
+
+    def __init__(self, sinks: list[RoundSink]) -> None:
+        self._sinks = sinks
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Hand a round's line to each."""
+        for sink in self._sinks:
+            sink.write(record)
+
+    def close(self) -> None:
+        """Close each."""
+        for sink in self._sinks:
+            sink.close()
+
+
+class MlflowSink:
+    """Writes to the store that ``MLFLOW_TRACKING_URI`` names, or to ``mlflow.db`` beside the run directories.
+
+    Parameters
+    ----------
+    run_dir : the run directory
+    settings : the run's parameters
+    """
+
+    def __init__(self, run_dir: Path, settings: Mapping[str, Any]) -> None:
+        from mlflow.tracking import MlflowClient
+
+        store = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir.parent / 'mlflow.db'}"
+        self._client = MlflowClient(tracking_uri=store)
+        file = run_dir / _RUN_ID
+        if file.is_file():
+            self.run_id = file.read_text(encoding="utf-8").strip()
+            self._client.set_terminated(self.run_id, "RUNNING")
+            return
+        experiment = self._client.get_experiment_by_name(_PROJECT)
+        number = self._client.create_experiment(_PROJECT) if experiment is None else experiment.experiment_id
+        self.run_id = str(self._client.create_run(number, run_name=run_dir.name).info.run_id)
+        durable.write_text(file, self.run_id + "\n", lasting=False)
+        for key, value in settings.items():
+            self._client.log_param(self.run_id, key, str(value)[:_MOST_CHARACTERS])
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write the scalars of one round's record."""
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        values = [Metric(_metric_name(tag), value, now, int(record["round"])) for tag, value in scalars(record)]
+        # Its stores take at most a thousand at once.
+        for first in range(0, len(values), 1000):
+            self._client.log_batch(self.run_id, metrics=values[first : first + 1000])
+
+    def close(self) -> None:
+        """Note that the run has ended."""
+        self._client.set_terminated(self.run_id)
+
+
+class WandbSink:
+    """Writes to Weights & Biases, as ``wandb login`` and its variables (``WANDB_MODE``, ``WANDB_PROJECT``) say.
+
+    Parameters
+    ----------
+    run_dir : the run directory; its name is the run's id, so that a run that goes on goes on there, too
+    settings : the run's parameters
+    """
+
+    def __init__(self, run_dir: Path, settings: Mapping[str, Any]) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            id=re.sub(r"[^A-Za-z0-9_-]", "-", run_dir.name),
+            name=run_dir.name,
+            resume="allow",
+            dir=str(run_dir),
+            config=dict(settings),
+        )
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write the scalars of one round's record."""
+        self._run.log({tag: value for tag, value in scalars(record) if math.isfinite(value)}, step=int(record["round"]))
+
+    def close(self) -> None:
+        """End the run there."""
+        self._run.finish()
+
+
+def _metric_name(tag: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_\-. /]", "_", tag)

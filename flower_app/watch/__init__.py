@@ -1,0 +1,1 @@
+"""A run as it goes on, in a browser and for Prometheus."""

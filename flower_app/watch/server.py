@@ -1,0 +1,129 @@
+"""The server of ``collapipe watch``: one page, its state and its metrics, on the loopback, for who has the token."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from flower_app.watch.prometheus_text import CONTENT_TYPE, metrics_text
+from flower_app.watch.run_state import WatchedRun
+
+COOKIE = "collapipe-watch"
+LOOPBACK = "127.0.0.1"
+_HOSTS = (LOOPBACK, "localhost", "[::1]")
+_PAGE = {
+    "": ("index.html", "text/html"),
+    "watch.js": ("watch.js", "text/javascript"),
+    "watch.css": ("watch.css", "text/css"),
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def watch_app(run_dir: Path, token: str) -> Starlette:
+    """Make the application.
+
+    Parameters
+    ----------
+    run_dir : of the run that is watched
+    token : asked for in the address of the first page, then in its cookie, or as ``Authorization: Bearer``
+    """
+    run = WatchedRun(run_dir)
+
+    def guarded(answer: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            response = _refusal(request, token) or answer(request)
+            response.headers.update(_HEADERS)
+            return response
+
+        return endpoint
+
+    def page(request: Request) -> Response:
+        name = request.path_params.get("name", "")
+        if name not in _PAGE:
+            return PlainTextResponse("no such page\n", 404)
+        if not name and "token" in request.query_params:
+            # The token leaves the address: it would stand in the browser's history.
+            response: Response = RedirectResponse("/", 303)
+            response.set_cookie(f"{COOKIE}-{request.url.port}", token, httponly=True, samesite="strict")
+            return response
+        file, media_type = _PAGE[name]
+        text = (resources.files("flower_app.watch") / "page" / file).read_text(encoding="utf-8")
+        return Response(text, media_type=media_type)
+
+    def state(request: Request) -> Response:
+        try:
+            after, log = (int(request.query_params.get(key, "0")) for key in ("after", "log"))
+        except ValueError:
+            return PlainTextResponse("after and log: expected whole numbers\n", 400)
+        return JSONResponse(run.state(after, log))
+
+    def metrics(request: Request) -> Response:
+        del request
+        return PlainTextResponse(metrics_text(run), headers={"content-type": CONTENT_TYPE})
+
+    return Starlette(
+        routes=[
+            Route("/state", guarded(state)),
+            Route("/metrics", guarded(metrics)),
+            Route("/", guarded(page)),
+            Route("/{name}", guarded(page)),
+        ]
+    )
+
+
+def _refusal(request: Request, token: str) -> Response | None:
+    # A page of elsewhere whose name leads to the loopback sends its own name.
+    if request.headers.get("host", "").rpartition(":")[0] not in _HOSTS:
+        return PlainTextResponse("the page is for this machine alone\n", 403)
+    kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+    shown = (
+        request.query_params.get("token", ""),
+        request.cookies.get(f"{COOKIE}-{request.url.port}", ""),
+        bearer if kind.lower() == "bearer" else "",
+    )
+    if any(secrets.compare_digest(word.encode(), token.encode()) for word in shown):
+        return None
+    return PlainTextResponse("the address needs the token that collapipe watch printed\n", 403)
+
+
+def open_port(port: int) -> socket.socket:
+    """Listen on the loopback; 0: any free port.
+
+    Raises
+    ------
+    ValueError
+        If another program has the port.
+    """
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((LOOPBACK, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ValueError(f"--port: {port} on {LOOPBACK} cannot be had: {error}; give another, or 0 for any") from error
+    listener.listen()
+    return listener
+
+
+def serve_watch(run_dir: Path, port: int, token: str, say: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C."""
+    import uvicorn
+
+    listener = open_port(port)
+    say(f"watch: http://{LOOPBACK}:{listener.getsockname()[1]}/?token={token}")
+    config = uvicorn.Config(watch_app(run_dir, token), log_level="warning", access_log=False, lifespan="off")
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,186 @@
+"""The page of a run: who may see it, what it is told, and that it follows a run that goes on."""
+
+import json
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from client_pipeline.system.scenario import load_scenario
+from flower_app.config.run_config import RunConfig
+from flower_app.runs.run_directory import ROUNDS, append_round, write_config, write_summary
+from flower_app.watch.prometheus_text import metrics_text
+from flower_app.watch.run_state import WatchedRun
+from flower_app.watch.server import open_port, watch_app
+from helpers.planned_run import planned_run
+from helpers.repository import ROOT
+
+TOKEN = "a token of more than sixteen characters"
+HOST = "http://127.0.0.1:8090"
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    folder = planned_run(tmp_path / "run", load_scenario("unequal"), 4)
+    (folder / "logs").mkdir()
+    (folder / "logs" / "simulation.log").write_text("first line\nsecond line\n")
+    write_config(folder, RunConfig(scenario="unequal", num_rounds=9))
+    (folder / "summary.json").unlink()
+    return folder
+
+
+@pytest.fixture
+def page(run_dir):
+    return TestClient(watch_app(run_dir, TOKEN), base_url=HOST, follow_redirects=False)
+
+
+def state_of(page, after=0, log=0):
+    answer = page.get(f"/state?after={after}&log={log}", headers={"authorization": f"Bearer {TOKEN}"})
+    assert answer.status_code == 200
+    return answer.json()
+
+
+@pytest.mark.parametrize("path", ["/", "/watch.js", "/state", "/metrics"])
+@pytest.mark.parametrize("token", ["", "another token of sixteen or more", TOKEN[:-1]])
+def test_nothing_is_shown_without_the_token(page, path, token):
+    refused = [
+        page.get(path, params={"token": token} if token else {}),
+        page.get(path, headers={"authorization": f"Bearer {token}"}),
+        page.get(path, cookies={"collapipe-watch-8090": token}),
+    ]
+    assert [answer.status_code for answer in refused] == [403] * 3
+    assert all("first line" not in answer.text for answer in refused)
+
+
+def test_a_name_of_elsewhere_that_leads_here_is_refused(page):
+    answer = page.get("/state", headers={"host": "evil.example:8090", "authorization": f"Bearer {TOKEN}"})
+    assert answer.status_code == 403
+
+
+def test_the_token_leaves_the_address_and_becomes_a_cookie_of_this_site_alone(page):
+    answer = page.get("/", params={"token": TOKEN})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
+    shown = page.get("/")
+    assert shown.status_code == 200 and "<title>collapipe watch</title>" in shown.text
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_runs_no_text_as_code(page):
+    page.get("/", params={"token": TOKEN})
+    answers = {name: page.get(name) for name in ("/", "/watch.js", "/watch.css")}
+    for answer in answers.values():
+        addresses = set(re.findall(r"https?://[^\s\"'`)]+", answer.text))
+        assert addresses <= {"http://www.w3.org/2000/svg"}
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", answers["/watch.js"].text)
+    # The page's own rules forbid styles and code in its text.
+    assert not re.search(r"<script>|style=|onclick|<style", answers["/"].text)
+    assert page.get("/other.js").status_code == 404
+
+
+def test_rounds_come_once_and_the_newest_whole(page, run_dir):
+    first = state_of(page)
+    assert first["status"] == "running" and first["num_rounds"] == 9
+    assert [line["round"] for line in first["rounds"]] == [1, 2, 3, 4] and first["last_round"] == 4
+    assert {c["cluster"] for c in first["newest"]["clusters"]} == {
+        i for i, s in enumerate(first["rounds"][-1]["states"]) if s == "t"
+    }
+    assert state_of(page, after=4)["rounds"] == []
+    line = json.loads((run_dir / ROUNDS).read_text().splitlines()[-1])
+    append_round(run_dir, line | {"round": 5, "train_loss": 0.25})
+    later = state_of(page, after=4)
+    assert [(line["round"], line["loss"]) for line in later["rounds"]] == [(5, 0.25)]
+
+
+def test_the_log_comes_from_where_one_has_read_to(page, run_dir):
+    log = state_of(page)["log"]
+    assert log["text"] == "first line\nsecond line\n"
+    with (run_dir / "logs" / "simulation.log").open("a") as file:
+        file.write("third line\n")
+    assert state_of(page, log=log["offset"])["log"] == {"offset": log["offset"] + 11, "text": "third line\n"}
+
+
+def test_a_fault_of_the_round_under_way_is_there_before_the_round_has_ended(page, run_dir):
+    fault = {"kind": "device", "cluster": 0, "device": 2, "round": 5, "step": 1, "recovered": False, "seconds": None}
+    folder = run_dir / "clusters" / "cluster-0"
+    folder.mkdir(parents=True)
+    (folder / "faults.json").write_text(json.dumps({"round": 5, "faults": [fault | {"bytes": 0, "reason": "killed"}]}))
+    [shown] = state_of(page)["faults_now"]
+    assert (shown["kind"], shown["device"], shown["reason"]) == ("device", 2, "killed")
+    # That of a round that is done stands in its line.
+    (folder / "faults.json").write_text(json.dumps({"round": 4, "faults": [fault]}))
+    assert state_of(page)["faults_now"] == []
+
+
+def test_rounds_that_a_resumed_run_takes_back_are_taken_back(run_dir):
+    run = WatchedRun(run_dir)
+    run.refresh()
+    lines = (run_dir / ROUNDS).read_text().splitlines(keepends=True)
+    (run_dir / ROUNDS).write_text("".join(lines[:2]))
+    run.refresh()
+    assert [line["round"] for line in run.lines] == [1, 2]
+
+
+def test_a_run_that_has_ended_can_be_watched_too(page, run_dir):
+    write_summary(run_dir, "failed", error="no power")
+    state = state_of(page)
+    assert (state["status"], state["summary"]["error"], state["waiting"]) == ("failed", "no power", {})
+
+
+def test_plans_and_predictions_reach_the_page(run_dir):
+    line = json.loads((run_dir / ROUNDS).read_text().splitlines()[-1])
+    predicted = {"cluster": 0, "predicted_train_s": 3.0, "measured_train_s": 3.1}
+    change = {
+        "cluster": 0,
+        "taken": True,
+        "reason": "a TEB on device 1 takes 2 times as long",
+        "gain_s": 1,
+        "move_s": 0,
+    }
+    append_round(
+        run_dir, line | {"round": 5, "plan": {"predictions": [predicted], "changes": [change], "left_out": []}}
+    )
+    run = WatchedRun(run_dir)
+    state = run.state(4, 0)
+    assert (state["rounds"][0]["predicted_s"], state["rounds"][0]["measured_s"]) == (3.0, 3.1)
+    assert state["rounds"][0]["changes"][0]["reason"] == change["reason"]
+    assert 'collapipe_measured_seconds{run="run",cluster="0"} 3.1' in metrics_text(run)
+    assert 'collapipe_replans_total{run="run"} 1.0' in metrics_text(run)
+
+
+def test_every_line_of_the_metrics_is_in_prometheus_format(run_dir):
+    text = metrics_text(WatchedRun(run_dir))
+    sample = re.compile(r'^[a-z_]+\{([a-z_]+="([^"\\\n]|\\.)*",?)+\} (NaN|[+-]Inf|-?[0-9.e+-]+)$')
+    lines = text.splitlines()
+    assert text.endswith("\n") and len(lines) > 20
+    assert not [line for line in lines if not line.startswith("# ") and not sample.match(line)]
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE ")]
+    assert len(names) == len(set(names))
+    assert f'collapipe_round{{run="{run_dir.name}"}} 4.0' in lines
+
+
+def test_a_thousand_rounds_of_a_hundred_clusters_stay_small(tmp_path):
+    folder = planned_run(tmp_path / "run", load_scenario("city"), 1)
+    write_config(folder, RunConfig(scenario="city"))
+    line = json.loads((folder / ROUNDS).read_text())
+    with (folder / ROUNDS).open("a") as file:
+        file.writelines(json.dumps(line | {"round": n}) + "\n" for n in range(2, 101))
+    run = WatchedRun(folder)
+    assert len(json.dumps(run.state(0, 0)["rounds"])) < 100 * 700
+    assert len(json.dumps(run.state(100, 0))) < 300_000
+
+
+def test_a_port_in_use_is_said(run_dir):
+    with open_port(0) as listener, pytest.raises(ValueError, match="--port: .*give another"):
+        open_port(listener.getsockname()[1])
+
+
+def test_every_metric_of_the_dashboard_is_one_that_a_run_has(run_dir):
+    line = json.loads((run_dir / ROUNDS).read_text().splitlines()[-1])
+    predicted = {"cluster": 0, "predicted_train_s": 3.0, "measured_train_s": 3.1}
+    fault = {"kind": "device", "cluster": 0, "device": 1, "round": 5, "step": 1, "recovered": True, "seconds": 1.0}
+    append_round(run_dir, line | {"round": 5, "plan": {"predictions": [predicted]}, "faults": [fault]})
+    shown = set(re.findall(r"^# TYPE (\w+)", metrics_text(WatchedRun(run_dir)), re.M))
+    board = json.loads((ROOT / "deploy" / "grafana.json").read_text())
+    asked = {name for p in board["panels"] for t in p["targets"] for name in re.findall(r"collapipe_\w+", t["expr"])}
+    assert asked and asked <= shown

@@ -7,8 +7,6 @@ from typing import Any
 
 _TARGETS = (r"\.\./[^)]*", r"results/[^)#]*\.(?:json|jsonl|csv)", r"results/[^)#.]*/?", r"notebooks/[^)]*")
 _OUTSIDE = re.compile(rf"\[([^\]]*)\]\((?:{'|'.join(_TARGETS)})\)")
-    r"\[([^\]]*)\]\((?:\.\./[^)]*|results/[^)#]*\.(?:json|jsonl|csv)|results/[^)#.]*/?|notebooks/[^)]*)\)"
-)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

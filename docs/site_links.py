@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./[^)]*|results/[^)#]*\.(?:json|jsonl|csv)|results/[^)#.]*/?)\)")
+_TARGETS = (r"\.\./[^)]*", r"results/[^)#]*\.(?:json|jsonl|csv)", r"results/[^)#.]*/?", r"notebooks/[^)]*")
+_OUTSIDE = re.compile(rf"\[([^\]]*)\]\((?:{'|'.join(_TARGETS)})\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -70,21 +70,56 @@ def test_the_sdist_holds_sources_tests_and_pages_and_nothing_of_this_machine(arc
     assert not [name for name in names if name.startswith((".venv", "runs/", ".ci", "build/"))]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_script_of_six_lines_trains_with_the_wheel_of_the_sdist_in_an_empty_folder(archives, tmp_path):
+@pytest.fixture
+def in_empty_folder(archives, tmp_path):
+    """Run code in an empty folder, with the wheel in front of the editable installation; returns what it printed."""
     with zipfile.ZipFile(archives[1]) as archive:
         archive.extractall(tmp_path / "installed")
     empty = tmp_path / "empty"
     empty.mkdir()
-    (empty / "six.py").write_text("\n".join([*SIX_LINES, "import flower_app; print(flower_app.__file__)"]))
-    # In front of the editable installation, and far from the checkout.
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    command = [sys.executable, "six.py"]
-    done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=1100)
-    assert done.returncode == 0, done.stderr[-3000:]
-    metrics, predictions, same, report, module = done.stdout.splitlines()
+
+    def run(code):
+        check = f"import flower_app; assert flower_app.__file__.startswith({str(tmp_path / 'installed')!r})"
+        (empty / "script.py").write_text(f"{check}\n{code}\n")
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+        command = [sys.executable, "script.py"]
+        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=1100)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return empty, done
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_script_of_six_lines_trains_with_the_wheel_of_the_sdist_in_an_empty_folder(in_empty_folder):
+    empty, done = in_empty_folder("\n".join(SIX_LINES))
+    metrics, predictions, same, report = done.stdout.splitlines()
     assert metrics == "['bleu', 'chrf', 'loss']" and same == "True" and report == "report.html 3"
     assert predictions.startswith("['") and (empty / "runs" / "latest" / "model").is_dir()
     assert "start-up: Flower's programs" in done.stderr and "round 3/3" in done.stderr
-    assert module.startswith(str(tmp_path / "installed"))
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+def code_of(notebook):
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    assert cells[0]["cell_type"] == "markdown" and cells[0]["source"][0].startswith("# ")
+    # What is run here leaves no traces in the file.
+    assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def test_there_are_two_notebooks_and_their_cells_are_code():
+    assert len(NOTEBOOKS) == 2
+    for notebook in NOTEBOOKS:
+        compile(code_of(notebook), str(notebook), "exec")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cells_of_a_notebook_run_with_the_wheel_in_an_empty_folder(notebook, in_empty_folder):
+    empty, _ = in_empty_folder(code_of(notebook))
+    assert json.loads((empty / "runs" / "latest" / "summary.json").read_text())["status"] == "finished"

@@ -31,8 +31,10 @@ client = ClientApp()
 @server.main()
 def train_runs(grid: Grid, context: Context) -> None:
     """Train the session's runs, up to the first that fails."""
-    # Here: the client's processes import this module, too, and have no need of torch.
+    # Here: the client's processes import this module, too, and have no need of torch; and the actors come first.
     from flower_app.training.actor_start import start_actors
+
+    start_actors(context.run_config, grid)
     from flower_app.training.prepared_run import prepare
     from flower_app.training.training_run import train
 
@@ -46,7 +48,7 @@ def train_runs(grid: Grid, context: Context) -> None:
                 try:
                     # The directory is complete; that the run goes on is no part of its configuration.
                     config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=entry["resume"])
-                    start_actors(config, grid)
+                    start_actors(config.to_flat(), grid)
                     train(prepare(config, run_dir), grid)
                 except BaseException as error:
                     write_failure(run_dir, error)

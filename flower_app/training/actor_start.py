@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from logging import INFO
+from typing import Any
 
 from flwr.serverapp import Grid
 
@@ -42,9 +44,16 @@ def arranged(config: RunConfig, scenario: Scenario, grid: Grid, *, quiet: bool =
     return arrangement
 
 
-def start_actors(config: RunConfig, grid: Grid) -> None:
-    """Begin to start a simulation's shared actors, in a thread: they import for seconds. Says nothing of mistakes."""
+def start_actors(flat: Mapping[str, Any], grid: Grid) -> None:
+    """Begin to start a simulation's shared actors, in a thread: they import for seconds. Says nothing of mistakes.
+
+    Parameters
+    ----------
+    flat : the run's configuration; nothing of it is imported that the server alone needs, and takes its time
+    grid : Flower's
+    """
     try:
+        config = RunConfig.as_sent(flat)
         network = training_scenario(config)
         arrangement = arranged(config, network.first(config.num_clusters or network.num_clusters), grid, quiet=True)
     except (ValueError, FileNotFoundError):

@@ -1,4 +1,7 @@
-"""The Flower server app: one training run, from the configuration to the summary."""
+"""The Flower server app: one training run, from the configuration to the summary.
+
+What imports torch is imported after the actors' start, which do so at the same time.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.processes import MARK
-from flower_app.report.pictures import write_pictures
 from flower_app.runs import run_directory
 from flower_app.runs.phases import LOADING, begin_phase
 from flower_app.runs.run_lock import serving
 from flower_app.training.actor_start import start_actors
-from flower_app.training.prepared_run import prepare
-from flower_app.training.training_run import train_prepared
 
 app = ServerApp()
 
@@ -24,6 +24,11 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run one training, from the configuration to the summary."""
+    start_actors(context.run_config, grid)
+    from flower_app.report.pictures import write_pictures
+    from flower_app.training.prepared_run import prepare
+    from flower_app.training.training_run import train_prepared
+
     config = RunConfig.from_flat(context.run_config)
     if config.run_dir:
         # `collapipe run` has made and claimed it; under plain `flwr run` it may be new.
@@ -42,7 +47,6 @@ def main(grid: Grid, context: Context) -> None:
             if not config.resume:
                 run_directory.write_config(run_dir, config)
             begin_phase(run_dir, LOADING)
-            start_actors(config, grid)
             train_prepared(prepare(config, run_dir), grid)
             # `collapipe run` draws the report itself.
             if not (config.run_dir and MARK in os.environ):

@@ -32,8 +32,10 @@ client = ClientApp()
 @server.main()
 def train_runs(grid: Grid, context: Context) -> None:
     """Train the session's runs, up to the first that fails."""
-    # Here: the client's processes import this module, too, and have no need of torch.
+    # Here: the client's processes import this module, too, and have no need of torch; and the actors come first.
     from flower_app.training.actor_start import start_actors
+
+    start_actors(context.run_config, grid)
     from flower_app.training.prepared_run import prepare
     from flower_app.training.training_run import train_prepared
 
@@ -48,7 +50,7 @@ def train_runs(grid: Grid, context: Context) -> None:
                     # The directory is complete; that the run goes on is no part of its configuration.
                     config = replace(read_run_config(run_dir), run_dir=str(run_dir), resume=entry["resume"])
                     begin_phase(run_dir, LOADING)
-                    start_actors(config, grid)
+                    start_actors(config.to_flat(), grid)
                     train_prepared(prepare(config, run_dir), grid)
                 except BaseException as error:
                     write_failure(run_dir, error)

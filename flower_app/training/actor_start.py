@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from logging import INFO
+from typing import Any
 
 from flwr.serverapp import Grid
 
-from client_pipeline.partition.families import dropouts
-from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.arrangement import Arrangement, arrange
 from client_pipeline.runtime.shared_actor import start_when_ray_is_up
 from client_pipeline.system.scenario import Scenario
@@ -49,25 +49,16 @@ def arranged(config: RunConfig, scenario: Scenario, grid: Grid, *, quiet: bool =
     return arrangement
 
 
-def check_fusion(config: RunConfig, spec: ModelSpec) -> None:
-    """Refuse fused micro-batches of a model with dropout: its masks are drawn for each micro-batch.
+def start_actors(flat: Mapping[str, Any], grid: Grid) -> None:
+    """Begin to start a simulation's shared actors, in a thread: they import for seconds. Says nothing of mistakes.
 
-    Raises
-    ------
-    ValueError
-        Naming the model's settings.
+    Parameters
+    ----------
+    flat : the run's configuration; nothing of it is imported that the server alone needs, and takes its time
+    grid : Flower's
     """
-    if config.runtime.fused_micro_batches > 1 and (rates := dropouts(spec)):
-        found = ", ".join(f"{name} = {rate:g}" for name, rate in rates.items())
-        raise ValueError(
-            f"runtime.fused-micro-batches = {config.runtime.fused_micro_batches}: expected a model without dropout, "
-            f"found {found}; set runtime.fused-micro-batches to 1, or dropout to 0"
-        )
-
-
-def start_actors(config: RunConfig, grid: Grid) -> None:
-    """Begin to start a simulation's shared actors, in a thread: they import for seconds. Says nothing of mistakes."""
     try:
+        config = RunConfig.as_sent(flat)
         network = training_scenario(config)
         arrangement = arranged(config, network.first(config.num_clusters or network.num_clusters), grid, quiet=True)
     except (ValueError, FileNotFoundError):

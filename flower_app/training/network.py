@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from client_pipeline.partition.families import num_blocks_of
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.system.costs import model_costs
 from client_pipeline.system.scenario import Scenario, load_scenario
@@ -24,6 +23,12 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
     ValueError, FileNotFoundError
         Naming the key or file at fault.
     """
+    # Where the model is not known yet, torch is not imported yet, either.
+    num_blocks = config.model.encoder_layers
+    if spec is not None:
+        from client_pipeline.partition.families import num_blocks_of
+
+        num_blocks = num_blocks_of(spec)
     scenario = load_scenario(config.scenario, None if config.scenario_seed < 0 else config.scenario_seed)
     if config.num_clusters > scenario.num_clusters:
         raise ValueError(
@@ -35,7 +40,7 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
     all_m = planner.max_micro_batches >= planner.batch_size
     settings = replace(
         planner,
-        num_blocks=config.model.encoder_layers if spec is None else num_blocks_of(spec),
+        num_blocks=num_blocks,
         batch_size=config.batch_size,
         max_micro_batches=config.batch_size if all_m else min(planner.max_micro_batches, config.batch_size),
         local_steps=config.local_steps,

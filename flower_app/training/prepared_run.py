@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from client_pipeline.partition.families import dropouts
 from client_pipeline.partition.parts import ModelParts
+from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.run_identity import RunIdentity
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.privacy_checks import check_shared_matrices
@@ -98,6 +100,7 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     data = weighted_partition(config.data, network.first(num_clusters).data_shares)
     prepared_task = run_task.prepare(data, config.model, config.seed, num_clusters)
     prepared_task = replace(prepared_task, spec=config.adapted(prepared_task.spec))
+    _check_fusion(config, prepared_task.spec)
     parts = prepared_task.build(config.seed)
     scenario = training_scenario(config, prepared_task.spec).first(num_clusters)
     check_shared_matrices(
@@ -128,3 +131,19 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
         frozen=frozen,
         frozen_digest=frozen_digest(frozen, resumed.state if resumed else None, source),
     )
+
+
+def _check_fusion(config: RunConfig, spec: ModelSpec) -> None:
+    """Refuse fused micro-batches of a model with dropout: its masks are drawn for each micro-batch.
+
+    Raises
+    ------
+    ValueError
+        Naming the model's settings.
+    """
+    if config.runtime.fused_micro_batches > 1 and (rates := dropouts(spec)):
+        found = ", ".join(f"{name} = {rate:g}" for name, rate in rates.items())
+        raise ValueError(
+            f"runtime.fused-micro-batches = {config.runtime.fused_micro_batches}: expected a model without dropout, "
+            f"found {found}; set runtime.fused-micro-batches to 1, or dropout to 0"
+        )

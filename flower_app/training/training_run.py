@@ -20,7 +20,7 @@ from flower_app.report.sinks import open_sinks
 from flower_app.runs import run_directory
 from flower_app.runs.phases import NODES, SETTING_UP, TESTING, TRAINING, begin_phase
 from flower_app.runs.run_lock import nodes_held
-from flower_app.training.actor_start import arranged, check_fusion
+from flower_app.training.actor_start import arranged
 from flower_app.training.cluster_setup import (
     Clusters,
     round_bounds,
@@ -89,7 +89,6 @@ def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
     """Tell every node about the run, and learn the clusters; see :func:`set_up_clusters`."""
     base = run.frozen if isinstance(run.frozen, BaseWeights) else None
     plans, arrangement = run.config.plan, arranged(run.config, run.scenario, grid)
-    check_fusion(run.config, run.prepared_task.spec)
     message: dict[str, str | int] = {
         "spec": run.prepared_task.spec.to_json(),
         "tokenizer": run.prepared_task.tokenizer_json,

@@ -216,7 +216,7 @@ def test_a_pace_that_outlasts_a_time_limit_is_refused():
         ({"strategy": "titanic", "planner.drift": "printed"}, 'set policy = "dssda-paper"'),
         ({"strategy": "FedAvg", "planner.c11": True}, 'set policy = "dssda-paper"'),
         ({"policy": "best"}, "policy: expected one of dssda"),
-        ({"costs": "guess"}, "costs: expected one of scenario, model, found 'guess'"),
+        ({"costs": "guess"}, "costs: expected one of scenario, model, measured, found 'guess'"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(changes, message):

@@ -148,12 +148,18 @@ class Namespaces(Hosts):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return [int(pid) for pid in done.stdout.split()]
 
-    def commands(self, name):
-        """Command lines of all processes of a machine."""
+    def actors(self, name):
+        """Ids of a machine's Ray workers that have loaded torch; idle ones have not.
+
+        Ray's titles are not relied on beyond their beginning: they are set from several threads, and stay as they were
+        at some moment.
+        """
         found = []
         for pid in self.processes(name):
             with contextlib.suppress(OSError):
-                found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                title = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if title.startswith(b"ray::") and b"libtorch_cpu" in Path(f"/proc/{pid}/maps").read_bytes():
+                    found.append(pid)
         return found
 
     def _ip(self, *arguments):

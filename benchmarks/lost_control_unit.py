@@ -29,6 +29,8 @@ from helpers.lost_machines import lone_stack
 from helpers.run_history import History
 
 ROUNDS = 10_000
+STALL_S = 1800.0
+"""Time without a finished round after which the run counts as hanging [s]."""
 LOST = 1
 """Cluster whose control unit is lost."""
 
@@ -126,7 +128,7 @@ def main() -> int:
     with Namespaces(names) as hosts, contextlib.redirect_stdout(sys.stderr):
         stack = lone_stack(hosts, folder, arguments.clusters, ROUNDS)
         stack.start()
-        history = History(stack, *stack.begin(config=folder / "server" / "run.toml"))
+        history = History(stack, *stack.begin(config=folder / "server" / "run.toml"), STALL_S)
         history.until(lambda: len(history.rounds) >= 3)
         for kind, times in (("killed", arguments.killed), ("pulled", arguments.pulled)):
             for away_s in times:

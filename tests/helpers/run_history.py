@@ -90,10 +90,11 @@ class History:
     stack : programs of the machines
     run : the command that follows the run
     run_dir : its directory
+    patience_s : longest time without a round in which it counts as going on [s]
     """
 
-    def __init__(self, stack, run, run_dir):
-        self.stack, self.run, self.run_dir = stack, run, run_dir
+    def __init__(self, stack, run, run_dir, patience_s=PATIENCE_S):
+        self.stack, self.run, self.run_dir, self.patience_s = stack, run, run_dir, patience_s
         self.rounds, self.since = [], time.monotonic()
         self.absences = {}
         """The last one of each cluster."""
@@ -114,16 +115,16 @@ class History:
 
     def until(self, enough):
         """Follow the run until it has done enough; fails if it has ended, or does nothing any more."""
-        deadline, num_rounds = time.monotonic() + PATIENCE_S, len(self.rounds)
+        deadline, num_rounds = time.monotonic() + self.patience_s, len(self.rounds)
         while True:
             self.look()
             if enough():
                 return
             if len(self.rounds) != num_rounds:
-                deadline, num_rounds = time.monotonic() + PATIENCE_S, len(self.rounds)
+                deadline, num_rounds = time.monotonic() + self.patience_s, len(self.rounds)
             ended = self.run.poll() is not None
             assert not ended, f"the run has ended: {(self.run_dir / 'summary.json').read_text()}"
-            assert time.monotonic() < deadline, f"nothing more within {PATIENCE_S} s: {self.stack.said()}"
+            assert time.monotonic() < deadline, f"nothing more within {self.patience_s} s: {self.stack.said()}"
             time.sleep(0.1)
 
     def until_trained_by(self, *clusters):

@@ -44,7 +44,8 @@ FIGURES = (
         caption="Virtual seconds are those of the scenario's devices and radio, by the paper's formulas; they have "
         "nothing to do with how long this machine took. What a round's latency is made of: local steps of the pipeline "
         "and upload of the slowest cluster, which sets it; the line is how long the selected clusters wait for the "
-        "slowest, on average.",
+        'slowest, on average. On the right, with costs = "measured": what was predicted of the local steps, and what '
+        "they took.",
         several="Left: virtual latency of each round. Right: its mean by parts, those of each round's slowest "
         "cluster, and the mean waiting of the selected clusters.",
         draw=draw_latency,

@@ -76,6 +76,17 @@ class RunData:
             values = [value.get(key) if isinstance(value, Mapping) else None for value in values]
         return np.array([as_number(value) for value in values])
 
+    def predictions(self) -> tuple[FloatArray, FloatArray]:
+        """Predicted and measured seconds of the local steps of each round's slowest cluster, (R,) each."""
+        values = []
+        for record in self.rounds:
+            compared = (record.get("plan") or {}).get("predictions") or ()
+            nobody: Mapping[str, Any] = {}
+            slowest = max(compared, key=lambda p: as_number(p.get("measured_train_s")), default=nobody)
+            values.append([as_number(slowest.get(f"{kind}_train_s")) for kind in ("predicted", "measured")])
+        predicted, measured = np.array(values, dtype=np.float64).reshape(-1, 2).T
+        return predicted, measured
+
     def cluster_series(self, key: str) -> FloatArray:
         """One value a cluster and round of the system model, (N, R); the sum where it is a list."""
         return np.array(

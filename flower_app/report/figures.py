@@ -67,12 +67,18 @@ def draw_latency(runs: Sequence[RunData]) -> Figure:
     need_values([run.series("virtual", "latency_s") for run in runs], "no round has a virtual latency")
     if len(runs) == 1:
         run = runs[0]
-        figure, axes = new_figure(1, 1, HEIGHT + 0.6)
+        predicted, measured = run.predictions()
+        compared = bool(np.any(np.isfinite(measured)))
+        figure, axes = new_figure(1, 1 + compared, HEIGHT + 0.6)
         stack_parts(axes[0, 0], run, run.slowest_parts())
         eq15, waiting = run.series("virtual", "latency_eq15_s"), run.over_clusters("waiting_s", "mean")
         plot_curve(axes[0, 0], run, eq15, 2, "latency by Eq. (15)", color="black", marker="")
         plot_curve(axes[0, 0], run, waiting, 1, "mean waiting", color="black")
         label_rounds(axes[0, 0], runs, "virtual time [s]")
+        if compared:
+            plot_curve(axes[0, 1], run, predicted, 3, "predicted local steps")
+            plot_curve(axes[0, 1], run, measured, 4, "measured local steps")
+            label_rounds(axes[0, 1], runs, "slowest cluster [s]")
         add_legend(figure)
         return figure
     figure, axes = new_figure(1, 2, HEIGHT + 0.4)

@@ -351,3 +351,15 @@ def test_a_long_run_is_drawn_as_means_of_some_rounds():
     assert figure.axes[0].get_xlabel() == "round (means of 3)"
     assert curve.get_xdata()[:2].tolist() == [2, 5]
     assert curve.get_ydata()[0] == pytest.approx(0.2)
+
+
+def test_predicted_stands_beside_measured_where_a_run_planned_by_what_it_measured(tmp_path):
+    compared = {"cluster": 0, "predicted_train_s": 3.0, "measured_train_s": 3.2}
+    planned = record(1)["plan"] | {"predictions": [compared, compared | {"cluster": 1, "measured_train_s": 4.5}]}
+    records = [record(1), record(2, plan=planned)]
+    data = RunData(label="demo", rounds=records, timeline=None)
+    predicted, measured = data.predictions()
+    assert measured[1] == 4.5 and predicted[1] == 3.0 and not (measured[0] == measured[0])
+    latency = next(spec for spec in FIGURES if spec.id == "latency")
+    assert "predicted local steps" in to_svg(latency, [data])
+    assert "predicted local steps" not in to_svg(latency, [RunData(label="demo", rounds=[record(1)], timeline=None)])

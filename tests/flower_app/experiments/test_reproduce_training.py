@@ -335,7 +335,7 @@ def test_a_session_trains_run_after_run_and_stops_at_the_first_that_fails(tmp_pa
         write_summary(Path(config.run_dir), FINISHED)
 
     monkeypatch.setattr(session_app, "prepare", lambda config, run_dir: config)
-    monkeypatch.setattr(session_app, "train", train)
+    monkeypatch.setattr(session_app, "train_prepared", train)
     with pytest.raises(RuntimeError, match="seed1: out of memory"):
         session_app.train_runs(None, context)
     assert seen == [(40, 0), (41, 1)]

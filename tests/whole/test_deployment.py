@@ -102,6 +102,7 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
         check_places(stack)
     wait_for_rounds(stack, run, run_dir, lambda rounds: rounds)
     stack.cut_power("d00")
+    said_by_device = len(stack.log("d00").read_text(errors="replace"))
     stack.start_device(0, 0)
     wait_for_rounds(stack, run, run_dir, lambda rounds: any(line["faults"] for line in rounds))
     run.send_signal(signal.SIGINT)
@@ -120,6 +121,8 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
     stack.wait_for("cu1", "SuperNode ID", since["cu1"])
     for device in range(NUM_DEVICES[1]):
         rejoin(stack, 1, device, since[f"d1{device}"])
+    # The run goes on with the devices that are there.
+    stack.wait_for("d00", "is up", said_by_device)
 
     done = stack.hosts.run("server", *stack.run_command("--resume", run_dir.name), cwd=stack.folder)
     assert done.returncode == 0, f"{done.stderr}\n{stack.said()}"

@@ -21,14 +21,13 @@ from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from flower_app.config.planner_config import PlannerConfig
 from flower_app.config.privacy_checks import check_privacy
 from flower_app.config.selection import SelectionConfig
 from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.corpus import DataConfig
 from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
 from strategies.decoder.config import DecoderConfig
-from strategies.dssda.power_control import check_power_control
-from strategies.dssda.queues import DRIFTS
 from strategies.registry import strategy_class, traits_of
 from strategies.traits import Traits
 
@@ -101,35 +100,6 @@ class ModelConfig:
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"model.{_kebab(name)}: expected a number in [0, 1), found {getattr(self, name)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannerConfig:
-    """Table ``[planner]``: what overrides the scenario's own settings."""
-
-    v: float = 0.0
-    """V, weight of the latency against the queues [1/s]; 0: the scenario's."""
-    gamma_max: float = 0.0
-    """Threshold of the convergence bound; 0: the scenario's."""
-    energy_price: float = 0.0
-    """Cost of a joule in the plan's objective, beside V of a second [1/J]; 0: the scenario's."""
-    drift: str = "true"
-    """``true``; or for ``dssda-paper`` alone ``printed``, the paper's P2, or ``mixed``, only the power's part of it."""
-    c11: bool = False
-    """``dssda-paper`` alone: hold the bound in every round, as printed."""
-    length: int = 0
-    """Tokens of the sample that ``costs = "model"`` counts; 0: ``data.max-length``."""
-    power_control: str = "sca"
-    """How ``dssda`` and ``uniform`` find a round's powers: ``sca``, Algorithm 3's convex programs; or ``exact``."""
-
-    def __post_init__(self) -> None:
-        """Refuse values that mean nothing."""
-        check_power_control(self.power_control, "planner.power-control")
-        for name in ("v", "gamma_max", "energy_price", "length"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"planner.{_kebab(name)}: expected at least 0, found {getattr(self, name)}")
-        if self.drift not in DRIFTS:
-            raise ValueError(f"planner.drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from strategies.dssda.instance import Instance
 from strategies.dssda.power_control import PowerControl, check_power_control, control_power
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import per_round_bound, round_bound, round_instance
+from strategies.dssda.split_band import divided
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all
 
 
@@ -99,6 +100,7 @@ class RoundPlanner:
         instance = round_instance(self.scenario, network, self.queues, drift=self.drift)
         round_ = Round(number=number, instance=instance, losses=losses, per_round=per_round_bound(self.scenario))
         answer, left_out = plan_whom_it_fits(self.policy, round_, absent or {})
+        instance = divided(instance, answer)
         controlled: PowerControl | None = None
         if self._by_programs:
             answer, controlled = control_power(instance, answer)

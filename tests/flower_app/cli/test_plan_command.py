@@ -137,7 +137,7 @@ def test_text_that_is_no_json_is_refused():
         (("--instance", "-", "--model", "m"), "--model replaces a scenario's costs"),
         (("--scenario", "table2", "--length", "0"), "--length: expected at least 1 token, found 0"),
         (("--scenario", "table2", "--c11"), "add --planner dssda-paper"),
-        (("--scenario", "table2", "--drift", "odd"), "--drift: expected one of true, printed, found 'odd'"),
+        (("--scenario", "table2", "--drift", "odd"), "--drift: expected one of true, printed, mixed, found 'odd'"),
         (("--scenario", "table2", "--problem", "segments", "--planner", "random"), "solved by dssda"),
     ],
 )

@@ -1,0 +1,50 @@
+"""Table ``[planner]`` of a run's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast, get_args
+
+from client_pipeline.system.scenario import Bandwidth
+from strategies.dssda.power_control import check_power_control
+from strategies.dssda.queues import DRIFTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerConfig:
+    """Table ``[planner]``: what overrides the scenario's own settings."""
+
+    v: float = 0.0
+    """V, weight of the latency against the queues [1/s]; 0: the scenario's."""
+    gamma_max: float = 0.0
+    """Threshold of the convergence bound; 0: the scenario's."""
+    energy_price: float = 0.0
+    """Cost of a joule in the plan's objective, beside V of a second [1/J]; 0: the scenario's."""
+    bandwidth: str = ""
+    """``channels``, or ``split``: the matched clusters divide a band; empty: the scenario's."""
+    drift: str = "true"
+    """``true``; or for ``dssda-paper`` alone ``printed``, the paper's P2, or ``mixed``, only the power's part of it."""
+    c11: bool = False
+    """``dssda-paper`` alone: hold the bound in every round, as printed."""
+    length: int = 0
+    """Tokens of the sample that ``costs = "model"`` counts; 0: ``data.max-length``."""
+    power_control: str = "sca"
+    """How ``dssda`` and ``uniform`` find a round's powers: ``sca``, Algorithm 3's convex programs; or ``exact``."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing."""
+        check_power_control(self.power_control, "planner.power-control")
+        for name in ("v", "gamma_max", "energy_price", "length"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"planner.{name.replace('_', '-')}: expected at least 0, found {getattr(self, name)}")
+        if self.bandwidth and self.bandwidth not in get_args(Bandwidth):
+            raise ValueError(
+                f"planner.bandwidth: expected {', '.join(get_args(Bandwidth))} or an empty text for the scenario's, "
+                f"found {self.bandwidth!r}"
+            )
+        if self.drift not in DRIFTS:
+            raise ValueError(f"planner.drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
+
+    def bandwidth_of(self, of_scenario: Bandwidth) -> Bandwidth:
+        """Return what the run sets, or else its scenario."""
+        return cast(Bandwidth, self.bandwidth) if self.bandwidth else of_scenario

@@ -38,6 +38,8 @@ _TESTS: dict[str, str] = {
     "strategies/dssda/per_round_bound.py": "paper",
     "strategies/dssda/planner.py": "planner",
     "strategies/dssda/power.py": "power certificate",
+    "strategies/dssda/split_band.py": "split_band",
+    "strategies/dssda/least_band.py": "split_band",
     "strategies/dssda/paper_printed.py": "paper_printed",
     "strategies/dssda/priced_choices.py": "energy_price",
     "strategies/dssda/last_device.py": "uploaded_activations",

@@ -46,6 +46,7 @@ _NOISE = Quantity(watt_from_dbm, "any", default=-174.0)
 
 DistortionForm = Literal["paper", "sinr"]
 LatencyForm = Literal["eq15", "flowshop"]
+Bandwidth = Literal["channels", "split"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,9 @@ class PlannerSettings:
     latency: LatencyForm
     tail: Tail
     energy: EnergyMode
+    bandwidth: Bandwidth = "channels"
+    """``channels``: each control unit has its own bandwidth on whatever channel; ``split``: the matched ones divide as
+    much as they would have on average."""
     tail_energy: TailEnergy = "link"
     """Whether the last device is charged the energy of a link, which carries nothing."""
 
@@ -290,6 +294,7 @@ _PLANNER_CHOICES = {
     "tail": (get_args(Tail), "last"),
     "energy": (get_args(EnergyMode), "c9p"),
     "tail-energy": (get_args(TailEnergy), "link"),
+    "bandwidth": (get_args(Bandwidth), "channels"),
 }
 
 
@@ -313,4 +318,5 @@ def _planner(table: ScenarioTable) -> PlannerSettings:
         tail=choice["tail"],
         energy=choice["energy"],
         tail_energy=choice["tail-energy"],
+        bandwidth=choice["bandwidth"],
     )

@@ -134,7 +134,9 @@ def _gap(planned_round: PlannedRound) -> float:
     cost = planned_round.answer.objective
     if cost is None:
         return float("nan")
-    best = planned_round.answer if planned_round.answer.status == "optimal" else plan_round(planned_round.instance)
+    answer = planned_round.answer
+    divides = any(part.band_hz is not None for part in answer.clusters)
+    best = answer if divides or answer.status == "optimal" else plan_round(planned_round.instance)
     if best.lower_bound is None:
         return float("nan")
     return (cost - best.lower_bound) / max(abs(best.lower_bound), 1e-12)

@@ -22,13 +22,13 @@ from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from flower_app.config.other_names import without_other_names
+from flower_app.config.planner_config import PlannerConfig
 from flower_app.config.privacy_checks import check_privacy
 from flower_app.config.selection import SelectionConfig
 from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.corpus import DataConfig
 from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
 from strategies.decoder.config import DecoderConfig
-from strategies.planning.config import PlannerConfig
 from strategies.registry import strategy_class, traits_of
 from strategies.traits import Traits
 

@@ -30,6 +30,7 @@ from strategies.dssda.power_control import (
 from strategies.dssda.queues import DRIFTS, Queues
 from strategies.dssda.round_problem import per_round_bound, round_instance
 from strategies.dssda.segments import solve_segments
+from strategies.dssda.split_band import divided
 from strategies.planning.dry_run import LossTrace, PlannedRound, plan_rounds
 from strategies.planning.policies import OPTIMAL, make_policy
 from strategies.planning.policy import Round, RoundPolicy
@@ -121,6 +122,8 @@ def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Plann
     instance, policy = round_.instance, _policy(request)
     answer = solve_segments(instance) if request.problem == "segments" else policy.plan(round_)
     control: PowerControl | None = None
+    if request.problem == "round":
+        instance = divided(instance, answer)
     if request.power_control == "sca":
         answer, control = control_power(instance, answer)
     if echo:

@@ -88,7 +88,8 @@ def _cluster(instance: Instance, answer: Answer, n: int, name: str) -> Group:
         return Group(Text(f"{name}: {'not selected' if part.status != 'infeasible' else 'no plan'}{cost}"), Text())
     head = [f"{name}: S = {choice.num_segments}, m = {choice.m}, pipeline {choice.pipeline_s:.4g} s"]
     if part.channel is not None:
-        head.append(f"channel {part.channel} at {part.power_w:.4g} W")
+        band = "" if part.band_hz is None else f", {part.band_hz / 1e6:.4g} MHz"
+        head.append(f"channel {part.channel} at {part.power_w:.4g} W{band}")
         head.append(f"uplink {part.uplink_s:.4g} s, {part.uplink_energy_j:.4g} J")
     if part.cost is not None:
         head.append(f"cost {part.cost:.4g}")

@@ -48,6 +48,7 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
         v=overrides.v or planner.v,
         gamma_max=overrides.gamma_max or planner.gamma_max,
         energy_price=overrides.energy_price or planner.energy_price,
+        bandwidth=overrides.bandwidth_of(planner.bandwidth),
     )
     costs = scenario.costs
     if not config.traits.decoder_on_server:

@@ -85,6 +85,8 @@ class ClusterAnswer:
     """t_up,n [s]."""
     uplink_energy_j: float | None = None
     """E_up,n [J]."""
+    band_hz: float | None = None
+    """Band of the uplink, where the planner divides one [Hz]."""
     cost: float | None = None
     """Matched: its segment and power costs; otherwise ``skip``. The latency is shared and not in it."""
 
@@ -104,6 +106,7 @@ class ClusterAnswer:
             "uplink_s": self.uplink_s,
             "uplink_energy_j": self.uplink_energy_j,
             "cost": self.cost,
+            **({} if self.band_hz is None else {"band_hz": self.band_hz}),
         }
 
 

@@ -81,6 +81,8 @@ class Options:
     """Cluster and channel: n J + j."""
     entry: Index
     """Place among the segments of all clusters."""
+    row: Index
+    """Place among the uplinks: the pair's, or one of the pair's several, where a band is divided."""
     earliest: Array
     """Least deadline that the option can meet [s]."""
     settled: Array
@@ -89,38 +91,52 @@ class Options:
     """The cost from there on."""
     sizes: ClusterSizes
     pairs: Uplinks
-    """(N J,), the uplink of every pair."""
+    """(N J Q,), the Q uplinks of every pair; Q = 1 unless a band is divided."""
+    rent: Array
+    """(N J Q,), what the band of each uplink costs."""
     cheapest: Array
-    """(N J,), efficiency x of each pair's cheapest power when time does not matter."""
+    """(N J Q,), efficiency x of each uplink's cheapest power when time does not matter."""
     skip: Array
     """(N,), cost of each cluster without a channel."""
     num_channels: int
 
     @classmethod
-    def of(cls, instance: Instance, choices: Sequence[Iterable[SegmentChoice]], uplinks: Uplinks) -> Options:
+    def of(
+        cls,
+        instance: Instance,
+        choices: Sequence[Iterable[SegmentChoice]],
+        uplinks: Uplinks,
+        rent: Array | None = None,
+    ) -> Options:
         """All options that some power allows, but for those that are no better in anything than another one.
 
         Parameters
         ----------
         choices : (N,), for each cluster its segments; empty if it has none
-        uplinks : (N, J), without the bits that depend on m
+        uplinks : (N, J), or (N, J, Q) with several bands for each pair; without the bits that depend on m
+        rent : of the uplinks' shape, what the band of each costs; nothing if None
         """
         sizes = ClusterSizes.of(instance, choices)
         pairs, cheapest = uplinks.flat(), uplinks.cheapest().ravel()
+        rents = np.zeros(len(cheapest)) if rent is None else rent.ravel()
+        per_pair = len(cheapest) // (instance.num_clusters * instance.num_channels)
         possible = np.flatnonzero(pairs.feasible)
-        first, end = sizes.first[possible // instance.num_channels], sizes.first[possible // instance.num_channels + 1]
+        clusters = possible // (instance.num_channels * per_pair)
+        first, end = sizes.first[clusters], sizes.first[clusters + 1]
         place = np.repeat(np.arange(len(possible)), end - first)
         entry = first[place] + np.arange(len(place)) - np.searchsorted(place, place)
-        pair = possible[place]
-        pipeline, sending = sizes.pipeline_s[entry], _sending(pairs, pair, sizes.bits[entry])
+        row = possible[place]
+        pipeline, sending = sizes.pipeline_s[entry], _sending(pairs, row, sizes.bits[entry])
         return cls(
-            pair=pair,
+            pair=row // per_pair,
             entry=entry,
-            earliest=pipeline + sending.seconds(pairs.high[pair]),
-            settled=pipeline + sending.seconds(cheapest[pair]),
-            settled_cost=sizes.cost[entry] + pairs.cost(cheapest)[pair],
+            row=row,
+            earliest=pipeline + sending.seconds(pairs.high[row]),
+            settled=pipeline + sending.seconds(cheapest[row]),
+            settled_cost=sizes.cost[entry] + rents[row] + pairs.cost(cheapest)[row],
             sizes=sizes,
             pairs=pairs,
+            rent=rents,
             cheapest=cheapest,
             skip=np.array([c.skip for c in instance.clusters], dtype=np.float64),
             num_channels=instance.num_channels,
@@ -149,19 +165,19 @@ class Options:
     @property
     def uplinks(self) -> Uplinks:
         """The uplink of each option."""
-        return _sending(self.pairs, self.pair, self.sizes.bits[self.entry])
+        return _sending(self.pairs, self.row, self.sizes.bits[self.entry])
 
     def select(self, rows: Index | NDArray[np.bool_]) -> Options:
         """Some of the options, in the same order."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows  # several columns: faster than by the mask
-        names = ("pair", "entry", "earliest", "settled", "settled_cost")
+        names = ("pair", "entry", "row", "earliest", "settled", "settled_cost")
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def efficiency(self, deadline: float | Array) -> Array:
         """Efficiency x of the cheapest power that meets the deadline, where one does."""
         uplinks = self.uplinks
         least = uplinks.efficiency(deadline - self.pipeline_s)
-        return np.minimum(np.maximum(least, self.cheapest[self.pair]), uplinks.high)
+        return np.minimum(np.maximum(least, self.cheapest[self.row]), uplinks.high)
 
     def costs(self, deadline: float) -> Array:
         """Each option's g(T); inf before its earliest deadline."""
@@ -173,7 +189,7 @@ class Options:
     def slopes(self, deadline: float | Array) -> Array:
         """Each option's g'(T), from the right at the earliest deadline."""
         x, uplinks = self.efficiency(deadline), self.uplinks
-        return np.where(x > self.cheapest[self.pair], np.minimum(uplinks.slope_in_time(x), 0.0), 0.0)
+        return np.where(x > self.cheapest[self.row], np.minimum(uplinks.slope_in_time(x), 0.0), 0.0)
 
     def tangents(self, deadline: float, ends: tuple[float, float]) -> tuple[Array, Array]:
         """Each option's tangent at the deadline, or at its earliest one if that is later, at two other deadlines.
@@ -191,7 +207,7 @@ class Options:
 
     def _hurried_cost(self, deadline: float | Array) -> Array:
         """Each option's g(T) at a deadline that it can meet."""
-        return self.sizes.cost[self.entry] + self.uplinks.cost(self.efficiency(deadline))
+        return self.sizes.cost[self.entry] + self.rent[self.row] + self.uplinks.cost(self.efficiency(deadline))
 
     def match(self, costs: Array, prices: Array | None = None) -> PricedMatching | None:
         """Cheapest matching of min(N, J) clusters when each pair takes its cheapest option; None if there is none."""
@@ -263,7 +279,7 @@ class Options:
         return np.flatnonzero(np.diff(self.pair, prepend=-1))
 
 
-def _sending(pairs: Uplinks, pair: Index, bits: Array) -> Uplinks:
-    """The uplinks of some pairs that send so many bits more each."""
-    uplinks = pairs.select(pair)
+def _sending(pairs: Uplinks, row: Index, bits: Array) -> Uplinks:
+    """Some uplinks that send so many bits more each."""
+    uplinks = pairs.select(row)
     return replace(uplinks, k=uplinks.k + bits * uplinks.per_bit) if np.any(bits) else uplinks

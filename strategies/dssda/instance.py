@@ -144,6 +144,9 @@ class Instance:
     """gamma_0: memory of one TEB on a device [byte]."""
     N0: float
     """Noise power spectral density [W/Hz]."""
+    band_hz: float | None = None
+    """Band that the matched clusters divide among them [Hz]; then B is what a policy that does not divide takes. None:
+    each channel has the band B."""
     clusters: tuple[Cluster, ...]
 
     @property

@@ -31,8 +31,8 @@ def read_instance(text: str, location: str) -> Instance:
 
 
 _TOP = {"format", "L", "b", "m_set", "S_min", "S_max", "V", "steps", "latency", "tail", "energy", "work", "act"}
-_TOP |= {"gamma0", "N0", "clusters", "tail_energy", "wJ"}
-_OPTIONAL_TOP = {"steps", "S_min", "S_max", "tail", "tail_energy", "wJ"}
+_TOP |= {"gamma0", "N0", "clusters", "tail_energy", "wJ", "band_hz"}
+_OPTIONAL_TOP = {"steps", "S_min", "S_max", "tail", "tail_energy", "wJ", "band_hz"}
 
 
 def parse_instance(raw: Any, location: str) -> Instance:
@@ -81,6 +81,7 @@ def parse_instance(raw: Any, location: str) -> Instance:
         lat=act.number("lat") if "lat" in raw["act"] else 0.0,
         gamma0=top.number("gamma0"),
         N0=top.number("N0"),
+        band_hz=None if top.get("band_hz") is None else top.number("band_hz", positive=True),
         clusters=parsed_clusters,
     )
 
@@ -189,6 +190,7 @@ def instance_to_dict(instance: Instance) -> dict[str, Any]:
         **top,
         "tail_energy": instance.tail_energy,
         "wJ": instance.wJ,
+        "band_hz": instance.band_hz,
         "m_set": list(instance.m_set),
         "work": {name: getattr(instance, name) for name in ("o_f", "o_b", "o_b_scaling", "t0")},
         "act": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -14,6 +14,7 @@ from strategies.dssda.evaluation import Match, score
 from strategies.dssda.instance import Instance
 from strategies.dssda.power import Uplinks, uplink_infeasibility
 from strategies.dssda.segments import SegmentTable, segment_tables
+from strategies.dssda.split_band import plan_split_band
 
 
 def plan_round(instance: Instance, *, tolerance: float = 1e-6, tables: Sequence[SegmentTable] | None = None) -> Answer:
@@ -30,6 +31,15 @@ def plan_round(instance: Instance, *, tolerance: float = 1e-6, tables: Sequence[
     is missing.
     """
     tables = segment_tables(instance) if tables is None else tables
+    if instance.band_hz is not None:
+        whole = tables
+
+        def plan(part: Instance, matched: Collection[int]) -> Answer:
+            # Who has no band in a division cannot be matched in it.
+            some = [table if n in matched else SegmentTable({}, None) for n, table in enumerate(whole)]
+            return plan_round(part, tolerance=tolerance, tables=some)
+
+        return plan_split_band(instance, [table.offered for table in tables], plan, tolerance)
     uplinks = Uplinks.of(instance)
     if faults := _infeasibilities(instance, tables, uplinks):
         at_fault = {fault.cluster for fault in faults}

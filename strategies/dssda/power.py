@@ -111,7 +111,7 @@ class Uplinks:
             wG=column("wG", "cluster"),
             Pmax=Pmax,
             low=low,
-            high=_largest_within_budget(np.log1p(Pmax * gain / noise), e0, column("Emax")),
+            high=largest_within_budget(np.log1p(Pmax * gain / noise), e0, column("Emax")),
         )
 
     def select(self, *index: NDArray[np.intp] | NDArray[np.bool_] | int) -> Uplinks:
@@ -219,7 +219,7 @@ def first_true(holds: Callable[[Array], NDArray[np.bool_]], low: Array, high: Ar
     return high
 
 
-def _largest_within_budget(largest: Array, e0: Array, budget: Array) -> Array:
+def largest_within_budget(largest: Array, e0: Array, budget: Array) -> Array:
     """Largest x up to ``largest`` with e0 expm1(x) / x <= budget: C8 is an interval, because E_up rises with p.
 
     (43) and (44) of the paper, called inner approximations of C8, are outer ones and break it; no approximation is

@@ -96,8 +96,9 @@ def control_power(instance: Instance, answer: Answer) -> tuple[Answer, PowerCont
     scored = score(instance, changed, answer.status)
     assert scored.objective is not None
     gap = (scored.objective - answer.objective) / max(abs(answer.objective), 1e-12)
-    # The certificate's own gap counts: both together stay within what a plan may have.
-    within = gap <= max(MOST_GAP - (answer.gap or 0.0), 0.0)
+    # The gap of a certified plan counts: both together stay within what such a plan may have.
+    left = MOST_GAP - (answer.gap or 0.0) if answer.status == "optimal" else MOST_GAP
+    within = gap <= max(left, 0.0)
     control = PowerControl(
         used="sca" if within else "exact",
         iterations=found.iterations,
@@ -108,7 +109,10 @@ def control_power(instance: Instance, answer: Answer) -> tuple[Answer, PowerCont
     )
     if not within:
         return answer, control
-    clusters = tuple(new if new.selected else old for new, old in zip(scored.clusters, answer.clusters, strict=True))
+    clusters = tuple(
+        replace(new, band_hz=old.band_hz) if new.selected else old
+        for new, old in zip(scored.clusters, answer.clusters, strict=True)
+    )
     bound = answer.lower_bound if answer.lower_bound is None else min(answer.lower_bound, scored.objective)
     return replace(scored, clusters=clusters, lower_bound=bound, infeasible=answer.infeasible), control
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from client_pipeline.system.channels import NetworkState
@@ -25,6 +27,12 @@ def round_instance(scenario: Scenario, network: NetworkState, queues: Queues, *,
     drift : see :func:`strategies.dssda.queues.drift_weights`
     """
     settings, costs = scenario.planner, scenario.costs
+    band_hz = None
+    if settings.bandwidth == "split":
+        each = float(np.mean(network.bandwidth_hz))
+        band_hz = each * min(scenario.num_clusters, scenario.num_channels)
+        # Whoever does not divide the band has an even part of it.
+        network = replace(network, bandwidth_hz=np.full(network.bandwidth_hz.shape, each))
     weights = drift_weights(
         queues, bound_parameters(scenario), settings.num_blocks, silent_distortion(scenario, network), drift
     )
@@ -52,6 +60,7 @@ def round_instance(scenario: Scenario, network: NetworkState, queues: Queues, *,
         lat=costs.lat,
         gamma0=costs.block_memory,
         N0=scenario.noise_psd,
+        band_hz=band_hz,
         clusters=tuple(_cluster(scenario, network, weights, n) for n in range(scenario.num_clusters)),
     )
 

@@ -185,12 +185,13 @@ def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, scenario: 
             "whole_model_bytes": instance.L * instance.gamma0,
         }
         if cluster_costs is not None:
-            work = cluster_costs.work
+            work, band_hz = cluster_costs.work, decision.answer.clusters[n].band_hz
             record |= {
                 "channel": plan.channel,
                 "power_w": plan.power_w,
                 "segments": sum(d > 0 for d in plan.delta),
                 "m": plan.m,
+                **({} if band_hz is None else {"band_hz": band_hz}),
                 "delta": list(plan.delta),
                 "order": list(plan.order),
                 "pipeline_s": work.pipeline_s,

@@ -19,6 +19,7 @@ from strategies.dssda.instance import Instance
 from strategies.dssda.power_control import PowerControl, check_power_control, control_power
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import per_round_bound, round_bound, round_instance
+from strategies.dssda.split_band import divided
 from strategies.planning.adaptation import Adaptation, SettledPolicy
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all
 
@@ -121,6 +122,7 @@ class RoundPlanner:
             instance, policy = self.adaptation.network.instance(declared), SettledPolicy(policy, self.adaptation)
         round_ = Round(number=number, instance=instance, losses=losses, per_round=per_round_bound(self.scenario))
         answer, left_out = plan_whom_it_fits(policy, round_, absent or {})
+        instance = divided(instance, answer)
         controlled: PowerControl | None = None
         if self._by_programs:
             answer, controlled = control_power(instance, answer)

@@ -14,8 +14,8 @@ from strategies.dssda.instance_file import instance_to_dict, parse_instance
 from strategies.dssda.power import (
     Uplinks,
     _expm1_over_slope,
-    _largest_within_budget,
     cheapest_power,
+    largest_within_budget,
     least_power_for_time,
     power_interval,
     uplink_infeasibility,
@@ -214,7 +214,7 @@ def test_the_largest_power_of_a_budget_keeps_it_and_the_next_number_does_not():
     generator = np.random.default_rng(11)
     largest, e0 = 10 ** generator.uniform(-3, 1.5, 300), 10 ** generator.uniform(-3, 3, 300)
     budget = e0 * 10 ** generator.uniform(-0.2, 3, 300)
-    found = _largest_within_budget(largest, e0, budget)
+    found = largest_within_budget(largest, e0, budget)
 
     def energy(x):
         return e0 * np.where(x > 0, np.expm1(x) / np.where(x > 0, x, 1.0), 1.0)

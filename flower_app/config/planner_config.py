@@ -1,11 +1,11 @@
-"""What a configuration says of the planner."""
-
-# Alone: a table of the configuration lies beside the code that it configures.
+"""Table ``[planner]`` of a run's configuration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast, get_args
 
+from client_pipeline.system.scenario import Bandwidth
 from strategies.dssda.power_control import check_power_control
 from strategies.dssda.queues import DRIFTS
 
@@ -20,6 +20,8 @@ class PlannerConfig:
     """Threshold of the convergence bound; 0: the scenario's."""
     energy_price: float = 0.0
     """Cost of a joule in the plan's objective, beside V of a second [1/J]; 0: the scenario's."""
+    bandwidth: str = ""
+    """``channels``, or ``split``: the matched clusters divide a band; empty: the scenario's."""
     drift: str = "true"
     """``true``; or for ``dssda-paper`` alone ``printed``, the paper's P2, or ``mixed``, only the power's part of it."""
     c11: bool = False
@@ -35,5 +37,14 @@ class PlannerConfig:
         for name in ("v", "gamma_max", "energy_price", "length"):
             if getattr(self, name) < 0:
                 raise ValueError(f"planner.{name.replace('_', '-')}: expected at least 0, found {getattr(self, name)}")
+        if self.bandwidth and self.bandwidth not in get_args(Bandwidth):
+            raise ValueError(
+                f"planner.bandwidth: expected {', '.join(get_args(Bandwidth))} or an empty text for the scenario's, "
+                f"found {self.bandwidth!r}"
+            )
         if self.drift not in DRIFTS:
             raise ValueError(f"planner.drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
+
+    def bandwidth_of(self, of_scenario: Bandwidth) -> Bandwidth:
+        """Return what the run sets, or else its scenario."""
+        return cast(Bandwidth, self.bandwidth) if self.bandwidth else of_scenario

@@ -93,6 +93,8 @@ def _adaptation(config: RunConfig, scenario: Scenario, cls: type[PlannedStrategy
     """What plans by measured times; None where the configuration does not ask for it."""
     if config.costs != "measured":
         return None
+    if config.plan:
+        raise ValueError(f"costs: measured has nothing to plan with plan = {config.plan}; leave one of them out")
     if cls.work is not pipeline_work:
         raise ValueError(
             f"costs: measured needs a strategy whose clusters are pipelines, found strategy = {config.strategy!r}; set "

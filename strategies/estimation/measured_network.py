@@ -148,6 +148,21 @@ class MeasuredNetwork:
             )
         return self._with_upload(replace(cluster, devices=tuple(devices)), as_measured, n)
 
+    def count_on_lost(self, clusters: Iterable[int]) -> bool:
+        """Count on the lost devices of clusters again that have no plan without them, as even or fixed segments have.
+
+        Such a cluster would never train again, and so nobody would hear that its devices are back. Its control unit
+        plans anew if they are not.
+
+        Returns
+        -------
+        Whether there was any.
+        """
+        lost = [times for times in (self.clusters[n] for n in clusters) if times.away]
+        for times in lost:
+            times.away.clear()
+        return bool(lost)
+
     def _away(self, declared: Instance, n: int) -> set[int]:
         """Lost devices, as long as those that are left hold the TEBs: else all are waited for."""
         away = self.clusters[n].away

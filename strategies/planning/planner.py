@@ -117,11 +117,15 @@ class RoundPlanner:
         """
         network = NetworkTrace(self.scenario).round(number)
         declared = instance = round_instance(self.scenario, network, self.queues, drift=self.drift)
-        policy = self.policy
+        policy, absent = self.policy, absent or {}
         if self.adaptation is not None:
             instance, policy = self.adaptation.network.instance(declared), SettledPolicy(policy, self.adaptation)
         round_ = Round(number=number, instance=instance, losses=losses, per_round=per_round_bound(self.scenario))
-        answer, left_out = plan_whom_it_fits(policy, round_, absent or {})
+        answer, left_out = plan_whom_it_fits(policy, round_, absent)
+        if self.adaptation is not None and self.adaptation.network.count_on_lost(left_out.keys() - absent.keys()):
+            instance = self.adaptation.network.instance(declared)
+            round_ = replace(round_, instance=instance)
+            answer, left_out = plan_whom_it_fits(policy, round_, absent)
         instance = divided(instance, answer)
         controlled: PowerControl | None = None
         if self._by_programs:

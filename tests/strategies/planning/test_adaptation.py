@@ -11,7 +11,7 @@ from strategies.estimation.cluster_times import DEVICE, LINK, UPLOAD
 from strategies.estimation.measured_network import MeasuredNetwork, declared_times
 from strategies.planning.adaptation import Adaptation
 from strategies.planning.planner import RoundPlanner
-from strategies.planning.policies import DSSDA
+from strategies.planning.policies import DSSDA, make_policy
 
 sys.path.insert(0, str(Path(ROOT) / "benchmarks"))
 
@@ -118,6 +118,21 @@ def test_devices_that_are_needed_are_waited_for_even_if_they_are_lost():
     network.clusters[0].believe((DEVICE, 0), 0.1, 0.1)
     network.clusters[0].away = {0, 1, 2, 3}
     assert all(device.mem > 0 for device in network.instance(declared).clusters[0].devices)
+
+
+def test_a_cluster_that_has_no_plan_without_its_lost_device_is_planned_with_it():
+    """Left out it would not train, and nobody would hear that the device is back."""
+    uniform = make_policy("uniform", plan_file="", seed=0, c11=False)
+    planner = RoundPlanner(bench.scenario(), uniform, adaptation=Adaptation(MeasuredNetwork(1)))
+    first = planner.plan(1, [1.0]).plans[0]
+    times = planner.adaptation.network.clusters[0]
+    times.believe((DEVICE, 0), 0.1, 0.1)
+    needed = next(k for k, blocks in enumerate(first.delta) if blocks)
+    times.away = {needed}
+    declared = planner.plan(1, [1.0], absent={0: "its node is not connected"}).declared
+    assert times.away == {needed} and planner.adaptation.network.instance(declared).clusters[0].devices[needed].mem == 0
+    decision = planner.plan(2, [1.0])
+    assert decision.selected == [True] and decision.plans[0].delta == first.delta and not times.away
 
 
 def test_a_resumed_run_plans_as_the_undisturbed_one():

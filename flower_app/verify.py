@@ -6,18 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import (
     adapter,
+    build_over,
     build_parts,
     head_of,
     library_adapter,
     read_library_config,
 )
 from client_pipeline.partition.hugging_face import spec_from_config
-from client_pipeline.partition.parts import ModelParts
+from client_pipeline.partition.parts import ModelParts, part_weights
 from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
-from client_pipeline.partition.pretrained import load_pretrained
+from client_pipeline.partition.pretrained import load_pretrained, load_pretrained_weights
+from client_pipeline.partition.spec import LoraConfig, check_base_dtype
 from client_pipeline.runtime.verification import Verification, random_batch, verify_split
 from flower_app.config.run_config import RunConfig
 
@@ -32,6 +36,7 @@ def verify(
     batch_size: int = 32,
     length: int = 32,
     seed: int = 0,
+    base_dtype: str = "",
 ) -> Verification:
     """Compare one training step of the split and of the whole model on a random batch, on a Ray of its own.
 
@@ -45,13 +50,14 @@ def verify(
     batch_size : b
     length : T
     seed : of weights, batch and dropout
+    base_dtype : with adapters over the folder's files, whose matrices in the TEBs are held in this type; empty: without
 
     Raises
     ------
     ValueError, FileNotFoundError
         For a model that cannot be split or a plan that does not fit.
     """
-    build = model_builder(model, seed)
+    build = adapted_builder(model, seed, base_dtype) if base_dtype else model_builder(model, seed)
     spec = build().spec
     num_blocks = adapter(spec.family).num_blocks(spec)
     plan = _plan(plan_file, segments, micro_batches, schedule, num_blocks, batch_size)
@@ -93,6 +99,38 @@ def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
     except ValueError as error:
         raise ValueError(f"--model: {error}") from error
     return lambda: load_pretrained(model, head, seed=seed)
+
+
+def adapted_builder(model: str, seed: int, base_dtype: str) -> Callable[[], ModelParts]:
+    """Return what builds a pretrained model with adapters that are no longer zero, over its files.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be split, its files do not hold embedding and TEBs as they are used, or the type is unknown.
+    """
+    check_base_dtype(base_dtype, "lora", model)
+    try:
+        spec, weights = load_pretrained_weights(model, head_of(read_library_config(model)), seed=seed)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"--model: {error}") from error
+    if (base := weights.base) is None:
+        raise ValueError(
+            f"--base-dtype: {model} has embedding or TEBs that are converted or computed, and not as they are used in "
+            "its safetensors files; verify it without --base-dtype"
+        )
+    adapted = replace(spec, lora=LoraConfig(), base_dtype=base_dtype)
+
+    def build() -> ModelParts:
+        parts = build_over(adapted, base, part_weights(weights, "head"), seed)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in parts.named_parameters():
+                if ".lora_B." in name:
+                    parameter.normal_(0.0, 0.02, generator=generator)
+        return parts
+
+    return build
 
 
 def _plan(

@@ -140,6 +140,11 @@ def weight_folder(source: str) -> Path | None:
     """
     if Path(source).is_dir():
         return Path(source) if any((Path(source) / name).is_file() for name in (INDEX, SINGLE)) else None
+    return _hub_folder(source)
+
+
+@cache
+def _hub_folder(source: str) -> Path | None:
     from transformers.utils.hub import cached_file
 
     for name in (INDEX, SINGLE):

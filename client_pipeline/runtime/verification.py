@@ -116,7 +116,7 @@ def verify_split(
             spec=split.spec,
             optimizer=optimizer,
             runtime=runtime,
-            frozen=split.frozen_weights(),
+            frozen=split.frozen_weights() if split.base is None else split.base,
         )
         try:
             pipeline.apply_plan(plan)

@@ -132,6 +132,9 @@ def verify_command(
     batch_size: Annotated[int, typer.Option(help="b.")] = 32,
     length: Annotated[int, typer.Option(help="Tokens of the random sequences.")] = 32,
     seed: Annotated[int, typer.Option(help="Of weights, batch and dropout.")] = 0,
+    base_dtype: Annotated[
+        str, typer.Option(help="With adapters, over matrices in float32, bfloat16, int8 or nf4; empty: without.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Compare the segmented model on real actors with the whole model in one process; exit 1 if they differ."""
@@ -147,6 +150,7 @@ def verify_command(
         batch_size=batch_size,
         length=length,
         seed=seed,
+        base_dtype=base_dtype,
     )
     differences = {"output": checked.output, "loss": checked.loss}
     if checked.reference is not None:

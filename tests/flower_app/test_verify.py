@@ -55,6 +55,18 @@ def test_a_folder_of_any_family_passes(local_ray, tmp_path, family):
     assert found.passed
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "bert"])
+@pytest.mark.parametrize("base_dtype", ["float32", "int8", "nf4"])
+def test_a_model_with_adapters_over_its_files_passes(local_ray, tmp_path, family, base_dtype):
+    build_parts(tiny_spec(family), seed=0).reference.save_pretrained(tmp_path, max_shard_size="10KB")
+    num_blocks = read_library_config(str(tmp_path)).num_hidden_layers
+    options = dict(segments=(2, num_blocks - 2), micro_batches=3, batch_size=4, length=12)
+    found = verify(model=str(tmp_path), base_dtype=base_dtype, **options)
+    assert found.passed
+    factors = [name for name in found.gradients if ".lora_" in name]
+    assert len(factors) >= 2 * num_blocks
+
+
 def test_a_plan_file_brings_order_and_schedule(local_ray, tmp_path):
     write_plans(tmp_path / "plan.json", [ClusterPlan(delta=(1, 0, 3), order=(2, 0), m=3, schedule="1f1b")])
     assert verify(plan_file=tmp_path / "plan.json", batch_size=4, length=5).passed
@@ -98,5 +110,9 @@ def test_mistakes_say_what_to_do(tmp_path):
         verify(model=str(tmp_path))
     with pytest.raises(ValueError, match=r"delta \[2, 1\] sums to 3, expected the model's L = 4"):
         verify(segments=(2, 1))
+    with pytest.raises(
+        ValueError, match="model.base-dtype: expected one of float32, bfloat16, int8, nf4, found 'int4'"
+    ):
+        verify(model=str(tmp_path), base_dtype="int4")
     with pytest.raises(ValueError, match="--plan and --segments: give one of them"):
         verify(plan_file=tmp_path / "x.json", segments=(4,))

@@ -19,7 +19,7 @@ from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.stage import MovedBlock, Stage
 from client_pipeline.runtime.whole import whole_step
 from helpers.family_cases import STEP, every_case
-from helpers.tiny_models import NUM_BLOCKS, evaluation, tiny_batch, tiny_spec
+from helpers.tiny_models import NUM_BLOCKS, evaluation, library_config, tiny_batch, tiny_spec
 
 LORA = LoraConfig(rank=2, alpha=6.0)
 SGD = OptimizerConfig(name="sgd")
@@ -56,6 +56,17 @@ def test_a_model_over_its_files_is_the_one_that_was_loaded_into_memory(name, hea
         assert all(torch.equal(value, in_memory.weights()[name]) for name, value in over.weights().items())
         with torch.no_grad():
             assert torch.equal(evaluation(over).logits(batch), evaluation(in_memory).logits(batch))
+
+
+def test_a_new_head_is_drawn_as_for_a_model_in_memory(tmp_path):
+    from transformers import AutoModel
+
+    AutoModel.from_config(library_config("electra")).save_pretrained(tmp_path)
+    for seed in (1, 2):
+        expected = load_pretrained(str(tmp_path), "token-classification", 3, seed).weights()
+        _, weights = load_pretrained_weights(str(tmp_path), "token-classification", 3, seed)
+        assert weights.base is not None and weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
 def test_a_model_in_several_files_is_the_same_as_in_one(tmp_path):

@@ -127,7 +127,7 @@ def test_a_block_built_alone_is_the_block_of_the_whole(name, head):
         torch.testing.assert_close(alone(x_BTD, None), alone(x_BTD, form))
 
 
-@every_case
+@every_family
 def test_what_a_model_drops_is_found_in_its_specification(name, head):
     for rate in (0.0, 0.5):
         spec = tiny_spec(name, head, dropout=rate)

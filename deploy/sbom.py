@@ -35,7 +35,7 @@ def components(lock: str) -> list[dict[str, Any]]:
                 "externalReferences": [
                     {
                         "type": "distribution",
-                        "url": f"https://pypi.org/project/{normal}/{version}/",
+                        "url": purl,
                         "hashes": [{"alg": "SHA-256", "content": content} for content in hashes],
                     }
                 ],

@@ -88,7 +88,7 @@ class Pipeline:
     codec : how activations and gradients travel between the devices
     absent : devices that have no machine yet; they are lost until they come
 
-    After a :class:`DeviceFault` the caller decides on a plan for the devices that :meth:`survivors` names;
+    After a :class:`DeviceFault` the caller decides on a plan for those that are left, see :meth:`give_up_silent`;
     :meth:`apply_plan` then puts all TEBs back to the last :meth:`commit`.
     """
 
@@ -163,22 +163,20 @@ class Pipeline:
         """Leave the group; the next plan builds another."""
         self.group.leave()
 
-    def survivors(self, devices: Sequence[int]) -> list[int]:
+    def give_up_silent(self) -> dict[int, str]:
         """Give up the devices that do not answer; those that do are freed from what they were doing.
-
-        Parameters
-        ----------
-        devices : to choose from; those that run already are asked
 
         Returns
         -------
-        Those that can be planned with. A device that was given up earlier is one of them as soon as it answers.
+        How those were lost that are given up now, by device. :meth:`usable` says who can be planned with; one that was
+        given up is among them as soon as it answers.
         """
         self.disconnect()
         self.placement.doubt()
-        for device, kind in self.pool.interrupt(self.pool.running, self.group.generation).items():
+        lost_by_device = self.pool.interrupt(self.pool.running, self.group.generation)
+        for device, kind in lost_by_device.items():
             self.pool.lose(device, kind)
-        return self.usable(devices)
+        return lost_by_device
 
     def usable(self, devices: Sequence[int]) -> list[int]:
         """Devices that can be planned with: all that are not lost, or have come back."""

@@ -160,15 +160,14 @@ class Recovery:
         self._open = [(replace(record, bytes=record.bytes + size), began) for record, began in self._open]
 
     def _give_up(self, fault: DeviceFault) -> None:
-        pool, last_sign = self._pipeline.pool, time.monotonic() - self._pipeline.deadline.waited_s
-        away = set(pool.lost)
-        usable = self._pipeline.survivors(range(len(self.plan.delta)))
-        scheduled = set(self.plan.devices)
-        # One that did not start is away by now, and of this fault all the same.
-        gone = ((set(pool.lost) & scheduled) - away) | set(fault.devices)
+        last_sign = time.monotonic() - self._pipeline.deadline.waited_s
+        # Not asked of the pool afterwards: one whose process ended may be back, and was lost all the same.
+        lost_by_device = self._pipeline.give_up_silent()
+        usable = self._pipeline.usable(range(len(self.plan.delta)))
+        gone = (lost_by_device.keys() & set(self.plan.devices)) | set(fault.devices)
         logger.warning("cluster %s, round %s, step %s: %s", self._cluster, self.round, self.step, fault)
         for device in sorted(gone) if gone else (None,):
-            kind = fault.kind if device is None else pool.lost.get(device, fault.kind)
+            kind = fault.kind if device is None else lost_by_device.get(device, fault.kind)
             began = None if device is None else self._fault_began(device)
             record = self._record(_KINDS[kind], device, str(fault).splitlines()[0][:300])
             self._open.append((record, last_sign if began is None else began))

@@ -79,6 +79,10 @@ class ObservedParts(ModelParts):
         self.look(batch, depths)
         return self.change(x_BTD, batch["attention_mask"])
 
+    def encode_each(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """One after the other, so that whoever has seen enough ends it at the batch that was enough."""
+        return [self.encode(batch) for batch in batches]
+
     @classmethod
     def of(cls, parts: ModelParts, **more: Any) -> ObservedParts:
         """Observe a model."""

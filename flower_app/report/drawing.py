@@ -129,9 +129,14 @@ def add_legend(figure: Figure) -> None:
 
 
 def blank_panel(axis: Axes, why: str) -> None:
-    """Say in a panel why it is empty."""
+    """Say in a panel which data it lacks."""
+    panel_text(axis, f"no data: {why}")
+
+
+def panel_text(axis: Axes, text: str) -> None:
+    """Say something in the place of a drawing."""
     axis.set_axis_off()
-    axis.text(0.5, 0.5, f"no data: {why}", transform=axis.transAxes, ha="center", va="center", color="#555555")
+    axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#555555")
 
 
 def need_values(series: Sequence[FloatArray], why: str) -> None:

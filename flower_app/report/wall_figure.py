@@ -12,13 +12,13 @@ from flower_app.report.data import FloatArray, RunData, as_number
 from flower_app.report.drawing import (
     HEIGHT,
     add_legend,
-    blank_panel,
     curve_look,
     draw_bars,
     known_mean,
     label_rounds,
     need_values,
     new_figure,
+    panel_text,
     stack_parts,
 )
 
@@ -70,7 +70,7 @@ def draw_wall(runs: Sequence[RunData]) -> Figure:
         axis.set_ylim(rows - 0.5, -0.5)
         axis.set_xlim(left=0)
     else:
-        blank_panel(axis, "no fault was recorded")
+        panel_text(axis, "no fault was recorded")
     add_legend(figure)
     return figure
 

@@ -30,11 +30,11 @@ class FakePipeline:
         self.placement.restored_bytes += self.restored_by_plan
         self.placement.moved_bytes += self.moved_by_plan
 
-    def survivors(self, devices):
-        self.asked.append("survivors")
-        for device, kind in self.dead.items():
-            self.pool.lost.setdefault(device, kind)
-        return self.usable(devices)
+    def give_up_silent(self):
+        self.asked.append("give up silent")
+        lost_now = {device: kind for device, kind in self.dead.items() if device not in self.pool.lost}
+        self.pool.lost |= lost_now
+        return lost_now
 
     def usable(self, devices):
         for device in [d for d in self.pool.lost if d in self.returns_after]:

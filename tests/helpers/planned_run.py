@@ -30,6 +30,7 @@ def planned_run(folder, scenario, num_rounds, policy="dssda"):
                 "clusters": reports,
                 "failed": [],
                 "metrics": {},
+                "round_s": 3.0,
                 "wall_s": 3.0 * planned.number,
                 "plan": {"policy": policy, "status": planned.answer.status, "left_out": []},
                 "virtual": virtual,

@@ -61,7 +61,7 @@ def test_a_lost_device_is_recorded_and_the_action_runs_again_on_the_others(pipel
     [plan] = pipeline.plans
     assert plan == recovery.plan and plan.devices == [0, 2] and sum(plan.delta) == 4
     assert (plan.m, plan.schedule) == (4, "1f1b")
-    assert pipeline.asked == ["survivors", (plan, 3.5)]
+    assert pipeline.asked == ["give up silent", (plan, 3.5)]
     [record] = recovery.all_records
     assert (record.kind, record.cluster, record.device, record.round, record.step) == (recorded, 7, 1, 5, 2)
     assert (record.recovered, record.reason, record.bytes) == (False, "device 1: gone", 640)
@@ -84,6 +84,15 @@ def test_two_that_are_lost_at_once_each_have_a_record_of_their_own_kind(pipeline
     assert recovery.run(Action(DeviceFault("device 2 ended", KILLED, (2,)))) == "done"
     assert records(recovery) == [("freeze", 0, False), ("device", 2, False)]
     assert recovery.plan.delta == (0, 4, 0)
+
+
+def test_one_that_is_back_before_it_is_recorded_is_recorded_all_the_same(pipeline):
+    recovery = begun(pipeline)
+    pipeline.kill(0, 1)
+    pipeline.returns_after[1] = 1
+    assert recovery.run(Action(DeviceFault("device 0 ended", KILLED, (0,)))) == "done"
+    assert records(recovery) == [("device", 0, False), ("device", 1, False)]
+    assert recovery.plan.devices == [1, 2]
 
 
 def test_one_that_the_plan_does_not_need_is_lost_without_a_record(pipeline):

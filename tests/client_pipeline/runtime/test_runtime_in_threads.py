@@ -50,6 +50,35 @@ def units(threads):
         unit.close()
 
 
+@pytest.fixture(scope="module")
+def undisturbed():
+    """What two rounds leave whose devices nobody disturbs: the weights, and the rounds' results."""
+    with pytest.MonkeyPatch.context() as patch:
+        run_in_threads(patch)
+        unit = control_unit("undisturbed", spec=PLAIN)
+        try:
+            return train(unit)
+        finally:
+            unit.close()
+
+
+@pytest.fixture(scope="module")
+def apart():
+    """What a cluster with dropout trains whose devices each have a process, by codec."""
+    return {codec: trained_in(lambda name: None, codec) for codec in ("none", "int8")}
+
+
+def trained_in(process_of, codec):
+    with pytest.MonkeyPatch.context() as patch:
+        run_in_threads(patch, process_of)
+        # With dropout: devices of one process draw from the same generator.
+        unit = control_unit("shared", compression=CompressionConfig(activations=codec))
+        try:
+            return within(HANG_S, train_weights, unit, initial_of(SPEC), (1, 2), THREE)
+        finally:
+            unit.close()
+
+
 def actor(unit, number):
     return unit.pipeline.pool[number]
 
@@ -64,30 +93,19 @@ def train(unit, rounds=(1, 2), plan=THREE, weights=None):
 
 @pytest.mark.parametrize("codec", ["none", "int8"])
 @pytest.mark.parametrize("processes", [(HERE, HERE, HERE), (1, 1, 1), (1, 2, 1), (HERE, 2, 2), (HERE, HERE, 2)])
-def test_devices_that_share_a_process_train_the_same_bit_for_bit(processes, codec, monkeypatch):
+def test_devices_that_share_a_process_train_the_same_bit_for_bit(processes, codec, apart):
     """Tensors pass in memory between some, by gloo between others; the control unit is in ``HERE``."""
-
-    def trained(process_of):
-        with monkeypatch.context() as patch:
-            run_in_threads(patch, process_of)
-            # With dropout: devices of one process draw from the same generator.
-            unit = control_unit("shared", compression=CompressionConfig(activations=codec))
-            try:
-                return within(HANG_S, train_weights, unit, initial_of(SPEC), (1, 2), THREE)
-            finally:
-                unit.close()
-
-    expected, alone = trained(lambda name: None)
-    found, shared = trained(lambda name: processes[int(name[-1])])
+    expected, alone = apart[codec]
+    found, shared = trained_in(lambda name: processes[int(name[-1])], codec)
     assert_equal(found, expected)
     assert [result.loss for result in shared] == [result.loss for result in alone]
     assert [result.report["link_bytes"] for result in shared] == [result.report["link_bytes"] for result in alone]
 
 
 @pytest.mark.parametrize("processes", [(HERE, HERE, HERE), (1, 1, 2), (HERE, 2, 2)])
-def test_all_devices_of_a_process_may_end_with_it(processes, monkeypatch):
+def test_all_devices_of_a_process_may_end_with_it(processes, monkeypatch, undisturbed):
     threads = run_in_threads(monkeypatch, lambda name: processes[int(name[-1])])
-    expected, _ = train(quiet := control_unit("quiet", spec=PLAIN))
+    expected, _ = undisturbed
     unit = control_unit("ends", spec=PLAIN)
     shared = [device for device in range(3) if processes[device] == processes[1]]
 
@@ -102,8 +120,7 @@ def test_all_devices_of_a_process_may_end_with_it(processes, monkeypatch):
     weights, results = train(unit)
     assert_equal(weights, expected)
     assert {who for kind, who, *_ in faults(results) if kind == "device"} == set(shared)
-    for each in (quiet, unit):
-        each.close()
+    unit.close()
 
 
 @pytest.mark.parametrize(("m", "fused", "computed"), [(4, 2, 2), (6, 4, 2), (3, 9, 1)])
@@ -132,8 +149,8 @@ def test_every_plan_trains_the_same_as_one_device(units):
 
 
 @pytest.mark.parametrize(("kind", "at", "number"), [("F", 1, 1), ("G", 2, 0), ("B", 0, 2)])
-def test_a_device_that_ends_in_a_step_changes_nothing(units, kind, at, number):
-    expected, quiet = train(units())
+def test_a_device_that_ends_in_a_step_changes_nothing(units, undisturbed, kind, at, number):
+    expected, quiet = undisturbed
     unit = units()
     act = actor_ends(unit, number)
     struck = once(unit, round_=2, step=2, kind=kind, micro_batch=at, act=act)
@@ -157,8 +174,8 @@ def actor_ends(unit, *numbers):
 
 
 @pytest.mark.slow
-def test_a_device_that_stands_still_is_found_and_given_up(units):
-    expected, _ = train(units())
+def test_a_device_that_stands_still_is_found_and_given_up(units, undisturbed):
+    expected, _ = undisturbed
     unit = units()
     stopped = []
 
@@ -175,8 +192,8 @@ def test_a_device_that_stands_still_is_found_and_given_up(units):
     assert faults([later]) in ([], [("joined", 1, 2, 0)])
 
 
-def test_all_devices_may_end_at_once(units, threads):
-    expected, _ = train(units())
+def test_all_devices_may_end_at_once(units, undisturbed):
+    expected, _ = undisturbed
     unit = units()
     once(unit, round_=2, step=1, kind="G", micro_batch=1, act=actor_ends(unit, 0, 1, 2))
     weights, results = train(unit)
@@ -184,7 +201,7 @@ def test_all_devices_may_end_at_once(units, threads):
     assert sorted(who for kind, who, *_ in faults(results) if kind == "device") == [0, 1, 2]
 
 
-def test_a_device_that_is_back_and_not_needed_disturbs_nobody(units):
+def test_a_device_that_is_back_and_not_needed_disturbs_nobody(units, undisturbed):
     """Those who went on without it once were asked what they hold, left their group for that, and joined no other."""
     unit = units()
     once(unit, round_=1, step=2, kind="G", micro_batch=1, act=actor_ends(unit, 1))
@@ -193,12 +210,12 @@ def test_a_device_that_is_back_and_not_needed_disturbs_nobody(units):
     assert [segment.device for segment in unit.pipeline.segments] == two.devices
     found, [result] = train(unit, [2], plan=two, weights=weights)
     assert [f["kind"] for f in result.report["faults"]] == ["joined"]
-    assert_equal(found, train(units())[0])
+    assert_equal(found, undisturbed[0])
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_with_one_copy_a_round_only_the_first_step_can_be_played_again(units, step):
-    expected, _ = train(units())
+def test_with_one_copy_a_round_only_the_first_step_can_be_played_again(units, undisturbed, step):
+    expected, _ = undisturbed
     unit = units(runtime={"snapshots": "round"})
     weights, _ = train(unit, [1])
     before = {name: value.clone() for name, value in unit.optimizer.state().items()}

@@ -113,7 +113,9 @@ def change_array(draw, reply):
     elif what < 0.8:
         array = array_of(array, array.data, draw.choice(DTYPES), draw.choice(ODD_SHAPES), draw.choice(STYPES))
     elif what < 0.9:
-        array = Array(np.full(array.shape, draw.choice([np.nan, np.inf, -np.inf, 3e38]), dtype=np.float32))
+        # One that an earlier change calls larger than memory, or negative, cannot be made.
+        shape = array.shape if 0 <= math.prod(array.shape) < 1e6 and min(array.shape, default=0) >= 0 else (20,)
+        array = Array(np.full(shape, draw.choice([np.nan, np.inf, -np.inf, 3e38]), dtype=np.float32))
     else:
         array = Array(np.zeros(draw.choice([(1,), (4, 5), (3,), (0,)]), dtype=draw.choice(["f4", "f8", "f2", "i4"])))
     arrays[name] = array

@@ -39,6 +39,8 @@ BEGIN_S = 900.0
 """How long control units may take to begin a round: one that was lost loads its data first [s]."""
 NOBODY_S = 180.0
 """How long a run goes without any of its nodes [s]."""
+WORTH_TELLING_S = 5.0
+"""How long after the first answer, or the first word to the decoder, another's may come until that is told [s]."""
 _SLOWER = 5.0
 """Without a decoder, the next answer may take this many times as long as the slowest one before."""
 _LOOK_S = 5.0
@@ -296,12 +298,15 @@ class _Exchange:
         self._started_at = self._last_answer_at = time.monotonic()
         self._slowest_s: float | None = None
         """Longest wait for an answer so far."""
+        self._first_answer_at: float | None = None
+        """When the first answered that did not fail."""
 
     def answered(self, reply: Message) -> None:
         """Note an answer; a cluster that failed has left the decoder's round."""
         now = time.monotonic()
         if not reply.has_error():
             self._slowest_s = max(self._slowest_s or 0.0, now - self._last_answer_at)
+            self._first_answer_at = self._first_answer_at or now
         elif self._decoder is not None:
             cluster = self._clusters.get(reply.metadata.src_node_id, -1)
             reason = (reply.error.reason or "").strip().partition("\n")[0][:300]
@@ -346,15 +351,21 @@ class _Exchange:
             standing = standings.get(cluster)
             if standing is not None and standing.place in ("away", "left", "lost"):
                 late_clusters.append(Missing(cluster, standing.reason))
-            elif self._slowest_s is not None and not (standing and standing.place == "trains"):
+            elif self._answers_are_due and not (standing and standing.place == "trains"):
                 late_clusters.append(Missing(cluster, standing.reason if standing else "its answer has not come"))
-            elif standing is not None and standing.place == "awaited" and self._is_late(standings):
+            elif standing is not None and standing.place == "awaited" and self._is_late(standing, standings):
                 late_clusters.append(Missing(cluster, standing.reason))
         return sorted(late_clusters)
 
+    @property
+    def _answers_are_due(self) -> bool:
+        first = self._first_answer_at
+        return first is not None and time.monotonic() - first > WORTH_TELLING_S
+
     @staticmethod
-    def _is_late(standings: Mapping[int, Standing]) -> bool:
-        return any(standing.place != "awaited" for standing in standings.values())
+    def _is_late(standing: Standing, standings: Mapping[int, Standing]) -> bool:
+        others_began = any(other.place != "awaited" for other in standings.values())
+        return others_began and time.monotonic() - standing.since > WORTH_TELLING_S
 
 
 def _in_words(error: Error) -> str:

@@ -16,6 +16,7 @@ from helpers.link_state import Link
 from helpers.replies import answer_to
 from strategies.baselines.stock import make_stock
 from strategies.clusters import ClusterState
+from strategies.grid import bounded
 from strategies.grid.single_pulls import SinglePulls
 from strategies.records import CONFIG, RUN_KEY, read_train_config, to_arrays
 
@@ -58,8 +59,9 @@ def test_two_rounds_of_fedavg_go_through_all_layers(tmp_path):
     assert read_waiting(tmp_path) == {}
 
 
-def test_the_file_of_waits_names_who_is_missing_why_and_since_when(tmp_path):
+def test_the_file_of_waits_names_who_is_missing_why_and_since_when(tmp_path, monkeypatch):
     """Who follows a run sees no more of an exchange than this file."""
+    monkeypatch.setattr(bounded, "WORTH_TELLING_S", 0.5)
     link = Link(3)
     # As a run leaves it that was killed.
     write_waiting(tmp_path, {9: "its stream to the decoder broke off"})
@@ -81,6 +83,9 @@ def test_the_file_of_waits_names_who_is_missing_why_and_since_when(tmp_path):
         return waits
 
     link.answer(orders[0])
+    # Nor while the others come soon after.
+    time.sleep(0.2)
+    assert read_waiting(tmp_path) == {}
     both = waits_of({"1", "2"})
     assert {wait.reason for wait in both.values()} == {"its answer has not come"}
     assert all(began <= wait.since <= time.time() for wait in both.values())

@@ -52,7 +52,10 @@ def test_a_node_whose_heartbeats_stop_is_its_own_clusters_failure_and_leaves_the
     assert reasons[0] is None and reasons[1].startswith("its SuperNode has sent no heartbeat for a minute")
 
 
-def test_a_node_that_beats_and_never_answers_holds_a_round_only_for_the_grace_after_the_decoders():
+def test_a_node_that_beats_and_never_answers_holds_a_round_only_for_the_grace_after_the_decoders(
+    monkeypatch,
+):
+    monkeypatch.setattr(bounded_grid, "WORTH_TELLING_S", 0.1)
     link = Link(2)
     with service_of(2) as service:
         addresses = service.open_round(1, [0, 1], 1)

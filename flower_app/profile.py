@@ -269,7 +269,7 @@ def scenario_text(measurements: Sequence[Measurement], costs: Costs, *, blocks: 
 def _cluster(measured: Measurement, costs: Costs, overhead_s: float) -> dict[str, Any]:
     """What one cluster has of its own."""
     devices = measured.devices
-    own: dict[str, Any] = {
+    cluster_entry: dict[str, Any] = {
         "devices": len(devices),
         "device": {
             "flop-per-cycle": [_short(_speed(d, costs, overhead_s) / d.frequency_hz) for d in devices],
@@ -278,8 +278,8 @@ def _cluster(measured: Measurement, costs: Costs, overhead_s: float) -> dict[str
         },
     }
     if measured.links:
-        own["link"] = {"bandwidth-mhz": [_short(measured.rate_after(k) / MEGA) for k in range(len(devices))]}
-    return own
+        cluster_entry["link"] = {"bandwidth-mhz": [_short(measured.rate_after(k) / MEGA) for k in range(len(devices))]}
+    return cluster_entry
 
 
 def _speed(device: DeviceMeasurement, costs: Costs, overhead_s: float) -> float:

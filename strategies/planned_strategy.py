@@ -178,8 +178,8 @@ class PlannedStrategy(Strategy):
             state = state_of[reply.metadata.src_node_id]
             trained.add(state.cluster)
             report = read_report(reply)
-            told = report.get("state")
-            state.note_round(read_metric(reply, LOSS_KEY), ClusterState.from_dict(told) if told else None)
+            raw_state = report.get("state")
+            state.note_round(read_metric(reply, LOSS_KEY), ClusterState.from_dict(raw_state) if raw_state else None)
             if self.planner.adaptation is not None and "measured" in report:
                 compared.append(self._learn(decision, state.cluster, report))
         gamma = self.planner.settle(decision, trained)

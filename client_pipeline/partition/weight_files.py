@@ -149,14 +149,14 @@ def _hub_folder(source: str) -> Path | None:
 
     for name in (INDEX, SINGLE):
         try:
-            found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+            cached_path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
         except OSError:
             return None
-        if found is None:
+        if cached_path is None:
             continue
-        for file in _shards(Path(found)) if name == INDEX else ():
+        for file in _shards(Path(cached_path)) if name == INDEX else ():
             cached_file(source, file)
-        return Path(found).parent
+        return Path(cached_path).parent
     return None
 
 

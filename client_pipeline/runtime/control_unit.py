@@ -271,8 +271,8 @@ class ControlUnit:
                 # What the head has in common with the embedding comes once.
                 tied = self.adapter.tied(spec)
                 shared = {name: frozen[f"embedding.{tied_to}"] for name, tied_to in tied.items()}
-                own = {} if isinstance(frozen, BaseWeights) else part_weights(frozen, "head")
-                load_parameters(frozen_parameters(head), own | shared, "head (frozen)")
+                head_weights = {} if isinstance(frozen, BaseWeights) else part_weights(frozen, "head")
+                load_parameters(frozen_parameters(head), head_weights | shared, "head (frozen)")
             self._own_head = HeadTrainer(
                 head, self.setup.optimizer, unit=self.num_blocks, precision=self.setup.runtime.precision
             )

@@ -112,7 +112,7 @@ def _messages(stages: Sequence[Sequence[DoneAction]], batch: _Batch) -> tuple[li
     """Activations and gradients over the link after each stage, in the order in which they left."""
     there, back = [], []
     by_kind = [{(a.kind, a.micro_batch): a for a in actions} for actions in stages]
-    for s, own in enumerate(by_kind):
+    for s, times in enumerate(by_kind):
         forward, backward = [], []
         for i, samples in enumerate(batch.sizes):
             if s + 1 < len(by_kind):
@@ -120,8 +120,8 @@ def _messages(stages: Sequence[Sequence[DoneAction]], batch: _Batch) -> tuple[li
                 asked, arrived = received.asked, received.arrived
             else:
                 asked, arrived, returned = batch.exchange[i]
-            forward.append(Message(samples, own["F", i].end, asked, arrived))
-            backward.append(Message(samples, returned, own["B", i].asked, own["B", i].arrived))
+            forward.append(Message(samples, times["F", i].end, asked, arrived))
+            backward.append(Message(samples, returned, times["B", i].asked, times["B", i].arrived))
         there.append(forward)
         back.append(sorted(backward, key=lambda message: message.departed))
     return there, back

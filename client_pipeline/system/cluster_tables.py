@@ -204,22 +204,22 @@ class ScenarioClusters:
         clusters: list[ClusterTables] = []
         for i, own_raw in enumerate(tables):
             name = f"cluster[{i}]"
-            own = ScenarioTable(own_raw, name, (*_CLUSTER_KEYS, *CLUSTER_TABLES), location)
+            cluster_table = ScenarioTable(own_raw, name, (*_CLUSTER_KEYS, *CLUSTER_TABLES), location)
             nested = {key: self._nested(own_raw, name, key) for key in CLUSTER_TABLES}
             if "devices" in raw and own_raw.get("devices", raw["devices"]) != raw["devices"]:
                 raise ValueError(
                     f"{location}: {name}.devices: found {own_raw['devices']!r}, but the file's key devices says "
                     f"{raw['devices']!r} for every cluster; remove that key and give each [[cluster]] its own devices"
                 )
-            count = own.count("count", 1)
-            site = _site_name(own, own_raw)
-            counted = top if "devices" in raw else own
+            count = cluster_table.count("count", 1)
+            site = _site_name(cluster_table, own_raw)
+            counted = top if "devices" in raw else cluster_table
             for place in range(count):
                 clusters.append(
                     ClusterTables(
                         name=f"{site} {place + 1}" if site and count > 1 else site,
                         num_devices=self._num_devices(counted, len(clusters)),
-                        cluster=own,
+                        cluster=cluster_table,
                         **nested,
                     )
                 )

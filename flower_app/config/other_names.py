@@ -22,9 +22,9 @@ def with_own_names(flat: Mapping[str, Any], place: str) -> dict[str, Any]:
     ValueError
         If both names of a key are given.
     """
-    for other, own in OTHER_NAMES.items():
-        if other in flat and own in flat:
-            raise _both(other, own, place, flat)
+    for other, key in OTHER_NAMES.items():
+        if other in flat and key in flat:
+            raise _both(other, key, place, flat)
     return {OTHER_NAMES.get(key, key): value for key, value in flat.items()}
 
 
@@ -37,15 +37,15 @@ def without_other_names(flat: Mapping[str, Any], defaults: Mapping[str, Any]) ->
         If both names of a key are given: ours with another value than its default.
     """
     result = {key: value for key, value in flat.items() if key not in OTHER_NAMES}
-    for other, own in OTHER_NAMES.items():
+    for other, key in OTHER_NAMES.items():
         if flat.get(other):
-            if result.get(own, defaults[own]) != defaults[own]:
-                raise _both(other, own, "--run-config", flat)
-            result[own] = flat[other]
+            if result.get(key, defaults[key]) != defaults[key]:
+                raise _both(other, key, "--run-config", flat)
+            result[key] = flat[other]
     return result
 
 
-def _both(other: str, own: str, place: str, flat: Mapping[str, Any]) -> ValueError:
+def _both(other: str, key: str, place: str, flat: Mapping[str, Any]) -> ValueError:
     return ValueError(
-        f"{other}: {place} gives {flat[other]!r}, and {own} = {flat[own]!r} too; both name one key: leave one out"
+        f"{other}: {place} gives {flat[other]!r}, and {key} = {flat[key]!r} too; both name one key: leave one out"
     )

@@ -62,9 +62,9 @@ def named_connection(name: str) -> NamedConnection | None:
 
 def _connections(file: Path) -> dict[str, dict[str, Any]]:
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8")).get("superlink", {})
+        connections = tomllib.loads(file.read_text(encoding="utf-8")).get("superlink", {})
     except FileNotFoundError:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"--superlink: {file}: expected TOML: {error}") from error
-    return {name: value for name, value in found.items() if isinstance(value, dict)}
+    return {name: value for name, value in connections.items() if isinstance(value, dict)}

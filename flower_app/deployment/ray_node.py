@@ -64,8 +64,8 @@ class RayNode:
 
     def needed_ports(self) -> list[NeededPort]:
         """The ports of its services; the head's own first."""
-        own = {} if self.head else {"head": self.first_port}
-        ports = own | {name.removesuffix("-port"): port for name, port in self.services.items() if name != "port"}
+        head_port = {} if self.head else {"head": self.first_port}
+        ports = head_port | {name.removesuffix("-port"): port for name, port in self.services.items() if name != "port"}
         return [NeededPort("--ray-port", self.host, port, f"of Ray's {name}") for name, port in ports.items()]
 
     def command(self) -> list[str]:

@@ -67,11 +67,11 @@ def solve_joint_powers(
     power, residual = uplinks.high, 1.0
     program = _joint_program(len(power))
     for iteration in range(1, max_iterations + 1):
-        found = program.solve(**uplinks.parameters(power))
-        if found is None:
+        solution = program.solve(**uplinks.parameters(power))
+        if solution is None:
             return JointPowers(tuple(power.tolist()), iteration, float(residual), "failed")
-        tangents, power = uplinks.tangents(power), np.clip(found.share * uplinks.high, uplinks.low, uplinks.high)
-        residual = uplinks.residual(power, found.deadline, tangents)
+        tangents, power = uplinks.tangents(power), np.clip(solution.share * uplinks.high, uplinks.low, uplinks.high)
+        residual = uplinks.residual(power, solution.deadline, tangents)
         # Without an energy term no tangent stands for anything: the first program is the problem itself.
         if residual <= tolerance or not np.any(uplinks.columns.wE):
             return JointPowers(tuple(uplinks.least_of_equal(power).tolist()), iteration, residual, "converged")

@@ -151,10 +151,10 @@ class _Alternation:
         while len(rows):
             blocks = self._segments(rows, at[rows])
             m = self._micro_batches(blocks, at[rows])
-            found = self._seconds(blocks, m)
-            better = found < seconds[rows] * (1 - 1e-12)
+            candidate_s = self._seconds(blocks, m)
+            better = candidate_s < seconds[rows] * (1 - 1e-12)
             rows = rows[better]
-            delta[rows], at[rows], seconds[rows] = blocks[better], m[better], found[better]
+            delta[rows], at[rows], seconds[rows] = blocks[better], m[better], candidate_s[better]
         return delta, self._m[at].astype(np.intp), seconds
 
     def best_m(self, blocks: Index, at: int) -> int:

@@ -230,9 +230,9 @@ def largest_within_budget(largest: Array, e0: Array, budget: Array) -> Array:
     def exceeds(x: Array) -> NDArray[np.bool_]:
         return np.asarray(e0 * _expm1_over(x) > budget)
 
-    found = first_true(exceeds, np.zeros_like(largest), largest)
+    first_beyond = first_true(exceeds, np.zeros_like(largest), largest)
     # The end found is the first number that breaks C8, or 0 where no power fits.
-    return np.where(within, largest, np.nextafter(found, 0.0))
+    return np.where(within, largest, np.nextafter(first_beyond, 0.0))
 
 
 def _over(amount: Array, by: Array) -> Array:

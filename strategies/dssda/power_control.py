@@ -90,8 +90,8 @@ def control_power(instance: Instance, answer: Answer) -> tuple[Answer, PowerCont
     ]
     if not any(matches) or answer.objective is None:
         return answer, None
-    found = solve_joint_powers(instance, matches)
-    powers = iter(found.power_w)
+    solution = solve_joint_powers(instance, matches)
+    powers = iter(solution.power_w)
     changed = [None if match is None else replace(match, power_w=next(powers)) for match in matches]
     scored = score(instance, changed, answer.status)
     assert scored.objective is not None
@@ -101,9 +101,9 @@ def control_power(instance: Instance, answer: Answer) -> tuple[Answer, PowerCont
     within = gap <= max(left, 0.0)
     control = PowerControl(
         used="sca" if within else "exact",
-        iterations=found.iterations,
-        residual=found.residual,
-        status=found.status,
+        iterations=solution.iterations,
+        residual=solution.residual,
+        status=solution.status,
         gap=gap,
         clusters=_controlled(matches, changed),
     )

@@ -82,14 +82,14 @@ def match_at_prices(costs: Array, skip: Array, prices: Array | None) -> PricedMa
     if table is None:
         plain = match_channels(costs, skip)
         return None if plain is None else PricedMatching(plain, plain.cost, None)
-    found = None if prices is None else _sparse_matching(table, prices)
-    if found is None:
+    optimum = None if prices is None else _sparse_matching(table, prices)
+    if optimum is None:
         try:
             _, column = linear_sum_assignment(table)
         except ValueError:  # no matching avoids the infinite costs
             return None
-        found = column, _row_prices(table, column)
-    column, prices = found
+        optimum = column, _row_prices(table, column)
+    column, prices = optimum
     taken = column if len(costs) <= costs.shape[1] else _inverse(column, len(costs))
     paid, matched = skip.copy(), np.flatnonzero(taken >= 0)
     paid[matched] = costs[matched, taken[matched]]

@@ -75,11 +75,11 @@ def plan_split_band(
         return best
     assert best.latency_s is not None and best.objective is not None
     if delay_alone(instance):
-        found = divide_for_delay(instance, offered, band, best.latency_s)
-        bands = np.where(found.band_hz > 0, found.band_hz, even)
-        chosen = plan(_with_bands(instance, bands), [n for n, b in enumerate(found.band_hz) if b > 0])
-        skipped = sum(c.skip for c, j in zip(instance.clusters, found.channel_of, strict=True) if j is None)
-        bound = instance.V * found.infeasible_deadline + skipped
+        division = divide_for_delay(instance, offered, band, best.latency_s)
+        bands = np.where(division.band_hz > 0, division.band_hz, even)
+        chosen = plan(_with_bands(instance, bands), [n for n, b in enumerate(division.band_hz) if b > 0])
+        skipped = sum(c.skip for c, j in zip(instance.clusters, division.channel_of, strict=True) if j is None)
+        bound = instance.V * division.infeasible_deadline + skipped
         better = chosen.objective is not None and chosen.objective <= best.objective
         return _answered(chosen if better else best, bands if better else even, bound, tolerance)
     search = _PriceSearch(instance, offered)

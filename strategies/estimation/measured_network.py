@@ -173,9 +173,9 @@ class MeasuredNetwork:
     def _time(
         self, n: int, kind: str, k: int, believed: Mapping[tuple[str, int], Declared], instance: Instance
     ) -> Declared:
-        own = self.clusters[n][kind, k]
-        if own is not None:
-            return Declared(own.fixed_s, own.sample_s)
+        declared = self.clusters[n][kind, k]
+        if declared is not None:
+            return Declared(declared.fixed_s, declared.sample_s)
         ratio = statistics.median(self._ratios(n, kind, instance) or self._ratios(None, kind, instance) or [1.0])
         return Declared(ratio * believed[kind, k].fixed_s, ratio * believed[kind, k].sample_s)
 

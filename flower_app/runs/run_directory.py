@@ -208,11 +208,16 @@ def write_waiting(run_dir: Path, missing: Mapping[int, str]) -> None:
 
 def read_waiting(run_dir: Path) -> dict[str, Wait]:
     """Read whom the round under way waits for, by cluster; empty if for nobody in particular."""
+    waits = _clusters_of_the_moment(run_dir / WAITING)
+    return {cluster: Wait(str(wait["reason"]), float(wait["since"])) for cluster, wait in waits.items()}
+
+
+def _clusters_of_the_moment(path: Path) -> dict[str, Any]:
+    """Read what is written anew all the time, and is not synced: what a crash has left of it says nothing."""
     try:
-        clusters = _object(run_dir / WAITING, (run_dir / WAITING).read_bytes())["clusters"]
-    except FileNotFoundError:
+        return dict(_object(path, path.read_bytes())["clusters"])
+    except (FileNotFoundError, ValueError, KeyError):
         return {}
-    return {cluster: Wait(str(wait["reason"]), float(wait["since"])) for cluster, wait in clusters.items()}
 
 
 def rounds_mark(run_dir: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The whole stack of a deployment on test machines: an edge server, two control units, two and three devices."""
+"""The whole stack of a deployment on test machines: an edge server, two control units, three and four devices."""
 
 import contextlib
 import json
@@ -14,11 +14,11 @@ from client_pipeline.link.hosts import is_loopback
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.ray_node import FIRST_PORT
 
-NUM_DEVICES = (2, 3)
+NUM_DEVICES = (3, 4)
 """Of each cluster."""
-NAMES = ["server", "cu0", "cu1", "d00", "d01", "d10", "d11", "d12"]
+NAMES = ["server", "cu0", "cu1", *(f"d{c}{device}" for c, number in enumerate(NUM_DEVICES) for device in range(number))]
 PATIENCE_S = 400
-# Eight machines share this one's memory: none of them is short of it because all of them together are.
+# Ten machines share this one's memory: none of them is short of it because all of them together are.
 ENVIRONMENT = os.environ | {
     "RAY_memory_monitor_refresh_ms": "0",
     # A device that has lost its control unit's Ray waits a minute for it; here it is known to be gone.
@@ -117,7 +117,7 @@ class Stack:
         port = SUPERLINK_PORT + self.hosts.ports("server")
         self.up("server", "edge-server", "--certs", self.certs / "server", "--port", port)
         self.wait_for("server", "SuperLink at")
-        # One after the other: all at once would be eight starts of Ray on the one machine that this is.
+        # One after the other: all at once would be nine starts of Ray on the one machine that this is.
         for cluster in range(len(self.data)):
             self.start_cu(cluster)
             self.wait_for(f"cu{cluster}", "SuperNode ID")

@@ -30,20 +30,21 @@ memory-gb = 0.375
 
 [[cluster]]
 name = "workshop"
-devices = 2
+devices = 3
 [cluster.device]
-flop-per-cycle = [20.0, 14.0]
+flop-per-cycle = [20.0, 14.0, 12.0]
+memory-gb = 0.8
 
 [[cluster]]
 name = "depot"
-devices = 3
+devices = 4
 [cluster.device]
-flop-per-cycle = [8.0, 18.0, 12.0]
+flop-per-cycle = [8.0, 18.0, 12.0, 16.0]
 frequency-ghz = 0.3
-memory-gb = [0.7, 0.5, 0.4]
+memory-gb = [0.8, 0.5, 0.4, 0.5]
 
 [planner]
-blocks = 3
+blocks = 4
 gamma-max = 5.0
 """
 
@@ -64,7 +65,7 @@ def stack(request, tmp_path_factory):
     (folder / "server" / "tokenizer" / "tokenizer.json").write_text(vocabulary.to_json(), encoding="utf-8")
     (folder / "server" / "scenario.toml").write_text(SCENARIO, encoding="utf-8")
     # Measured costs, a deployment's default, would keep the plan that a fault has left where moving back does not pay.
-    config = 'costs = "scenario"' + CONFIG.format(rounds=ROUNDS, layers=3)
+    config = 'costs = "scenario"' + CONFIG.format(rounds=ROUNDS, layers=4)
     (folder / "server" / "run.toml").write_text(config, encoding="utf-8")
     data = [folder / f"data-{cluster}" for cluster in range(len(NUM_DEVICES))]
     for cluster, own in enumerate(data):
@@ -115,7 +116,7 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
     assert len(before) < ROUNDS
     assert ("device", 0) in [(fault["kind"], fault["device"]) for line in before for fault in line["faults"]]
 
-    names = ("cu1", "d10", "d11", "d12")
+    names = ("cu1", "d10", "d11", "d12", "d13")
     since = {name: len(stack.log(name).read_text(errors="replace")) for name in names}
     stack.hosts.end(stack.boxes["cu1"])
     stack.gone("cu1")

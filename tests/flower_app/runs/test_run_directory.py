@@ -21,10 +21,12 @@ from flower_app.runs.run_directory import (
     read_rounds,
     read_run_config,
     read_summary,
+    read_waiting,
     write_config,
     write_failure,
     write_plan,
     write_summary,
+    write_waiting,
 )
 from flower_app.runs.run_lock import locked
 from flower_app.saved_model import keep_versions, load_model, save_model
@@ -206,6 +208,15 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path, text):
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(ValueError, match="summary.json: expected"):
         read_summary(tmp_path)
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 80, b'{"clusters": {"1": {"reason": "it has tr', b"[]", b"{}"])
+def test_a_file_of_waits_that_a_crash_has_torn_says_nothing(tmp_path, left):
+    """It is written anew all the time and not synced; who resumes the run reads it."""
+    (tmp_path / "waiting.json").write_bytes(left)
+    assert read_waiting(tmp_path) == {}
+    write_waiting(tmp_path, {1: "its answer has not come"})
+    assert read_waiting(tmp_path)["1"].reason == "its answer has not come"
 
 
 def test_a_run_that_goes_on_cannot_be_resumed(tmp_path):

@@ -14,10 +14,7 @@ MODULES = (
     "client_pipeline/partition/micro_batches.py",
     "client_pipeline/runtime/*.py",
     "strategies/decoder/*.py",
-    "strategies/aggregation/rules.py",
-    "strategies/aggregation/update_rule.py",
-    "strategies/aggregation/server_optimizers.py",
-    "strategies/aggregation/accountant.py",
+    "strategies/aggregation/*.py",
 )
 
 _TESTS: dict[str, str] = {
@@ -134,6 +131,8 @@ _TESTS: dict[str, str] = {
     "strategies/aggregation/update_rule.py": "aggregator outside_classes",
     "strategies/aggregation/server_optimizers.py": "server_optimizer",
     "strategies/aggregation/accountant.py": "privacy",
+    "strategies/aggregation/central_privacy.py": "central_privacy",
+    "strategies/aggregation/secagg*.py": "secure_aggregation",
 }
 
 

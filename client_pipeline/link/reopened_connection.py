@@ -14,7 +14,7 @@ from client_pipeline.link.address import METHOD, SERVICE, DecoderAddress, LinkCe
 from client_pipeline.link.base import Cut, LinkError, NotFiniteLink
 from client_pipeline.link.frames import Frame, FrameError, decode, encode
 
-REOPEN_S = 15.0
+REOPEN_S = 12.5
 """How long a cut stream is tried to be opened again [s]; the decoder waits a little longer."""
 _WELCOME_S = 5.0
 """How long one attempt may take [s]."""

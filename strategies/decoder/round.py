@@ -24,7 +24,7 @@ from strategies.grid.standing import Standing
 # A child of Flower's logger: its lines appear among those of the server app.
 logger = logging.getLogger("flwr.collapipe.decoder")
 
-AWAY_S = 18.0
+AWAY_S = 14.0
 """How long a cluster whose stream was cut may take to open it again [s]."""
 _SILENT = 2.0
 """A stream that is open and brings nothing is waited for this many times as long as a cluster that others wait for."""

@@ -85,8 +85,9 @@ class MeasuredNetwork:
 
     def upload_seconds(self, report: Mapping[str, Any]) -> float | None:
         """How long weights went down and the update up; None: nobody knows [s]."""
-        if report.get("paced_s") is not None:
-            return float(max(float(report["paced_s"]) - float(report["train_s"]), 0.0) / self._scale)
+        if self.paced:
+            paced_s = report.get("paced_s")
+            return None if paced_s is None else max(float(paced_s) - float(report["train_s"]), 0.0) / self._scale
         exchange_s = report.get("exchange_s")
         if exchange_s is None:
             return None

@@ -58,7 +58,16 @@ def test_every_test_and_link_of_the_page_is_there():
 def test_every_claim_of_the_table_is_held_by_tests_that_are_there():
     table = PAGE.partition("## Which test holds what")[2]
     rows = re.findall(r"^\| (\w+) \| (.*?) \| (.*) \|$", table, re.MULTILINE)[1:]
-    assert {section for section, *_ in rows} == {"trust", "stream", "replies", "code", "epsilon", "poison", "leakage"}
+    assert {section for section, *_ in rows} == {
+        "trust",
+        "stream",
+        "replies",
+        "watch",
+        "code",
+        "epsilon",
+        "poison",
+        "leakage",
+    }
     assert len(rows) == len(table.strip().splitlines()) - 5 >= 40
     for _, claim, tests in rows:
         named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", tests)

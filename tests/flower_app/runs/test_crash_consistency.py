@@ -149,6 +149,7 @@ def test_every_prefix_of_a_runs_writes_goes_on(undisturbed, tmp_path, loss):
     begun, operations, after, ends, accountant = undisturbed
     model, final = copy.deepcopy(begun), after[CONFIG.num_rounds]
     refused = 0
+    assert len(operations) > 170
     for done in range(len(operations) + 1):
         run_dir = tmp_path / str(done)
         model.write(run_dir, loss)
@@ -172,6 +173,7 @@ def test_a_run_without_space_for_any_one_write_goes_on(undisturbed, tmp_path):
     """A full disk ends the run with its error; when there is space again, it goes on."""
     _, operations, after, _, _ = undisturbed
     writes = sum(operation.kind in FullDisk.WRITES for operation in operations)
+    assert writes > 170
     for fails_at in range(1, writes + 1):
         run_dir = tmp_path / str(fails_at)
         run_dir.mkdir()

@@ -1,14 +1,18 @@
 """The page of a run: who may see it, what it is told, and that it follows a run that goes on."""
 
+import base64
 import json
 import re
 
 import pytest
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from client_pipeline.system.scenario import load_scenario
+from flower_app.cli.main import app
 from flower_app.config.run_config import RunConfig
 from flower_app.runs.run_directory import ROUNDS, append_round, write_config, write_summary
+from flower_app.watch import server
 from flower_app.watch.prometheus_text import metrics_text
 from flower_app.watch.run_state import WatchedRun
 from flower_app.watch.server import open_port, watch_app
@@ -50,6 +54,20 @@ def test_nothing_is_shown_without_the_token(page, path, token):
     ]
     assert [answer.status_code for answer in refused] == [403] * 3
     assert all("first line" not in answer.text for answer in refused)
+
+
+def test_the_page_is_heard_on_the_loopback_alone():
+    with open_port(0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_token_of_its_own_has_192_bits(run_dir, monkeypatch):
+    tokens = []
+    monkeypatch.setattr(server, "serve_watch", lambda run, port, token, say: tokens.append(token))
+    for _ in range(2):
+        assert CliRunner().invoke(app, ["watch", str(run_dir)]).exit_code == 0
+    assert len({*tokens}) == 2
+    assert all(len(base64.urlsafe_b64decode(token)) == 24 for token in tokens)
 
 
 def test_a_name_of_elsewhere_that_leads_here_is_refused(page):

@@ -204,7 +204,7 @@ def test_a_stream_that_was_cut_may_come_back_for_a_while(opened, clock):
     assert stands(made)[0] == "trains"
     made.away(back)
     clock.now += AWAY_S
-    assert stands(made)[0] == "lost" and "did not come back within 18 s" in left(made)[0]
+    assert stands(made)[0] == "lost" and f"did not come back within {AWAY_S:g} s" in left(made)[0]
     assert left(made)[1] is None and other.member.departure is None
 
 

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from client_pipeline.link.base import LinkError
+from client_pipeline.link.reopened_connection import DecoderConnection
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderStream
 from helpers.certificates import certificate, link_certificates, service_files
 from helpers.decoder_cases import (
@@ -261,9 +262,16 @@ def test_reasons_are_one_printable_line():
     assert len(printable("x" * 10_000)) == 400
 
 
-def test_no_token_is_in_a_log_line_an_error_or_a_description(caplog):
+def test_no_token_is_in_a_log_line_an_error_or_a_description(caplog, monkeypatch):
     caplog.set_level("DEBUG")
-    said = []
+    said, resume_tokens = [], []
+    resume_with = DecoderConnection.resume_with
+
+    def noted(connection, token):
+        resume_tokens.append(token)
+        resume_with(connection, token)
+
+    monkeypatch.setattr(DecoderConnection, "resume_with", noted)
     with service_of(num_clusters=2) as service:
         addresses = service.open_round(1, [0, 1], 1)
         secret = [address.token for address in addresses.values()]
@@ -277,7 +285,8 @@ def test_no_token_is_in_a_log_line_an_error_or_a_description(caplog):
             said += [str(refusal.value), repr(refusal.value)]
         said.append(repr(service.finish_round()))
     said.append(caplog.text)
-    for token in secret:
+    assert len(resume_tokens) == 2
+    for token in secret + resume_tokens:
         assert len(token) >= 43 and not any(re.search(re.escape(token), text) for text in said)
 
 

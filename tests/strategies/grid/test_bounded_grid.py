@@ -1,6 +1,7 @@
 """Exchanges end when no answer can come any more: with Flower's own link state, nodes that die, and a real decoder."""
 
 import threading
+import time
 
 import pytest
 
@@ -119,6 +120,26 @@ def test_without_a_decoder_the_slowest_answer_so_far_says_how_long_the_next_may_
     first = link.pull(0)
     link.answer(first)
     assert "after the last one" in exchange.end()[1]
+
+
+def test_a_cluster_that_does_not_begin_while_no_other_does_anything_is_left_out(monkeypatch):
+    monkeypatch.setattr(bounded_grid, "BEGIN_S", 0.3)
+    link = Link(2)
+    with service_of(2) as service:
+        service.open_round(1, [0, 1], 1)
+        exchange = Exchange(link.bounded(service.trainer), link.orders(0, 1))
+        assert exchange.end() == dict.fromkeys((0, 1), "it has not begun the round within 0.3 s")
+
+
+def test_an_answer_may_take_five_times_the_longest_wait_of_its_round():
+    link = Link(2)
+    exchange = Exchange(link.bounded(reply_timeout_s=0.05), link.orders(0, 1))
+    first, second = link.pull(0), link.pull(1)
+    time.sleep(0.4)
+    link.answer(first)
+    time.sleep(1.2)
+    link.answer(second)
+    assert exchange.end() == {0: None, 1: None}
 
 
 def test_a_run_waits_for_its_nodes_when_all_are_away_and_not_for_ever(monkeypatch):

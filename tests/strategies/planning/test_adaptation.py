@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from client_pipeline.system.scenario import load_scenario
 from helpers.repository import ROOT
 from strategies.estimation.cluster_times import DEVICE, LINK, UPLOAD
 from strategies.estimation.measured_network import MeasuredNetwork, declared_times
@@ -59,6 +60,29 @@ def test_who_was_never_measured_is_as_much_slower_than_declared_as_the_others():
     times = declared_times(network.instance(declared), 0)
     assert times[DEVICE, 4] == pytest.approx([3.0 * s for s in believed[DEVICE, 4]])
     assert times[LINK, 0] == pytest.approx(believed[LINK, 0])
+
+
+def test_what_one_cluster_reports_changes_nothing_for_another_that_was_measured():
+    scenario = load_scenario("default")
+    declared = RoundPlanner(scenario, DSSDA()).plan(1, [1.0] * scenario.num_clusters).declared
+    planned = []
+    for lie in (1.0, 1e6, 1e-6):
+        network = MeasuredNetwork(declared.num_clusters)
+        for n, factor in ((0, 1.0), (1, lie)):
+            for key, (fixed_s, sample_s) in declared_times(declared, n).items():
+                network.clusters[n].believe(key, factor * fixed_s, factor * sample_s)
+            network.clusters[n].believe((UPLOAD, 0), 2.0 * factor, 0.0)
+        planned.append(network.instance(declared).clusters)
+    honest, slower, faster = planned
+    assert honest[0] == slower[0] == faster[0]
+    assert honest[1] != slower[1] != faster[1]
+
+
+def test_a_time_of_the_whole_counts_in_paced_runs_alone():
+    report = {"paced_s": 1e6, "train_s": 1.0, "prepare_s": 0.5, "collect_s": 0.5, "exchange_s": 5.0}
+    assert MeasuredNetwork(1).upload_seconds(report) == 3.0
+    assert MeasuredNetwork(1, time_scale=2.0).upload_seconds(report) == (1e6 - 1.0) / 2.0
+    assert MeasuredNetwork(1, time_scale=2.0).upload_seconds(report | {"paced_s": None}) is None
 
 
 def test_a_device_that_becomes_slower_gives_its_tebs_away_and_the_plan_says_why():

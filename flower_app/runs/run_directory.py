@@ -158,14 +158,29 @@ def read_rounds(run_dir: Path, offset: int = 0) -> tuple[list[dict[str, Any]], i
     ValueError
         If a line is no JSON object; the message names the file and the line's beginning.
     """
+    return read_objects(run_dir / ROUNDS, offset)
+
+
+def read_objects(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Read the complete lines after byte ``offset`` of a file that grows, each a JSON object; none without the file.
+
+    Returns
+    -------
+    The objects, and the offset from which to go on.
+
+    Raises
+    ------
+    ValueError
+        As :func:`read_rounds`.
+    """
     try:
-        with (run_dir / ROUNDS).open("rb") as file:
+        with path.open("rb") as file:
             file.seek(offset)
             data = file.read()
     except FileNotFoundError:
         return [], offset
     complete = data[: data.rfind(b"\n") + 1]
-    return [_object(run_dir / ROUNDS, line) for line in complete.splitlines()], offset + len(complete)
+    return [_object(path, line) for line in complete.splitlines()], offset + len(complete)
 
 
 def write_plan(run_dir: Path, round_number: int, plan: Mapping[str, Any]) -> Path:

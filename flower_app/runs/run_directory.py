@@ -13,6 +13,7 @@
     model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json;
                               a link to its version in models/
     waiting.json              whom the round under way waits for, why and since when
+    machines.jsonl            which machines it has used: host, cores, memory, versions
     phases.jsonl              what came before the first round and after the last, and when
     summary.json              how it ended; written last
     logs/                     what the programs said; error.log: where in the code a run failed

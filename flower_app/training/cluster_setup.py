@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
+from types import MappingProxyType
 from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -14,6 +15,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from flower_app.config.run_config import RunConfig
+from flower_app.runs.machines import ClusterMachines
 from flower_app.training.network import training_scenario
 from flower_app.training.releases import most_examples
 from strategies.clusters import ClusterState, check_clusters
@@ -48,6 +50,8 @@ class Clusters(NamedTuple):
     """Tensors that went down: frozen weights, once for each process of the run."""
     at_once: int
     """How many of them run at the same time: all, but for a simulation with less room."""
+    machines: Mapping[int, ClusterMachines] = MappingProxyType({})
+    """Those of each cluster that named them."""
 
 
 def set_up_clusters(
@@ -86,7 +90,7 @@ def set_up_clusters(
     answers = match_replies(messages, grid.send_and_receive(messages, timeout=SETUP_TIMEOUT_S))
     if silent := sorted(node for node, reply in zip(nodes, answers, strict=True) if reply is None):
         raise RuntimeError(f"set-up: no answer from nodes {silent} within {SETUP_TIMEOUT_S:g} s")
-    states, at_once = [], num_clusters
+    states, at_once, machines = [], num_clusters, {}
     for node, reply in zip(nodes, answers, strict=True):
         assert reply is not None
         if reply.has_error():
@@ -100,6 +104,8 @@ def set_up_clusters(
         if "state" in answer:
             state = ClusterState.from_dict(answer["state"])
             states.append(state)
+            if "machine" in answer:
+                machines[state.cluster] = ClusterMachines(answer["machine"], answer.get("device-machines", {}))
             if isinstance(innermost(grid), InMemoryGrid):
                 at_once = min(at_once, answer.get("at-once") or num_clusters)
             cluster_name = f"cluster {state.cluster}"
@@ -120,7 +126,7 @@ def set_up_clusters(
     for state in states:
         share = 100 * state.num_examples / total
         log(INFO, "cluster %d trains on %d examples, %.1f%%", state.cluster, state.num_examples, share)
-    return Clusters(states, sum(map(array_bytes, messages)), at_once)
+    return Clusters(states, sum(map(array_bytes, messages)), at_once, machines)
 
 
 def settle_decoder_sync(trainer: DecoderTrainer, clusters: Clusters) -> None:

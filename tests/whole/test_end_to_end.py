@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from client_pipeline.runtime.machine import machine_facts
+from flower_app.runs.machines import read_machines
 from helpers.command_line import TINY, collapipe, rounds, sets
 from helpers.repository import ROOT
 
@@ -37,6 +39,16 @@ def test_a_run_leaves_what_the_readme_says(default_run):
     assert {"config.toml", "rounds.jsonl", "summary.json", "plans/round-0001.json", "plans/round-0003.json"} <= found
     # The folder is a link to the newest version, which a walk does not enter.
     assert all((run_dir / "model" / name).is_file() for name in ("model.safetensors", "spec.json", "tokenizer.json"))
+
+
+def test_a_run_notes_which_machines_it_used_and_its_report_shows_them(default_run):
+    run_dir = default_run / "runs" / "latest"
+    [start] = read_machines(run_dir)
+    here = machine_facts()
+    assert start["after_round"] == 0 and start["server"] == here
+    assert start["clusters"] == {str(n): {"control_unit": here, "devices": {}} for n in range(3)}
+    page = (run_dir / "report.html").read_text()
+    assert "server; control units and devices of clusters 0, 1, 2" in page and here["host"] in page
 
 
 def test_loss_falls_over_three_clusters_whose_rounds_dssda_plans(default_run):

@@ -64,8 +64,8 @@ def test_a_mistake_gets_its_one_line(mistake, prepared):
 
 
 WITHOUT_A_NETWORK = (
-    "; huggingface.co does not answer from here or HF_HUB_OFFLINE is set, and the cache has none: download it where there "
-    "is a network, and name its folder"
+    "; huggingface.co does not answer from here or HF_HUB_OFFLINE is set, and the cache has none: download it where "
+    "there is a network, and name its folder"
 )
 
 

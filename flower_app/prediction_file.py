@@ -12,7 +12,7 @@ from typing import Any
 
 from client_pipeline import durable
 from client_pipeline.near_names import did_you_mean
-from flower_app.tasks.tables import read_rows
+from flower_app.tasks.tables import read_table_rows
 from flower_app.tasks.texts import lines
 
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".txt")
@@ -71,7 +71,7 @@ def read_text_rows(path: Path, column: str = "") -> TextRows:
 def _rows_of(path: Path, header: bool) -> list[dict[str, Any]]:
     if path.suffix == ".txt":
         return [{"text": line} for line in lines(path, "--file") if line.strip()]
-    return [row for _, row in read_rows(path, "--file", header)]
+    return [row for _, row in read_table_rows(path, "--file", header)]
 
 
 def write_predictions(path: Path, rows: TextRows, predictions: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.tables import read_cells, read_hub, read_rows
+from flower_app.tasks.tables import read_cells, read_hub, read_table_rows
 from flower_app.tasks.tagging import read_conll
 from flower_app.tasks.texts import lines
 
@@ -181,7 +181,7 @@ def _table(path: Path, header: bool) -> Columns:
 
         table = parquet.read_table(path)
         return _flat({name: table[name].to_pylist() for name in table.column_names})
-    rows = [row for _, row in read_rows(path, "init", header)]
+    rows = [row for _, row in read_table_rows(path, "init", header)]
     if not rows:
         raise ValueError(f"{path}: expected rows, found none")
     return _flat({name: [row.get(name) for row in rows] for name in rows[0]})

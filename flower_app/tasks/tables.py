@@ -96,7 +96,7 @@ def read_table(path: Path, columns: Mapping[str, str], key: str) -> Table:
         if not path.is_file():
             raise ValueError(f"{key}: no file {path}; check data.path and the name")
         return _parquet(path, columns, key)
-    rows = read_rows(path, key, has_header=not all(name.isdigit() for name in columns.values()))
+    rows = read_table_rows(path, key, has_header=not all(name.isdigit() for name in columns.values()))
     if not rows:
         raise ValueError(f"{key}: {path} has a header and no row; expected examples")
     texts_by_column = {
@@ -106,7 +106,7 @@ def read_table(path: Path, columns: Mapping[str, str], key: str) -> Table:
     return Table(texts_by_column, str(path), [number for number, _ in rows])
 
 
-def read_rows(path: Path, key: str, has_header: bool = True) -> list[tuple[int, dict[str, Any]]]:
+def read_table_rows(path: Path, key: str, has_header: bool = True) -> list[tuple[int, dict[str, Any]]]:
     """Read every row of a ``.tsv``, ``.csv`` or ``.jsonl`` file.
 
     Parameters
@@ -141,7 +141,7 @@ def read_cells(path: Path, key: str) -> list[tuple[int, list[str]]]:
     Raises
     ------
     ValueError
-        As :func:`read_rows`.
+        As :func:`read_table_rows`.
     """
     if path.suffix == ".csv":
         return _csv(path, key)

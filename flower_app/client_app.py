@@ -34,6 +34,7 @@ from client_pipeline.runtime.actors import (
 )
 from client_pipeline.runtime.arrangement import Arrangement
 from client_pipeline.runtime.faults import FaultRecord
+from client_pipeline.runtime.machine import machine_facts
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder
 from flower_app.config.run_config import RunConfig
@@ -121,6 +122,8 @@ def _setup(
         "truncated": described["truncated"],
         "restored": described["restored"],
         "at-once": workers_at_once() if node.simulated else 0,
+        "machine": machine_facts(),
+        "device-machines": described["machines"],
     }
 
 

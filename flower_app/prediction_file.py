@@ -12,6 +12,7 @@ from typing import Any
 
 from client_pipeline import durable
 from client_pipeline.near_names import did_you_mean
+from flower_app.tasks.tables import read_table_rows
 from flower_app.tasks.texts import lines
 
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".txt")
@@ -70,32 +71,7 @@ def read_text_rows(path: Path, column: str = "") -> TextRows:
 def _rows_of(path: Path, header: bool) -> list[dict[str, Any]]:
     if path.suffix == ".txt":
         return [{"text": line} for line in lines(path, "--file") if line.strip()]
-    if path.suffix == ".jsonl":
-        return [_json_row(path, number, line) for number, line in enumerate(lines(path, "--file"), 1) if line.strip()]
-    if path.suffix == ".tsv":
-        cells = [line.rstrip("\r").split("\t") for line in lines(path, "--file") if line.strip(" \r")]
-    else:
-        for _ in lines(path, "--file"):
-            pass  # for its errors
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            cells = [row for row in csv.reader(file) if row]
-    if not cells:
-        return []
-    names = cells.pop(0) if header else [str(i) for i in range(len(cells[0]))]
-    for number, row in enumerate(cells, 2 if header else 1):
-        if len(row) != len(names):
-            raise ValueError(f"--file: {path}, row {number}: expected {len(names)} columns, found {len(row)}")
-    return [dict(zip(names, row, strict=True)) for row in cells]
-
-
-def _json_row(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise ValueError(f"--file: {path}, line {number}: expected a JSON object, found {line[:60]!r}")
-    return row
+    return [row for _, row in read_table_rows(path, "--file", header)]
 
 
 def write_predictions(path: Path, rows: TextRows, predictions: Sequence[str]) -> None:

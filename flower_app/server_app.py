@@ -26,10 +26,11 @@ def main(grid: Grid, context: Context) -> None:
     """Run one training, from the configuration to the summary."""
     start_actors(context.run_config, grid)
     from flower_app.report.pictures import write_pictures
+    from flower_app.training.cluster_setup import fitted_to_nodes
     from flower_app.training.prepared_run import prepare
     from flower_app.training.training_run import train_prepared
 
-    config = RunConfig.from_flat(context.run_config)
+    config = fitted_to_nodes(RunConfig.from_flat(context.run_config), grid)
     if config.run_dir:
         # `collapipe run` has made and claimed it; under plain `flwr run` it may be new.
         run_dir = Path(config.run_dir).resolve()

@@ -108,7 +108,7 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
 
     Returns
     -------
-    Its description.
+    Its description, with the ``machines`` of the devices that are nodes of their own.
 
     Raises
     ------
@@ -116,9 +116,10 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
         ValueError is the control unit's own: data that is missing or does not fit; or another run uses the cluster.
     """
     joined = _joined_devices(setup, DEVICES_TIMEOUT_S, least=1 if setup.resume_round else None)
-    check_devices(joined)
+    machines = check_devices(joined)
     actor = _make(setup, joined)
-    return dict(_answer(actor, actor.prepare.remote(), setup.actor_name, START_TIMEOUT_S))
+    described = _answer(actor, actor.prepare.remote(), setup.actor_name, START_TIMEOUT_S)
+    return {**described, "machines": machines}
 
 
 def restart_control_unit(setup: ClusterSetup) -> None:

@@ -1,15 +1,35 @@
-"""What the system says of the machine that a process runs on: its clock and its free memory."""
+"""What the system says of the machine that a process runs on: what it is, its clock and its free memory."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
+import socket
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import psutil
 
 FALLBACK_FREQUENCY_HZ = 1e9
 """Where the system does not say: only the product with the FLOP per cycle counts."""
+
+REPORTED_PACKAGES = ("torch", "ray", "flwr")
+"""Packages whose versions a run's record of its machines has."""
+
+
+def machine_facts() -> dict[str, str | int]:
+    """Describe this machine: ``host``, ``cores``, ``memory`` [byte], ``system``, versions of Python and packages."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        "host": socket.gethostname(),
+        "cores": cores,
+        "memory": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in REPORTED_PACKAGES},
+    }
 
 
 def clock_frequency(root: Path = Path("/")) -> float:

@@ -11,19 +11,18 @@ On an edge box the control unit starts a Ray of its own (``ray start --head``) a
 from __future__ import annotations
 
 import hashlib
-import platform
 import re
 import socket
 import time
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from client_pipeline.link.hosts import split_address
+from client_pipeline.runtime.machine import machine_facts
 from client_pipeline.system.devices import DEVICE_PREFIX, device_resource
 
 _RESERVED = 0.001
@@ -136,10 +135,9 @@ def wait_for_devices(num_devices: int, timeout_s: float, least: int | None = Non
     return {device: host_by_device[device] for device in range(num_devices) if device in host_by_device}
 
 
-def software() -> dict[str, str]:
-    """What this process runs: versions, and a digest of the code that devices share with their control unit."""
-    versions = {name: metadata.version(name) for name in ("ray", "torch")}
-    return {"code": code_digest(), "python": platform.python_version(), **versions}
+def software() -> dict[str, str | int]:
+    """What runs this process: a digest of the code that devices share with their control unit, and the machine."""
+    return {"code": code_digest(), **machine_facts()}
 
 
 @cache
@@ -153,12 +151,14 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def device_software(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) -> dict[int, dict[str, str] | str]:
+def device_software(
+    devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S
+) -> dict[int, dict[str, str | int] | str]:
     """Ask each device what it runs; a text says why one could not answer."""
     ask = ray.remote(num_cpus=0)(software)
     asked = {k: ask.options(resources={device_resource(k): _RESERVED}).remote() for k in devices}
     deadline = time.monotonic() + timeout_s
-    answers: dict[int, dict[str, str] | str] = {}
+    answers: dict[int, dict[str, str | int] | str] = {}
     for device, reference in asked.items():
         try:
             answers[device] = ray.get(reference, timeout=max(deadline - time.monotonic(), 0.1))
@@ -170,15 +170,19 @@ def device_software(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S
     return answers
 
 
-def check_devices(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) -> None:
+def check_devices(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) -> dict[int, dict[str, str | int]]:
     """Refuse devices that cannot run what the control unit runs.
+
+    Returns
+    -------
+    Each device's machine, as :func:`machine_facts` has it.
 
     Raises
     ------
     ValueError
         Naming the device, what it has, and the remedy.
     """
-    own_digest = code_digest()
+    own_digest, machines = code_digest(), {}
     for device, answer in device_software(devices, timeout_s).items():
         location = f"device {device} at {devices[device]}"
         if isinstance(answer, str):
@@ -188,3 +192,5 @@ def check_devices(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) 
                 f"{location}: another release of CollaPipe (code {answer['code']}, here {own_digest}); install the "
                 "same release on the server, the control units and the devices"
             )
+        machines[device] = {name: value for name, value in answer.items() if name != "code"}
+    return machines

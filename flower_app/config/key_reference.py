@@ -21,9 +21,8 @@ from flower_app.config.run_config import RunConfig, Scalar, key_types
 _HEAD = """# Every key
 
 Written by `python -m flower_app.config.key_reference`, from the code. A key stands in a TOML file under its table
-(`collapipe run --config mine.toml`), or is given by itself (`--set optimizer.lr=1e-3`,
-`train({"optimizer.lr": 1e-3})`). `--set` wins over the file, and the file over these defaults. Units are in brackets;
-what has none is a count or a ratio.
+(`--config mine.toml`), or is given by itself (`--set optimizer.lr=1e-3`, `train({"optimizer.lr": 1e-3})`). `--set`
+wins over the file, and the file over these defaults. Units are in brackets; what has none is a count or a ratio.
 `num-server-rounds` and `learning-rate` are other names of `num-rounds` and `optimizer.lr`.
 """
 _PLAIN = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -28,6 +29,8 @@ from strategies.flower_internals import (
 )
 
 _ERROR = 40
+_LOOK_S, _LOOKS = 0.5, 60
+"""Time between two looks for a message [s], and how many until Flower has its turn: it would look every 3 s alone."""
 
 Connection = tuple[Any, ...]
 """What Flower's SuperNode calls the server by: node id, receive, send, get_run, get_fab, pull_object, push_object,
@@ -91,7 +94,7 @@ def vetoed(connection: AbstractContextManager[Connection], veto: Veto) -> Iterat
         node_id, receive, send, get_run, get_fab, pull_object, push_object, confirm = connection_values
 
         def receive_allowed() -> Any:
-            received_message = receive()
+            received_message = _soon(receive)
             if received_message is None:
                 return None
             message = received_message[0]
@@ -109,6 +112,15 @@ def vetoed(connection: AbstractContextManager[Connection], veto: Veto) -> Iterat
             return veto.app(run_id)
 
         yield node_id, receive_allowed, send, get_run, checked_app, pull_object, push_object, confirm
+
+
+def _soon(receive: Callable[[], Any]) -> Any:
+    """Look for a message until one is there, or Flower is to have its turn."""
+    for _ in range(_LOOKS):
+        if (received_message := receive()) is not None:
+            return received_message
+        time.sleep(_LOOK_S)
+    return None
 
 
 def _answer(

@@ -8,7 +8,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from flower_app.first_config.own_text import OwnText, table_rows
+from flower_app.first_config.own_text import OwnText
+from flower_app.tasks.tables import read_cells
 from flower_app.tasks.texts import lines
 
 _SHARE, _MOST = 10, 2000
@@ -63,7 +64,7 @@ def set_aside(text: OwnText, folder: Path) -> dict[str, tuple[Path, ...]]:
 def _units(text: OwnText, path: Path) -> tuple[str, Sequence[str]]:
     """Header of a file, and the text of each of its examples, line feeds included."""
     if path.suffix == ".csv":
-        rows = [_csv_line(row) for row in table_rows(path)]
+        rows = [_csv_line(row) for _, row in read_cells(path, "init")]
         return (rows[0], rows[1:]) if text.header else ("", rows)
     all_lines = [f"{line}\n" for line in lines(path, "init")]
     if text.kind == "tagged":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.tables import read_hub
+from flower_app.tasks.tables import read_cells, read_hub, read_table_rows
 from flower_app.tasks.tagging import read_conll
 from flower_app.tasks.texts import lines
 
@@ -183,25 +181,10 @@ def _table(path: Path, header: bool) -> Columns:
 
         table = parquet.read_table(path)
         return _flat({name: table[name].to_pylist() for name in table.column_names})
-    if path.suffix == ".jsonl":
-        rows = []
-        for number, line in enumerate(lines(path, "init"), 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: expected a JSON object, found {line[:60]!r}")
-            rows.append(row)
-        return _flat({name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})})
-    cells = table_rows(path)
-    names = cells.pop(0) if header else [str(i) for i in range(len(cells[0]))]
-    for number, cell_row in enumerate(cells, 2 if header else 1):
-        if len(cell_row) != len(names):
-            raise ValueError(f"{path}, row {number}: expected {len(names)} columns, found {len(cell_row)}")
-    return {name: [row[i] for row in cells] for i, name in enumerate(names)}
+    rows = [row for _, row in read_table_rows(path, "init", header)]
+    if not rows:
+        raise ValueError(f"{path}: expected rows, found none")
+    return _flat({name: [row.get(name) for row in rows] for name in rows[0]})
 
 
 def _flat(columns: Columns) -> Columns:
@@ -215,31 +198,11 @@ def _flat(columns: Columns) -> Columns:
     return flat
 
 
-def table_rows(path: Path) -> list[list[str]]:
-    """Cells of every row of a ``.csv`` or ``.tsv`` file, the header's too.
-
-    Raises
-    ------
-    ValueError
-        If it has none.
-    """
-    if path.suffix == ".tsv":
-        rows = [line.rstrip("\r").split("\t") for line in lines(path, "init") if line.strip(" \r")]
-    else:
-        for _ in lines(path, "init"):
-            pass  # for its errors
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
-    if not rows:
-        raise ValueError(f"{path}: expected rows, found none")
-    return rows
-
-
 def _has_header(path: Path) -> bool:
     """Whether the first row names the columns: it does not if one of its cells is a value further down."""
     if path.suffix not in (".csv", ".tsv"):
         return True
-    rows = table_rows(path)[:2000]
+    rows = [cells for _, cells in read_cells(path, "init")[:2000]]
     first, others = rows[0], rows[1:]
     if not others:
         raise ValueError(f"{path}: expected a header and rows, found one row")

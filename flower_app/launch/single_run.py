@@ -21,6 +21,7 @@ from flower_app.launch.progress import RunProgress
 from flower_app.launch.run_events import resume_line
 from flower_app.launch.simulation import SimulationLauncher
 from flower_app.report.pictures import write_pictures
+from flower_app.report.round_parts import local_steps_hint
 from flower_app.runs import run_checkpoints
 from flower_app.runs.run_directory import (
     FINISHED,
@@ -175,6 +176,9 @@ def launch_run(
         say(f"error: {outcome.error}\nlogs: {run_dir / 'logs'}\n{resume_line(run_dir, superlink_of(launcher))}")
     else:
         progress.report(outcome.summary)
+        # In a simulation messages cost what this machine has to do besides; on real machines they cost the round.
+        if superlink_of(launcher) and (hint := local_steps_hint(progress.rounds, config.local_steps)):
+            say(hint)
     # The run's own processes leave this to us.
     if report := write_pictures(run_dir):
         say(f"report: {report}")

@@ -20,6 +20,8 @@ from client_pipeline import durable
 from flower_app.config.sources import read_config
 from flower_app.report.contents import FIGURES, FigureSpec
 from flower_app.report.data import NoData, RunData, as_number, left_out
+from flower_app.report.machine_table import machine_section
+from flower_app.runs.machines import read_machines
 from flower_app.runs.run_directory import CONFIG, FINISHED, TIMELINE, read_rounds, read_summary
 from strategies.dssda.power_control import control_summary, control_text
 
@@ -68,6 +70,8 @@ class _Run:
     summary: Mapping[str, Any] | None
     config: Mapping[str, Any]
     """Flat keys; empty where the file cannot be read."""
+    machines: Sequence[Mapping[str, Any]]
+    """Lines of ``machines.jsonl``."""
 
 
 def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
@@ -114,14 +118,17 @@ def _read(run_dir: Path, label: str) -> _Run:
     except (FileNotFoundError, ValueError):
         config = {}
     data = RunData(label=label, rounds=rounds, timeline=timeline)
-    return _Run(path=run_dir.resolve(), data=data, summary=read_summary(run_dir), config=config)
+    machines, summary = read_machines(run_dir), read_summary(run_dir)
+    return _Run(path=run_dir.resolve(), data=data, summary=summary, config=config, machines=machines)
 
 
 def _page(runs: Sequence[_Run]) -> str:
     title = runs[0].data.label if len(runs) == 1 else f"{len(runs)} runs"
     body = [f"<h1>CollaPipe: {escape(title)}</h1>", *(_state(run, len(runs) > 1) for run in runs)]
     links = "".join(f'<a href="#{spec.id}">{escape(spec.title)}</a> ' for spec in FIGURES)
-    body += [f"<nav>{links}</nav>", _header(runs), *(_section(spec, runs) for spec in FIGURES), _troubles(runs)]
+    machines = machine_section({run.data.label: run.machines for run in runs})
+    sections = [_section(spec, runs) for spec in FIGURES]
+    body += [f"<nav>{links}</nav>", _header(runs), *sections, _troubles(runs), machines]
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>CollaPipe: {escape(title)}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from flower_app.report.data import FloatArray, RunData, as_number
+from flower_app.report.data import FloatArray, RunData
 from flower_app.report.drawing import (
     HEIGHT,
     add_legend,
@@ -21,34 +21,14 @@ from flower_app.report.drawing import (
     panel_text,
     stack_parts,
 )
-
-_SLOTS = ("prepare_s", "train_s", "collect_s")
-"""Of a cluster's report: weights to the devices, local steps, weights back."""
+from flower_app.report.round_parts import round_parts
 
 
 def wall_parts(run: RunData) -> dict[str, FloatArray]:
-    """Wall seconds of each round by what they went to, (R,) each; NaN where a round does not tell.
-
-    The clusters work at the same time, so the slowest one counts.
-    """
+    """Wall seconds of each round by what they went to, (R,) each; NaN where a round does not tell."""
     names = ("local steps", "weights to and from devices", "messages and waiting", "server")
-    rows = np.array([_parts_of(record) for record in run.rounds]).reshape(len(run.rounds), len(names))
+    rows = np.array([round_parts(record) for record in run.rounds]).reshape(len(run.rounds), len(names))
     return {name: rows[:, i] for i, name in enumerate(names)}
-
-
-def _parts_of(record: Mapping[str, Any]) -> tuple[float, float, float, float]:
-    slots = [[as_number(report.get(slot)) for slot in _SLOTS] for report in record.get("clusters") or ()]
-    whole, messages = as_number(record.get("round_s")), as_number(record.get("messages_s"))
-    if not slots:
-        return (np.nan, np.nan, messages, max(whole - messages, 0.0))
-    prepare, train, collect = max(slots, key=lambda times: float(np.nansum(times)))
-    weights = float(np.nansum([prepare, collect]))
-    return (
-        train,
-        weights,
-        max(messages - train - weights, 0.0),
-        max(whole - messages, 0.0),
-    )
 
 
 def draw_wall(runs: Sequence[RunData]) -> Figure:

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flower_app.runs.run_directory import read_objects
+
 PHASES = "phases.jsonl"
 LAUNCHING = "Flower's programs"
 LOADING = "data, tokenizer and model"
@@ -39,11 +41,4 @@ def read_phases(run_dir: Path, offset: int = 0) -> tuple[list[dict[str, Any]], i
     -------
     Phases with ``phase`` and ``began`` [s since 1970], and the offset from which to go on.
     """
-    try:
-        with (run_dir / PHASES).open("rb") as file:
-            file.seek(offset)
-            data = file.read()
-    except FileNotFoundError:
-        return [], offset
-    complete = data[: data.rfind(b"\n") + 1]
-    return [json.loads(line) for line in complete.splitlines()], offset + len(complete)
+    return read_objects(run_dir / PHASES, offset)

@@ -13,6 +13,7 @@
     model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json;
                               a link to its version in models/
     waiting.json              whom the round under way waits for, why and since when
+    machines.jsonl            which machines it has used: host, cores, memory, versions
     phases.jsonl              what came before the first round and after the last, and when
     summary.json              how it ended; written last
     logs/                     what the programs said; error.log: where in the code a run failed
@@ -158,14 +159,29 @@ def read_rounds(run_dir: Path, offset: int = 0) -> tuple[list[dict[str, Any]], i
     ValueError
         If a line is no JSON object; the message names the file and the line's beginning.
     """
+    return read_objects(run_dir / ROUNDS, offset)
+
+
+def read_objects(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Read the complete lines after byte ``offset`` of a file that grows, each a JSON object; none without the file.
+
+    Returns
+    -------
+    The objects, and the offset from which to go on.
+
+    Raises
+    ------
+    ValueError
+        As :func:`read_rounds`.
+    """
     try:
-        with (run_dir / ROUNDS).open("rb") as file:
+        with path.open("rb") as file:
             file.seek(offset)
             data = file.read()
     except FileNotFoundError:
         return [], offset
     complete = data[: data.rfind(b"\n") + 1]
-    return [_object(run_dir / ROUNDS, line) for line in complete.splitlines()], offset + len(complete)
+    return [_object(path, line) for line in complete.splitlines()], offset + len(complete)
 
 
 def write_plan(run_dir: Path, round_number: int, plan: Mapping[str, Any]) -> Path:

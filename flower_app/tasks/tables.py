@@ -96,25 +96,58 @@ def read_table(path: Path, columns: Mapping[str, str], key: str) -> Table:
         if not path.is_file():
             raise ValueError(f"{key}: no file {path}; check data.path and the name")
         return _parquet(path, columns, key)
-    location = f"{key}: {path}"
-    if path.suffix == ".csv":
-        rows = _rows(_csv(path, key), columns, location)
-    else:
-        # A blank line is no row; tabs alone are a row of empty cells.
-        blank = " \r" if path.suffix == ".tsv" else None
-        found_lines = [(i, line) for i, line in enumerate(lines(path, key), 1) if line.strip(blank)]
-        if path.suffix == ".jsonl":
-            rows = _jsonl(found_lines, location)
-        else:
-            # No quoting.
-            rows = _rows([(number, line.rstrip("\r").split("\t")) for number, line in found_lines], columns, location)
+    rows = read_table_rows(path, key, has_header=not all(name.isdigit() for name in columns.values()))
     if not rows:
-        raise ValueError(f"{location} has a header and no row; expected examples")
+        raise ValueError(f"{key}: {path} has a header and no row; expected examples")
     texts_by_column = {
         column_key: [_value(row, name, f"{column_key}: {path}, line {number}") for number, row in rows]
         for column_key, name in columns.items()
     }
     return Table(texts_by_column, str(path), [number for number, _ in rows])
+
+
+def read_table_rows(path: Path, key: str, has_header: bool = True) -> list[tuple[int, dict[str, Any]]]:
+    """Read every row of a ``.tsv``, ``.csv`` or ``.jsonl`` file.
+
+    Parameters
+    ----------
+    path : the file
+    key : what errors begin with: the key or option that names the file
+    has_header : whether the first row of a ``.tsv`` or ``.csv`` file has the names of the columns
+
+    Returns
+    -------
+    The line of each row, from 1, and its values by column; by the column's number where there is no header.
+
+    Raises
+    ------
+    ValueError
+        Naming the line, what was found and what was expected.
+    """
+    location = f"{key}: {path}"
+    if path.suffix == ".jsonl":
+        return _jsonl([(i, line) for i, line in enumerate(lines(path, key), 1) if line.strip()], location)
+    cells = read_cells(path, key)
+    header = cells.pop(0)[1] if has_header else [str(i) for i in range(len(cells[0][1]))]
+    for number, row in cells:
+        if len(row) != len(header):
+            raise ValueError(f"{location}, line {number}: expected {len(header)} columns, found {len(row)}")
+    return [(number, dict(zip(header, row, strict=True))) for number, row in cells]
+
+
+def read_cells(path: Path, key: str) -> list[tuple[int, list[str]]]:
+    """Read the cells of each row of a ``.tsv`` or ``.csv`` file, a header's too, with the line on which it ends.
+
+    Raises
+    ------
+    ValueError
+        As :func:`read_table_rows`.
+    """
+    if path.suffix == ".csv":
+        return _csv(path, key)
+    # No quoting. A blank line is no row; tabs alone are a row of empty cells.
+    found_lines = [(i, line) for i, line in enumerate(lines(path, key), 1) if line.strip(" \r")]
+    return [(number, line.rstrip("\r").split("\t")) for number, line in found_lines]
 
 
 def columns_of(table: Any, columns: Mapping[str, str], key: str, name: str) -> Table:
@@ -207,20 +240,6 @@ def _csv(path: Path, key: str) -> list[tuple[int, list[str]]]:
         except csv.Error as error:
             location = f"{key}: {path}, line {reader.line_num}"
             raise ValueError(f"{location}: expected comma-separated cells ({error})") from error
-
-
-def _rows(
-    cells: list[tuple[int, list[str]]], columns: Mapping[str, str], location: str
-) -> list[tuple[int, dict[str, Any]]]:
-    """Rows as dictionaries: by header, or by index where every wanted column is a number."""
-    if all(name.isdigit() for name in columns.values()):
-        header = [str(i) for i in range(len(cells[0][1]))]
-    else:
-        header = cells.pop(0)[1]
-    for number, row in cells:
-        if len(row) != len(header):
-            raise ValueError(f"{location}, line {number}: expected {len(header)} columns, found {len(row)}")
-    return [(number, dict(zip(header, row, strict=True))) for number, row in cells]
 
 
 def _value(row: Mapping[str, Any], name: str, location: str) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
+from types import MappingProxyType
 from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -12,6 +15,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from flower_app.config.run_config import RunConfig
+from flower_app.runs.machines import ClusterMachines
+from flower_app.training.network import training_scenario
 from flower_app.training.releases import most_examples
 from strategies.clusters import ClusterState, check_clusters
 from strategies.decoder.trainer import DecoderTrainer
@@ -29,6 +34,9 @@ SETUP_TIMEOUT_S = 3600.0
 """How long a control unit may take to load and encode its data."""
 _MISTAKE_CHARACTERS = 2000
 """Of a node's words about its user's mistake."""
+_FLWR_RUN = (
+    'flwr run . --stream --federation-config "num-supernodes={0} client-resources-num-cpus=1 init-args-num-cpus={0}"'
+)
 _SETTLED_S = 5.0
 """A simulation makes all of its nodes within moments: no more come after so long [s]."""
 
@@ -42,6 +50,8 @@ class Clusters(NamedTuple):
     """Tensors that went down: frozen weights, once for each process of the run."""
     at_once: int
     """How many of them run at the same time: all, but for a simulation with less room."""
+    machines: Mapping[int, ClusterMachines] = MappingProxyType({})
+    """Those of each cluster that named them."""
 
 
 def set_up_clusters(
@@ -80,7 +90,7 @@ def set_up_clusters(
     answers = match_replies(messages, grid.send_and_receive(messages, timeout=SETUP_TIMEOUT_S))
     if silent := sorted(node for node, reply in zip(nodes, answers, strict=True) if reply is None):
         raise RuntimeError(f"set-up: no answer from nodes {silent} within {SETUP_TIMEOUT_S:g} s")
-    states, at_once = [], num_clusters
+    states, at_once, machines = [], num_clusters, {}
     for node, reply in zip(nodes, answers, strict=True):
         assert reply is not None
         if reply.has_error():
@@ -94,6 +104,8 @@ def set_up_clusters(
         if "state" in answer:
             state = ClusterState.from_dict(answer["state"])
             states.append(state)
+            if "machine" in answer:
+                machines[state.cluster] = ClusterMachines(answer["machine"], answer.get("device-machines", {}))
             if isinstance(innermost(grid), InMemoryGrid):
                 at_once = min(at_once, answer.get("at-once") or num_clusters)
             cluster_name = f"cluster {state.cluster}"
@@ -114,7 +126,7 @@ def set_up_clusters(
     for state in states:
         share = 100 * state.num_examples / total
         log(INFO, "cluster %d trains on %d examples, %.1f%%", state.cluster, state.num_examples, share)
-    return Clusters(states, sum(map(array_bytes, messages)), at_once)
+    return Clusters(states, sum(map(array_bytes, messages)), at_once, machines)
 
 
 def settle_decoder_sync(trainer: DecoderTrainer, clusters: Clusters) -> None:
@@ -137,6 +149,29 @@ def round_bounds(config: RunConfig, num_blocks: int, clusters: Sequence[ClusterS
     )
 
 
+def fitted_to_nodes(config: RunConfig, grid: Grid) -> RunConfig:
+    """Train as many clusters as a simulation has nodes, where nobody said how many, and say so.
+
+    Plain ``flwr run`` gives two nodes unless it is told otherwise, whatever the scenario has.
+    """
+    if config.num_clusters or not isinstance(innermost(grid), InMemoryGrid):
+        return config
+    num_clusters = training_scenario(config).num_clusters
+    num_nodes = len(_settled_nodes(grid, num_clusters, _SETTLED_S))
+    if not 0 < num_nodes < num_clusters:
+        return config
+    log(
+        WARNING,
+        "scenario %s has %d clusters, this simulation %d nodes: only the first %d clusters train; all of them: %s",
+        config.scenario,
+        num_clusters,
+        num_nodes,
+        num_nodes,
+        _FLWR_RUN.format(num_clusters),
+    )
+    return replace(config, num_clusters=num_nodes)
+
+
 def wait_for_nodes(grid: Grid, num_needed: int, timeout_s: float) -> list[int]:
     """Wait, with a bound, until ``num_needed`` nodes are connected; returns all that are.
 
@@ -146,22 +181,29 @@ def wait_for_nodes(grid: Grid, num_needed: int, timeout_s: float) -> list[int]:
         If they do not come in time, or can come no more; the message says how many came, and what brings the others.
     """
     simulated = isinstance(innermost(grid), InMemoryGrid)
+    nodes = _settled_nodes(grid, num_needed, _SETTLED_S if simulated else math.inf, timeout_s)
+    if len(nodes) >= num_needed:
+        return nodes
+    shortage = f"num-clusters: {num_needed} clusters need as many nodes, {len(nodes)} nodes came"
+    if simulated:
+        raise ValueError(
+            f"{shortage}; simulate as many: {_FLWR_RUN.format(num_needed)}, "
+            f"or train {len(nodes)} clusters alone with --run-config num-clusters={len(nodes)}"
+        )
+    raise ValueError(f"{shortage} within {timeout_s:g} s; start more nodes or lower num-clusters")
+
+
+def _settled_nodes(grid: Grid, num_needed: int, settled_s: float, timeout_s: float = 60.0) -> list[int]:
+    """Wait until enough nodes are there, no more have come for ``settled_s``, or the time is over; returns all."""
     start = changed = time.monotonic()
     nodes: list[int] = []
     while True:
         previous_nodes, nodes = nodes, sorted(grid.get_node_ids())
+        now = time.monotonic()
+        changed = changed if len(nodes) == len(previous_nodes) else now
         # Nodes of a simulation register one after the other: take those that are there when no more come.
         if len(nodes) >= num_needed and len(nodes) == len(previous_nodes):
             return nodes
-        now = time.monotonic()
-        changed = changed if len(nodes) == len(previous_nodes) else now
-        if now > start + timeout_s or (simulated and nodes and now > changed + _SETTLED_S):
-            shortage = f"num-clusters: {num_needed} clusters need as many nodes, {len(nodes)} nodes came"
-            if simulated:
-                raise ValueError(
-                    f"{shortage}; simulate as many: flwr run . --stream --federation-config "
-                    f'"num-supernodes={num_needed} client-resources-num-cpus=1 init-args-num-cpus={num_needed}", '
-                    f"or train {len(nodes)} clusters alone with --run-config num-clusters={len(nodes)}"
-                )
-            raise ValueError(f"{shortage} within {timeout_s:g} s; start more nodes or lower num-clusters")
+        if now > start + timeout_s or (nodes and now > changed + settled_s):
+            return nodes
         time.sleep(0.5)

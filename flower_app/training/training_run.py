@@ -18,6 +18,7 @@ from client_pipeline.runtime.decoder_update import HeadTrainer
 from flower_app.config.strategy_choice import make_strategy
 from flower_app.report.sinks import open_sinks
 from flower_app.runs import run_directory
+from flower_app.runs.machines import note_machines
 from flower_app.runs.phases import NODES, SETTING_UP, TESTING, TRAINING, begin_phase
 from flower_app.runs.run_lock import nodes_held
 from flower_app.training.actor_start import arranged
@@ -79,6 +80,7 @@ def train_prepared(run: PreparedRun, grid: Grid) -> None:
             with service or nullcontext():
                 begin_phase(run.run_dir, SETTING_UP)
                 clusters = set_up(run, flower_grid, nodes)
+                note_machines(run.run_dir, run.completed, clusters.machines)
                 if service is not None:
                     settle_decoder_sync(service.trainer, clusters)
                 _train_rounds(run, flower_grid, clusters, service, models, standing, clock)

@@ -6,8 +6,20 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
+from client_pipeline.runtime.machine import REPORTED_PACKAGES
 from strategies.grid.received_report import ReportTerms, check_state
-from strategies.grid.received_values import FLAG, TEXT, MalformedReply, check_object, excerpt, parse_json, whole
+from strategies.grid.received_values import (
+    FLAG,
+    TEXT,
+    Kind,
+    MalformedReply,
+    Schema,
+    check_object,
+    excerpt,
+    one_of,
+    parse_json,
+    whole,
+)
 from strategies.records import CONFIG
 
 _ANSWER_BYTES = 1 << 20
@@ -36,12 +48,28 @@ def checked_setup(content: RecordDict, node_id: int, num_clusters: int) -> dict[
         check_object(answer, {"unused": whole()}, "set-up")
     else:
         state: Any = answer.get("state") if isinstance(answer, dict) else None
-        schema = {"state": _ANY, "truncated": whole(), "restored": FLAG, "at-once": whole()}
-        check_object(answer, schema, "set-up", frozenset({"at-once"}))
+        check_object(answer, _SETUP, "set-up", frozenset({"at-once", "machine", "device-machines"}))
         cluster = state.get("cluster") if isinstance(state, dict) else None
         whole(0, num_clusters - 1).check(cluster, "set-up.state.cluster")
         check_state(state, ReportTerms(cluster=int(cluster or 0), node_id=node_id, round=0))
+        for device, machine in answer.get("device-machines", {}).items():
+            one_of(*map(str, range(len(state["devices"])))).check(device, "set-up.device-machines")
+            check_object(machine, _MACHINE, f"set-up.device-machines.{device}")
     return dict(answer)
 
 
 _ANY = TEXT._replace(words="anything", fits=lambda value: True)
+_NAME = Kind("text of at most 200 characters", lambda value: isinstance(value, str) and len(value) <= 200)
+_MACHINE: Schema = {
+    **dict.fromkeys(("host", "system", "python", *REPORTED_PACKAGES), _NAME),
+    "cores": whole(1, 1 << 20),
+    "memory": whole(),
+}
+_SETUP: Schema = {
+    "state": _ANY,
+    "truncated": whole(),
+    "restored": FLAG,
+    "at-once": whole(),
+    "machine": _MACHINE,
+    "device-machines": Kind("an object", lambda value: isinstance(value, dict)),
+}

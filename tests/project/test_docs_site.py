@@ -1,25 +1,18 @@
-"""The documentation as a site: every key is there, every command can be given, no link is dead."""
+"""The documentation as a site: every key is there, no link is dead."""
 
 import importlib.util
 import re
-import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
 
-import click
 import pytest
-import typer
 
-from flower_app.cli.main import app
 from flower_app.config.key_reference import key_entries, key_page
-from flower_app.config.other_names import OTHER_NAMES
 from flower_app.config.run_config import key_types
-from flower_app.config.sources import find_config
 from helpers.repository import ROOT
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
 
 def test_every_key_is_in_the_reference_as_the_code_has_it():
@@ -37,53 +30,6 @@ def test_a_key_has_default_range_unit_and_meaning():
     assert entries["decoder-sync"].values == "`auto`, `step`, `round`"
     assert entries["model.norm"].values == "`pre`, `post`"
     assert entries["runtime.timeout"].unit == "s" and entries["decoder.max-frame-bytes"].unit == "byte"
-
-
-def commands():
-    """Lines of ``bash`` blocks that call us, and what stands in code between bars of a table."""
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
-            yield from ((page.name, line) for line in block.replace("\\\n", " ").splitlines())
-        for row in re.findall(r"^\| (`collapipe [^|]*?) \|", text, re.MULTILINE):
-            yield from ((page.name, line) for line in re.findall(r"`(collapipe [^`]+)`", row))
-
-
-CALLS = [(page, line) for page, line in commands() if re.match(r"(\.venv/bin/)?collapipe ", line) and "{" not in line]
-
-
-def of_command_line(words):
-    """Options and values of a call, by our own parser: a word that it does not know is an error."""
-    command, context = typer.main.get_command(app), None
-    while isinstance(command, click.Group) and words:
-        name = words.pop(0)
-        if name.startswith("-"):
-            return {}
-        assert name in command.commands, f"no command {name}"
-        command = command.commands[name]
-    if isinstance(command, click.Group):
-        return {}
-    parser = command.make_parser(click.Context(command))
-    context, _, _ = parser.parse_args(list(words))
-    return context
-
-
-@pytest.mark.parametrize(("page", "line"), CALLS)
-def test_a_command_of_the_pages_can_be_given(page, line):
-    line = line.partition(" #")[0].replace("...", "").strip()
-    if " / " in line or line.endswith(("TEXT", "--superlink")):
-        return  # a row for several, or a family of them
-    options = of_command_line(shlex.split(line)[1:])
-    for pair in options.get("sets") or ():
-        key = pair.partition("=")[0]
-        known = {*key_types(), *OTHER_NAMES}
-        assert key in known or any(name.startswith(f"{key}.") for name in known), key
-    if (config := options.get("config")) and not config.endswith(".toml"):
-        find_config(config)
-
-
-def test_there_are_commands_to_check():
-    assert len(CALLS) > 60
 
 
 def test_all_pages_are_in_the_navigation_and_in_llms_txt():

@@ -14,6 +14,26 @@ def blocks(page, language):
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
+BLOCKS = {
+    f"{page.name} {number}": block
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL), 1)
+}
+TAKES_LONG = ("train(", "load_pretrained(", "whole_step(", "# needs: ")
+"""What trains, loads a hub's model, wants a package, or has a test of its own below."""
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_code_of_the_pages_compiles_and_what_defines_something_can_be_imported(name):
+    code = compile(BLOCKS[name], name, "exec")
+    if not any(words in BLOCKS[name] for words in TAKES_LONG):
+        exec(code, {"__name__": "page"})
+
+
+def test_there_is_code_to_check():
+    assert len(BLOCKS) >= 12 and sum(any(words in block for words in TAKES_LONG) for block in BLOCKS.values()) <= 6
+
+
 @pytest.mark.slow
 def test_the_example_of_the_library_runs():
     (code,) = (block for block in blocks("python.md", "python") if "uniform_plan" in block)

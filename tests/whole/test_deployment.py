@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flower_app.runs.machines import read_machines
 from flower_app.tasks import generator
 from flower_app.tasks.tokenizer import train_tokenizer
 from helpers.deployed_stack import COLLAPIPE, CONFIG, NAMES, NUM_DEVICES, PATIENCE_S, Stack, write_text
@@ -147,6 +148,15 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
                 assert len(here["devices"]) == NUM_DEVICES[here["cluster"]] == len(here["plan"]["delta"])
     assert not found[0]["faults"]
     assert loss_on_test_text(run_dir) == pytest.approx(loss_on_test_text(alone), abs=1e-4)
+    # Every machine has named itself, before the first round and again when the run went on.
+    starts = read_machines(run_dir)
+    assert [start["after_round"] for start in starts] == [0, len(before)]
+    for cluster, number in enumerate(NUM_DEVICES):
+        machines = starts[0]["clusters"][str(cluster)]
+        assert set(machines["devices"]) == set(map(str, range(number)))
+        assert {machine["python"] for machine in (machines["control_unit"], *machines["devices"].values())} == {
+            starts[0]["server"]["python"]
+        }
     # Each control unit has kept its own checkpoint, in its own folder.
     assert not (run_dir / "clusters").exists()
     for cluster in range(len(NUM_DEVICES)):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from client_pipeline.runtime.machine import machine_facts
+from flower_app.runs.machines import read_machines
 from helpers.command_line import TINY, collapipe, rounds, sets
 from helpers.repository import ROOT
 
@@ -37,6 +39,16 @@ def test_a_run_leaves_what_the_readme_says(default_run):
     assert {"config.toml", "rounds.jsonl", "summary.json", "plans/round-0001.json", "plans/round-0003.json"} <= found
     # The folder is a link to the newest version, which a walk does not enter.
     assert all((run_dir / "model" / name).is_file() for name in ("model.safetensors", "spec.json", "tokenizer.json"))
+
+
+def test_a_run_notes_which_machines_it_used_and_its_report_shows_them(default_run):
+    run_dir = default_run / "runs" / "latest"
+    [start] = read_machines(run_dir)
+    here = machine_facts()
+    assert start["after_round"] == 0 and start["server"] == here
+    assert start["clusters"] == {str(n): {"control_unit": here, "devices": {}} for n in range(3)}
+    page = (run_dir / "report.html").read_text()
+    assert "server; control units and devices of clusters 0, 1, 2" in page and here["host"] in page
 
 
 def test_loss_falls_over_three_clusters_whose_rounds_dssda_plans(default_run):
@@ -100,7 +112,8 @@ def plain_flwr_run(tmp_path_factory):
 
     def run(name, options=(), **more):
         overrides = {**TINY, "runs-dir": str(folder / name), **more}
-        pairs = " ".join(f"{k}={json.dumps(v) if isinstance(v, str) else v}" for k, v in overrides.items())
+        given = {key: value for key, value in overrides.items() if value is not None}
+        pairs = " ".join(f"{k}={json.dumps(v) if isinstance(v, str) else v}" for k, v in given.items())
         command = ["flwr", "run", str(REPOSITORY), "--stream", "--run-config", pairs, *options]
         result = subprocess.run(
             command, cwd=REPOSITORY, env=environment, timeout=560, capture_output=True, text=True, check=False
@@ -114,9 +127,21 @@ def plain_flwr_run(tmp_path_factory):
     end_superlink(ports[0])
 
 
-def test_plain_flwr_run_refuses_too_few_nodes_with_the_line_that_gives_enough(plain_flwr_run):
+def test_plain_flwr_run_trains_as_many_clusters_as_it_has_nodes_and_says_so(plain_flwr_run):
     """It used to train two of the three clusters of the default scenario, and said nothing."""
-    run_dir, output = plain_flwr_run("refused", **{"num-rounds": 1})
+    keys = {"num-rounds": None, "num-server-rounds": 2}
+    run_dir, output = plain_flwr_run("default", **keys)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("finished", 2), summary
+    assert [len(line["clusters"]) for line in rounds(run_dir)] == [2, 2]
+    line = 'flwr run . --stream --federation-config "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=3"'
+    warning = "scenario default has 3 clusters, this simulation 2 nodes: only the first 2 clusters train; all of them: "
+    assert warning + line in output
+    assert "num-clusters = 2\n" in (run_dir / "config.toml").read_text()
+
+
+def test_plain_flwr_run_refuses_fewer_nodes_than_clusters_that_somebody_asked_for(plain_flwr_run):
+    run_dir, output = plain_flwr_run("refused", **{"num-rounds": 1, "num-clusters": 3})
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["status"] == "bad-input", summary
     line = 'flwr run . --stream --federation-config "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=3"'

@@ -58,7 +58,7 @@ def test_a_run_is_listed_shown_and_stopped_by_flowers_commands(tmp_path):
 def test_the_strategy_trains_in_a_server_app_of_ones_own(tmp_path):
     """The example of docs/flower.md, as it stands there."""
     text = (ROOT / "docs" / "flower.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "ServerApp()" in block)
     app, run_dir = assemble_app(tmp_path / "app", server="my_server:app"), tmp_path / "run"
     (app / "my_server.py").write_text(code)
     project = (app / "pyproject.toml").read_text().replace('["LICENSE", ', '["LICENSE", "my_server.py", ')

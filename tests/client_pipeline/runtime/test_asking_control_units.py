@@ -77,7 +77,7 @@ def devices(monkeypatch):
         return seen.joined
 
     monkeypatch.setattr(actors, "wait_for_devices", wait)
-    monkeypatch.setattr(actors, "check_devices", seen.checked.append)
+    monkeypatch.setattr(actors, "check_devices", lambda joined: seen.checked.append(joined) or {})
     return seen
 
 
@@ -139,7 +139,7 @@ def test_workers_at_once_are_those_that_fit_each_living_node(ray, needs, expecte
 
 def test_a_control_unit_outlives_who_started_it_and_answers_while_it_trains(ray, devices):
     ray.next_actors = [actor := ScriptedActor(prepare={"num_examples": 7})]
-    assert start_control_unit(mine := setup()) == {"num_examples": 7}
+    assert start_control_unit(mine := setup()) == {"num_examples": 7, "machines": {}}
     [(cls, options, [made_with])] = ray.made
     assert cls is ControlUnitActor and made_with.run == mine.run and made_with.absent == ()
     where = options.pop("scheduling_strategy")

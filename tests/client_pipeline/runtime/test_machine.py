@@ -4,7 +4,12 @@ from pathlib import Path
 
 import psutil
 
-from client_pipeline.runtime.machine import FALLBACK_FREQUENCY_HZ, available_memory, clock_frequency
+from client_pipeline.runtime.machine import (
+    FALLBACK_FREQUENCY_HZ,
+    available_memory,
+    clock_frequency,
+    machine_facts,
+)
 
 
 def files(root, **content):
@@ -82,3 +87,16 @@ def test_a_group_of_other_things_than_memory_does_not_count(tmp_path):
     assert available_memory(tmp_path) > 100
     files(tmp_path, proc__self__cgroup="4:hugetlb,memory:/x\n")
     assert available_memory(tmp_path) == 100
+
+
+def test_a_machine_names_itself_its_size_and_what_runs_on_it():
+    import platform
+    import socket
+    from importlib import metadata
+
+    facts = machine_facts()
+    assert (facts["host"], facts["python"]) == (socket.gethostname(), platform.python_version())
+    assert facts["memory"] == psutil.virtual_memory().total and 1 <= facts["cores"] <= psutil.cpu_count()
+    assert {name: facts[name] for name in ("torch", "ray", "flwr")} == {
+        name: metadata.version(name) for name in ("torch", "ray", "flwr")
+    }

@@ -6,6 +6,7 @@ import pytest
 from ray import exceptions
 
 from client_pipeline.runtime import placement
+from client_pipeline.runtime.machine import machine_facts
 from client_pipeline.runtime.placement import (
     Placement,
     check_answers,
@@ -196,8 +197,8 @@ def test_a_process_says_its_code_and_the_versions_that_matter():
 
     found = software()
     assert found.pop("code") == code_digest()
-    assert found.pop("python").startswith("3.")
-    assert found == {"ray": ray.__version__, "torch": torch.__version__}
+    assert found == machine_facts() and found["python"].startswith("3.")
+    assert (found["ray"], found["torch"]) == (ray.__version__, torch.__version__)
 
 
 def test_each_device_is_asked_on_its_own_node_without_a_processor(ray_of):
@@ -240,7 +241,7 @@ def test_all_devices_answer_within_one_time(ray_of, monkeypatch, clock):
 def test_devices_of_the_same_release_pass_and_another_is_refused_with_both_digests(ray_of):
     ray = ray_of([])
     ray.answers = {"collapipe-device-0": software(), "collapipe-device-1": {**software(), "code": "feed"}}
-    check_devices({0: "10.0.0.1"})
+    assert check_devices({0: "10.0.0.1"}) == {0: machine_facts()}
     with pytest.raises(ValueError, match=rf"device 1 at 10\.0\.0\.2: another .*\(code feed, here {code_digest()}\)"):
         check_devices({0: "10.0.0.1", 1: "10.0.0.2"})
 

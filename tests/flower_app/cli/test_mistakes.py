@@ -63,6 +63,38 @@ def test_a_mistake_gets_its_one_line(mistake, prepared):
     assert {path for path in prepared[0].rglob("*") if "flower" in path.parts} == before
 
 
+WITHOUT_A_NETWORK = (
+    "; huggingface.co does not answer from here or HF_HUB_OFFLINE is set, and the cache has none: download it where "
+    "there is a network, and name its folder"
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (
+            "data.source=hub data.hub-id=some-org/some-data",
+            "error: data.hub-id: expected a dataset id or a dataset folder, found 'some-org/some-data' (LIBRARY)"
+            f"{WITHOUT_A_NETWORK}",
+        ),
+        (
+            "task.name=masked-lm model.family=bert model.pretrained=some-org/some-model",
+            "error: model.pretrained: expected a folder with config.json and safetensors weights, or a hub id, found "
+            "'some-org/some-model' ('some-org/some-model' is neither a folder nor a hub id of a model that can be "
+            f"loaded: LIBRARY{WITHOUT_A_NETWORK})",
+        ),
+    ],
+)
+def test_a_hub_id_without_a_network_gets_one_line_with_the_remedy(keys, line, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = CliRunner().invoke(app, ["run", *(word for key in keys.split() for word in ("--set", key))])
+    assert result.exit_code == 2 and result.stdout == ""
+    # Between the two stands what the library says, in its own words.
+    before, after = line.split("LIBRARY")
+    assert result.stderr.startswith(before) and result.stderr.endswith(f"{after}\n")
+    assert len(result.stderr.splitlines()) == 1
+
+
 ONE_FILE = "run --config classes.toml --set data.test-source=test.csv"
 
 

@@ -114,7 +114,26 @@ GOOD, ALLOWED, BAD = (bundle([("client.py", name)]) for name in ("good", "allowe
 VETO = {"release": app_digest(GOOD), "allowed": frozenset({app_digest(ALLOWED)})}
 
 
-def test_orders_of_an_app_that_is_not_allowed_are_answered_with_an_error_and_the_others_handed_on():
+@pytest.fixture
+def sleeps(monkeypatch):
+    """How long was slept, with nothing that takes so long."""
+    slept = []
+    monkeypatch.setattr("flower_app.deployment.supernode_program.time.sleep", slept.append)
+    return slept
+
+
+def test_a_control_unit_looks_for_its_order_twice_a_second_and_leaves_flower_its_turn(sleeps):
+    """Flower alone looks every three seconds: a round began one and a half seconds late, on average."""
+    server = Server({1: [GOOD]})
+    server.queue = [None, None]
+    server.order(1)
+    with vetoed(server.connection(), Veto(**VETO)) as (_, receive, *_):
+        assert receive()[0].metadata.run_id == 1 and sleeps == [0.5, 0.5]
+        sleeps.clear()
+        assert receive() is None and sum(sleeps) == 30.0
+
+
+def test_orders_of_an_app_that_is_not_allowed_are_answered_with_an_error_and_the_others_handed_on(sleeps):
     server = Server({1: [GOOD], 2: [BAD], 3: [ALLOWED]})
     for run_id in (2, 1, 2, 3):
         server.order(run_id)

@@ -5,6 +5,8 @@ import json
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
+from client_pipeline.runtime.machine import machine_facts
+from flower_app.runs.machines import ClusterMachines
 from flower_app.training.cluster_setup import set_up_clusters
 from helpers.cluster_states import states
 from helpers.fake_grid import FIRST_NODE, FakeGrid
@@ -24,7 +26,7 @@ def set_up(answer):
         return Message(RecordDict({"config": ConfigRecord({"json": json.dumps(told)})}), reply_to=message)
 
     grid = FakeGrid(client, 2)
-    return set_up_clusters(grid, list(grid.nodes), {}, {}, 2, 16).states
+    return set_up_clusters(grid, list(grid.nodes), {}, {}, 2, 16)
 
 
 def with_state(**changes):
@@ -38,10 +40,16 @@ def with_device(**changes):
 
 
 def test_an_honest_answer_is_taken_as_it_is():
-    second = set_up(lambda told: told)[1]
+    second = set_up(lambda told: told).states[1]
     expected = states()[1]
     expected.node_id, expected.num_examples = FIRST_NODE + 1, 10
     assert second == expected
+
+
+def test_the_machines_of_a_cluster_are_kept_as_it_names_them():
+    box, device = machine_facts() | {"host": "box"}, machine_facts() | {"host": "pi", "cores": 4}
+    clusters = set_up(lambda told: told | {"machine": box, "device-machines": {"1": device}})
+    assert clusters.machines == {1: ClusterMachines(box, {"1": device})}
 
 
 @pytest.mark.parametrize(
@@ -50,6 +58,20 @@ def test_an_honest_answer_is_taken_as_it_is():
         (lambda told: 5, "set-up: expected an object, found 5"),
         (lambda told: {}, "set-up: state is missing"),
         (lambda told: told | {"extra": 1}, "set-up: unknown key 'extra'"),
+        (lambda told: told | {"machine": {}}, "set-up.machine: host is missing"),
+        (
+            lambda told: told | {"machine": machine_facts() | {"host": "x" * 201}},
+            "set-up.machine.host: expected text of at most 200 characters",
+        ),
+        (
+            lambda told: told | {"machine": machine_facts() | {"cores": 0}},
+            "set-up.machine.cores: expected a whole number from 1",
+        ),
+        (
+            lambda told: told | {"device-machines": {"9": machine_facts()}},
+            "set-up.device-machines: expected one of 0, 1",
+        ),
+        (lambda told: told | {"device-machines": {"0": 5}}, "set-up.device-machines.0: expected an object, found 5"),
         (lambda told: told | {"truncated": -1}, "set-up.truncated: expected a whole number of at least 0, found -1"),
         (lambda told: told | {"state": []}, "set-up.state.cluster: expected a whole number from 0 to 1, found None"),
         (with_state(cluster=2), "set-up.state.cluster: expected a whole number from 0 to 1, found 2"),

@@ -16,7 +16,8 @@ from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.pacing import Pace
 from strategies.clusters import ClusterState, check_clusters
 from strategies.flower_internals import FedOpt, log
-from strategies.planning.costs import Times, Work, costs_record, pipeline_work, plan_times, round_costs
+from strategies.planning.costs import Times, Work, costs_record, pipeline_work, round_costs
+from strategies.planning.plan_demands import plan_times
 from strategies.planning.planner import Decision, InfeasibleRound, RoundPlanner
 from strategies.planning.policy import RoundPolicy
 from strategies.records import ARRAYS, CONFIG, LOSS_KEY, WEIGHT_KEY, read_metric, read_report, train_config

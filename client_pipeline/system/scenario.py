@@ -26,6 +26,8 @@ _BLOCK = {
     "memory-gb": Quantity(giga),
     "forward-gflop": Quantity(giga, default=2.0),
     "backward-gflop": Quantity(giga, default=2.0),
+    "weight-gradient-share": Quantity(sign=NOT_NEGATIVE, default=0.5),
+    "activation-memory-gb": Quantity(giga, NOT_NEGATIVE, default=0.0),
     "overhead-s": Quantity(sign=NOT_NEGATIVE, default=0.0),
     "activations-mbit": Quantity(mega, NOT_NEGATIVE, default=1.25),
     "gradient-mbit": Quantity(mega, NOT_NEGATIVE, default=1.25),
@@ -89,6 +91,10 @@ class Costs:
     """z_enc of Eq. (11): activations that go up from each micro-batch, or sample, beside D_t [bit]."""
     block_memory: float
     """gamma_0: memory of one TEB with its gradients, optimizer state and stored activations [byte]."""
+    weight_share: float = 0.5
+    """Part of o_b that makes weight gradients."""
+    activation_memory: float = 0.0
+    """Part of ``block_memory`` that is activations of a whole batch, as GPipe keeps them [byte]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +277,13 @@ def parse_scenario(raw: dict[str, Any], location: str) -> Scenario:
 def _costs(table: ScenarioTable) -> Costs:
     value = {key: table.number(key, q) for key, q in _BLOCK.items() if key != "upload-energy-mbit"}
     energy_bits = table.optional("upload-energy-mbit", _BLOCK["upload-energy-mbit"])
+    if (share := value["weight-gradient-share"]) > 1:
+        raise ValueError(f"{table.place('weight-gradient-share')}: expected a share from 0 to 1, found {share:g}")
+    if (kept := value["activation-memory-gb"]) and kept >= value["memory-gb"]:
+        raise ValueError(
+            f"{table.place('activation-memory-gb')}: expected a part of block.memory-gb, {value['memory-gb'] / 1e9:g}, "
+            f"found {kept / 1e9:g}"
+        )
     return Costs(
         o_f=value["forward-gflop"],
         o_b=value["backward-gflop"],
@@ -284,6 +297,8 @@ def _costs(table: ScenarioTable) -> Costs:
         upload_energy_bits=value["upload-mbit"] if energy_bits is None else energy_bits,
         upload_activation_bits=value["upload-activations-mbit"],
         block_memory=value["memory-gb"],
+        weight_share=value["weight-gradient-share"],
+        activation_memory=value["activation-memory-gb"],
     )
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
-from client_pipeline.runtime.event_simulator import FUSED, simulate_pipeline, stage_times
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.event_simulator import FUSED, StageTimes, simulate_pipeline
 from client_pipeline.system.latency import round_latency
 from client_pipeline.system.radio import Array
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.evaluation import device_energy, pipeline_seconds
 from strategies.dssda.instance import Instance
+from strategies.planning.plan_demands import device_memory, plan_times
 from strategies.planning.planner import Decision
 
 
@@ -44,7 +45,7 @@ class StepWork:
 Work = Callable[[Instance, int, ClusterPlan], StepWork]
 """What a step of a cluster takes under a plan."""
 
-Times = Callable[[Instance, int, ClusterPlan], tuple[Array, Array, Array, Array]]
+Times = Callable[[Instance, int, ClusterPlan], StageTimes]
 """Seconds of each stage and link for each micro-batch; see :func:`plan_times`."""
 
 
@@ -96,27 +97,7 @@ def pipeline_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWo
         pipeline_eq15_s=pipeline_seconds(replace(instance, latency="eq15"), cluster, plan.delta, plan.m, None),
         device_energy_j=device_energy(exact, cluster, plan.delta, plan.m, last),
         link_bytes=carried,
-        device_memory_bytes=np.array(plan.delta) * instance.gamma0,
-    )
-
-
-def plan_times(instance: Instance, cluster: int, plan: ClusterPlan) -> tuple[Array, Array, Array, Array]:
-    """Seconds of each stage and link of a plan for each real micro-batch, as ``simulate_pipeline`` takes them."""
-    devices = instance.device_arrays(cluster)
-    order = [segment.device for segment in plan.segments()]
-    return stage_times(
-        num_blocks=[plan.delta[k] for k in order],
-        speed=list((devices.phi * devices.f)[order]),
-        link_rate=list(devices.rate[order]),
-        micro_batches=micro_batch_sizes(instance.b, plan.m),
-        o_f=instance.o_f,
-        o_b=instance.o_b,
-        o_b_scaling=instance.o_b_scaling,
-        t0=(instance.t0 + devices.t0)[order],
-        z_bits=instance.z_bits,
-        g_bits=instance.g_bits,
-        act_scaling=instance.act_scaling,
-        lat=(instance.lat + devices.lat)[order],
+        device_memory_bytes=device_memory(instance, plan),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.schedules import schedules_of
 from client_pipeline.system.channels import NetworkState, NetworkTrace
 from client_pipeline.system.devices import DeviceProfile
 from client_pipeline.system.radio import Array, upload_time
@@ -22,6 +23,7 @@ from strategies.dssda.round_problem import per_round_bound, round_bound, round_i
 from strategies.dssda.split_band import divided
 from strategies.planning.adaptation import Adaptation, SettledPolicy
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all
+from strategies.planning.schedule_choice import ScheduledPolicy, scheduled_plans, simulated_seconds
 
 
 class InfeasibleRound(RuntimeError):
@@ -76,6 +78,8 @@ class RoundPlanner:
     drift : ``true``; or ``printed``, for ``dssda-paper`` alone
     power_control : ``sca``: convex programs find the powers, where a policy ``controls_power``; ``exact``: its own
     adaptation : the measured times that it plans by; None: it plans by the scenario
+    schedule : of the clusters' pipelines; ``auto``: the event simulator's choice, cluster by cluster; empty: as the
+        policy's plans say
     """
 
     def __init__(
@@ -86,11 +90,13 @@ class RoundPlanner:
         drift: str = "true",
         power_control: str = "sca",
         adaptation: Adaptation | None = None,
+        schedule: str = "",
     ) -> None:
         check_power_control(power_control)
         self.scenario, self.policy, self.drift = scenario, policy, drift
         self._by_programs = power_control == "sca" and policy.controls_power
         self.adaptation = adaptation
+        self._schedules = schedules_of(schedule) if schedule else ()
         self.queues = Queues.empty(scenario.num_clusters)
         # A cluster without such a budget among others with one never fills its queue.
         budgets = [math.inf if u.mean_energy_j is None else u.mean_energy_j for u in scenario.uplinks]
@@ -118,7 +124,9 @@ class RoundPlanner:
         network = NetworkTrace(self.scenario).round(number)
         declared = instance = round_instance(self.scenario, network, self.queues, drift=self.drift)
         policy, absent = self.policy, absent or {}
-        if self.adaptation is not None:
+        if self.adaptation is None:
+            policy = ScheduledPolicy(policy, self._schedules) if self._schedules else policy
+        else:
             instance, policy = self.adaptation.network.instance(declared), SettledPolicy(policy, self.adaptation)
         round_ = Round(number=number, instance=instance, losses=losses, per_round=per_round_bound(self.scenario))
         answer, left_out = plan_whom_it_fits(policy, round_, absent)
@@ -137,6 +145,8 @@ class RoundPlanner:
                 replace(plan, order=settled[n].order) if n in settled and settled[n].delta == plan.delta else plan
                 for n, plan in enumerate(plans)
             ]
+        plans = self._scheduled(instance, answer, plans)
+        if self.adaptation is not None:
             selected = {n: plans[n] for n, part in enumerate(answer.clusters) if part.selected}
             self.adaptation.predict(instance, selected)
         return Decision(
@@ -150,6 +160,19 @@ class RoundPlanner:
             left_out=left_out,
             power_control=controlled,
         )
+
+    def _scheduled(self, instance: Instance, answer: Answer, plans: list[ClusterPlan]) -> list[ClusterPlan]:
+        """Decide the schedules of the selected clusters."""
+        if not self._schedules:
+            return plans
+        seconds = simulated_seconds(instance)
+        if (adaptation := self.adaptation) is not None:
+            network = adaptation.network
+
+            def seconds(n: int, plan: ClusterPlan) -> float:
+                return network.predict(instance, n, plan).pipeline_s
+
+        return scheduled_plans(instance, answer, plans, self._schedules, seconds)
 
     def settle(self, decision: Decision, trained: Collection[int] | None = None) -> Array:
         """Update the queues once, with what the round really had, Eq. (29).

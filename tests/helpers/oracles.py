@@ -298,10 +298,12 @@ def _compositions(total, parts):
 # The event simulator, as the longest path through actions and messages
 
 
-def makespan(schedule, forward, backward, forward_link, backward_link, *, links="blocking", decoder=0.0, medium=None):
+def makespan(
+    schedule, forward, backward, forward_link, backward_link, weight=None, *, links="blocking", decoder=0.0, medium=None
+):
     """Longest path; ``medium`` lists the messages of a shared medium in the order in which they were sent.
 
-    Nodes are ("F" | "B" | "FB", stage, i) and ("z" | "g" | "zg", link, i).
+    Nodes are ("F" | "B" | "W" | "FB", stage, i) and ("z" | "g" | "zg", link, i).
     """
     num_stages, m = len(forward), len(forward[0])
     lists = [_actions_of(schedule, s, num_stages, m) for s in range(num_stages)]
@@ -310,7 +312,13 @@ def makespan(schedule, forward, backward, forward_link, backward_link, *, links=
         previous = None
         for kind, i in own:
             node = (kind, s, i)
-            duration[node] = {"F": forward[s][i], "B": backward[s][i], "FB": forward[s][i] + backward[s][i]}[kind]
+            later = weight[s][i] if schedule == "zb-h1" else 0.0
+            duration[node] = {
+                "F": forward[s][i],
+                "B": backward[s][i] - later,
+                "W": later,
+                "FB": forward[s][i] + backward[s][i],
+            }[kind]
             before[node] = [] if previous is None else [previous]
             if kind in ("F", "FB") and s > 0:
                 before[node].append(("z" if kind == "F" else "zg", s - 1, i))
@@ -361,4 +369,9 @@ def _actions_of(schedule, stage, num_stages, m):
         if ahead + i < m:
             order.append(("F", ahead + i))
         order.append(("B", i))
+        # Weight gradients come as many micro-batches later as there are stages before this one.
+        if schedule == "zb-h1" and i >= stage:
+            order.append(("W", i - stage))
+    if schedule == "zb-h1":
+        order += [("W", i) for i in range(max(0, m - stage), m)]
     return order

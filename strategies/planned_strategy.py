@@ -253,4 +253,5 @@ def plan_record(policy: str, decision: Decision) -> dict[str, Any]:
         "gap": answer.gap,
         "left_out": [{"cluster": n, "reason": reason} for n, reason in sorted(decision.left_out.items())],
         "power_control": decision.power_control.to_dict() if decision.power_control else None,
+        **({} if decision.window is None else {"lookahead": decision.window.to_dict()}),
     }

@@ -11,7 +11,8 @@ over link s from stage s to s + 1, gradients back from s + 1 to s; what happens 
 * ``shared``: the sender goes on; all links of the cluster are one medium, which sends one message at a time, the one
   that was ready first.
 
-No wait for the receiver: it has room for what comes.
+Each link may have a mode of its own: a control unit's radio sends while the last device goes on. No wait for the
+receiver: it has room for what comes.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def simulate_pipeline(
     backward_link_s: Array,
     weight_s: Array | None = None,
     *,
-    links: str = "blocking",
+    links: str | Sequence[str] = "blocking",
     decoder_s: float = 0.0,
     answers_at_once: bool = False,
 ) -> Simulation:
@@ -89,7 +90,7 @@ def simulate_pipeline(
     forward_link_s, backward_link_s : (S - 1, m), seconds of activations and gradients on the link after each stage
     weight_s : (S, m), part of ``backward_s`` that makes the weights' gradients; None: none of it. Other schedules than
         those that cut backward passes in two do not look at it
-    links : ``blocking``, ``overlapping`` or ``shared``
+    links : ``blocking``, ``overlapping`` or ``shared``; or one for each link, (S - 1,)
     decoder_s : from the end of the last stage's forward pass to its gradient [s]; ``fused`` adds it to the last chunk
     answers_at_once : the last stage is no device but the decoder, which answers each micro-batch before it takes the
         next one, whatever the schedule of the others; not with ``fused``
@@ -100,8 +101,11 @@ def simulate_pipeline(
         For an unknown schedule or link mode, or shapes that do not fit.
     """
     num_stages, num_micro_batches = forward_s.shape
-    if links not in LINK_MODES:
+    modes = [links] * (num_stages - 1) if isinstance(links, str) else list(links)
+    if not {links if isinstance(links, str) else "blocking", *modes} <= set(LINK_MODES):
         raise ValueError(f"links: expected one of {', '.join(LINK_MODES)}, found {links!r}")
+    if len(modes) != num_stages - 1:
+        raise ValueError(f"links: expected one for each of {num_stages - 1} links, found {len(modes)}")
     if weight_s is not None and (weight_s.shape != backward_s.shape or (weight_s > backward_s).any()):
         raise ValueError("weight_s: expected a part of each backward pass, of the shape (S, m) of backward_s")
     shapes = (backward_s.shape, forward_link_s.shape, backward_link_s.shape)
@@ -121,7 +125,7 @@ def simulate_pipeline(
         puts_off = weight_s if splits_backward(schedule) and weight_s is not None else np.zeros_like(backward_s)
         compute = {"F": forward_s.tolist(), "B": (backward_s - puts_off).tolist(), "W": puts_off.tolist()}
         send = {"F": forward_link_s.tolist(), "B": backward_link_s.tolist()}
-    return _Run(todo, compute, send, links, decoder_s).execute()
+    return _Run(todo, compute, send, modes, decoder_s).execute()
 
 
 _MESSAGE = {"F": "z", "B": "g", "FB": "zg"}
@@ -133,7 +137,7 @@ class _Run:
         todo: list[list[Action]],
         compute: dict[str, list[list[float]]],
         send: dict[str, list[list[float]]],
-        links: str,
+        links: list[str],
         decoder_s: float,
     ) -> None:
         self._todo, self._compute, self._send = todo, compute, send
@@ -194,9 +198,9 @@ class _Run:
         if action.kind == "F" and stage == self._last_stage:
             self._arrival["B", stage, action.micro_batch] = end + self._decoder_s
         elif 0 <= link < self._last_stage:
-            if self._links == "blocking":
+            if self._links[link] == "blocking":
                 self._free[stage] = self._transfer(action.kind, link, action.micro_batch, end, (action.kind, link))
-            elif self._links == "overlapping":
+            elif self._links[link] == "overlapping":
                 channel = (action.kind, link)
                 ready = max(end, self._medium.get(channel, 0.0))
                 self._transfer(action.kind, link, action.micro_batch, ready, channel)

@@ -35,6 +35,8 @@ _BLOCK = {
     "upload-mbit": Quantity(mega, NOT_NEGATIVE, default=19.0),
     "upload-energy-mbit": Quantity(mega, NOT_NEGATIVE),
     "upload-activations-mbit": Quantity(mega, NOT_NEGATIVE, default=0.0),
+    "downlink-mbit-per-s": Quantity(mega, NOT_NEGATIVE, default=0.0),
+    "decoder-s": Quantity(sign=NOT_NEGATIVE, default=0.0),
 }
 _PLANNER = {
     "v": Quantity(sign=NOT_NEGATIVE, default=1.0),
@@ -89,6 +91,10 @@ class Costs:
     """D_e: the encoder's part of it [bit]."""
     upload_activation_bits: float = 0.0
     """z_enc of Eq. (11): activations that go up from each micro-batch, or sample, beside D_t [bit]."""
+    downlink_rate: float = 0.0
+    """Of each control unit's downlink [bit/s]; 0: it takes no time."""
+    decoder_s: float = 0.0
+    """Seconds of the decoder for a micro-batch, or a sample, as ``act_scaling`` says."""
     block_memory: float
     """gamma_0: memory of one TEB with its gradients, optimizer state and stored activations [byte]."""
     weight_share: float = 0.5
@@ -296,6 +302,8 @@ def _costs(table: ScenarioTable) -> Costs:
         upload_time_bits=value["upload-mbit"],
         upload_energy_bits=value["upload-mbit"] if energy_bits is None else energy_bits,
         upload_activation_bits=value["upload-activations-mbit"],
+        downlink_rate=value["downlink-mbit-per-s"],
+        decoder_s=value["decoder-s"],
         block_memory=value["memory-gb"],
         weight_share=value["weight-gradient-share"],
         activation_memory=value["activation-memory-gb"],

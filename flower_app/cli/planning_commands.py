@@ -51,6 +51,7 @@ def plan(
     c11: Annotated[bool, typer.Option("--c11", help="dssda-paper: hold the bound in every round.")] = False,
     power_control: Annotated[str, typer.Option(help="exact; or sca: dssda's powers by convex programs.")] = "exact",
     schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, zb-h1; or auto, the event simulator's choice.")] = "",
+    lookahead: Annotated[int, typer.Option(help="Rounds that each of several rounds looks at, itself too.")] = 1,
     model: Annotated[str, typer.Option(help="Count the scenario's costs from this model: a folder or hub id.")] = "",
     length: Annotated[int, typer.Option(help="Tokens of a sample, with --model.")] = 128,
     write_plan: Annotated[Path | None, typer.Option(help="Write the (last round's) plan for collapipe run.")] = None,
@@ -75,6 +76,7 @@ def plan(
         length=length,
         write_plan=write_plan,
         schedule=schedule,
+        lookahead=lookahead,
     )
     planned = make_plan(request, None if as_json else typer.echo)
     if as_json:

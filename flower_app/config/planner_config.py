@@ -30,6 +30,8 @@ class PlannerConfig:
     schedule: str = ""
     """Of the pipelines: ``gpipe``, ``1f1b``, ``zb-h1``; or ``auto``, the event simulator's choice for each cluster;
     empty: as the plans say, ``gpipe`` unless a plan file has another."""
+    lookahead: int = 1
+    """Rounds whose networks a plan looks at, its own among them (model-predictive, receding horizon); 1: its own."""
     length: int = 0
     """Tokens of the sample that ``costs = "model"`` counts; 0: ``data.max-length``."""
     power_control: str = "sca"
@@ -46,6 +48,8 @@ class PlannerConfig:
                 f"planner.bandwidth: expected {', '.join(get_args(Bandwidth))} or an empty text for the scenario's, "
                 f"found {self.bandwidth!r}"
             )
+        if self.lookahead < 1:
+            raise ValueError(f"planner.lookahead: expected at least 1 round, found {self.lookahead}")
         if self.schedule:
             schedules_of(self.schedule)
         if self.drift not in DRIFTS:

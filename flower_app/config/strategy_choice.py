@@ -81,6 +81,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
             power_control=config.planner.power_control,
             adaptation=adaptation,
             schedule=config.planner.schedule,
+            lookahead=config.planner.lookahead,
         )
     name = "fixed" if config.plan else config.policy
     policy = make_policy(
@@ -93,6 +94,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
         power_control=config.planner.power_control,
         adaptation=adaptation,
         schedule=config.planner.schedule,
+        lookahead=config.planner.lookahead,
     )
 
 

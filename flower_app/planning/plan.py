@@ -66,6 +66,8 @@ class PlanRequest:
     write_plan: Path | None
     schedule: str = ""
     """Of the pipelines, or ``auto``; empty: as the policy's plans say."""
+    lookahead: int = 1
+    """Rounds of a window, with more than one round to plan."""
 
     def __post_init__(self) -> None:
         if bool(self.instance) == bool(self.scenario):
@@ -91,6 +93,10 @@ class PlanRequest:
         if self.instance and (self.drift != "true" or self.c11):
             raise ValueError("--drift and --c11 need a scenario: an instance has its weights, and no Gamma_max")
         check_power_control(self.power_control, "--power-control")
+        if self.lookahead < 1 or (self.lookahead > 1 and not (self.scenario and self.rounds > 1)):
+            raise ValueError(
+                f"--lookahead: expected at least 1, and above 1 a scenario and several --rounds, found {self.lookahead}"
+            )
         if self.schedule:
             schedules_of(self.schedule, "--schedule")
             if self.problem == "segments":
@@ -214,6 +220,7 @@ def _many_rounds(request: PlanRequest, scenario: Scenario, echo: Callable[[str],
         drift=request.drift,
         power_control=request.power_control,
         schedule=request.schedule,
+        lookahead=request.lookahead,
     ):
         planned_rounds.append(round_)
         if echo:

@@ -42,7 +42,7 @@ def parse_instance(raw: Any, location: str) -> Instance:
         raise ValueError(f"{location}: format: expected {INSTANCE_FORMAT!r}, found {raw['format']!r}")
     optional_work = {"t0", "weight_share"}
     work = _Table(raw["work"], f"{location}: work", {"o_f", "o_b", "o_b_scaling", *optional_work}, optional_work)
-    optional_act = {"lat", "z_enc_bits"}
+    optional_act = {"lat", "z_enc_bits", "downlink_rate", "decoder_s"}
     act = _Table(raw["act"], f"{location}: act", {"z_bits", "g_bits", "scaling"} | optional_act, optional_act)
     m_set = raw["m_set"]
     if not isinstance(m_set, list) or not m_set or not all(_is_count(m) for m in m_set):
@@ -86,6 +86,7 @@ def parse_instance(raw: Any, location: str) -> Instance:
         act_scaling=act.choice("scaling", get_args(Scaling)),
         z_enc_bits=act.number("z_enc_bits") if "z_enc_bits" in raw["act"] else 0.0,
         lat=act.number("lat") if "lat" in raw["act"] else 0.0,
+        **{key: act.number(key) for key in ("downlink_rate", "decoder_s") if key in raw["act"]},
         weight_share=weight_share,
         gamma0=gamma0,
         gamma_act=gamma_act,
@@ -208,6 +209,8 @@ def instance_to_dict(instance: Instance) -> dict[str, Any]:
             "g_bits": instance.g_bits,
             "scaling": instance.act_scaling,
             "lat": instance.lat,
+            "downlink_rate": instance.downlink_rate,
+            "decoder_s": instance.decoder_s,
             "z_enc_bits": instance.z_enc_bits,
         },
         "clusters": [

@@ -22,6 +22,7 @@ from strategies.dssda.evaluation import device_energy, pipeline_seconds
 from strategies.dssda.instance import Instance
 from strategies.planning.plan_demands import device_memory, plan_times
 from strategies.planning.planner import Decision
+from strategies.planning.streamed_round import streamed_latency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,8 @@ class RoundCosts:
     """With fused chunks [s]."""
     latency_eq15_s: float
     """With the pipelines by Eq. (15) [s]."""
+    latency_streamed_s: float | None = None
+    """With activations and gradients streamed to and from the decoder [s]; None where the scenario has none."""
     energy_j: float
     """Devices and uploads [J]."""
 
@@ -143,6 +146,9 @@ def round_costs(decision: Decision, work: Work, trained: list[bool] | None = Non
         latency_s=total,
         latency_fused_s=latency(lambda w: w.pipeline_fused_s),
         latency_eq15_s=latency(lambda w: w.pipeline_eq15_s),
+        latency_streamed_s=streamed_latency(
+            instance, {n: (decision.plans[n], answer.clusters[n]) for n, c in enumerate(clusters) if c is not None}
+        ),
         energy_j=_energy(clusters, instance.steps),
     )
 
@@ -193,6 +199,7 @@ def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, scenario: 
         "latency_s": costs.latency_s,
         "latency_fused_s": costs.latency_fused_s,
         "latency_eq15_s": costs.latency_eq15_s,
+        **({} if costs.latency_streamed_s is None else {"latency_streamed_s": costs.latency_streamed_s}),
         "energy_j": costs.energy_j,
         "gamma_max": scenario.planner.gamma_max,
         "clusters": clusters,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from client_pipeline.system.channels import NetworkState
 from client_pipeline.system.radio import Array
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.answer import Answer
@@ -91,6 +92,8 @@ def plan_rounds(
     work: Work = pipeline_work,
     power_control: str = "exact",
     schedule: str = "",
+    lookahead: int = 1,
+    forecast: Callable[[int], NetworkState] | None = None,
 ) -> Iterator[PlannedRound]:
     """Plan round after round; each round's true Gamma moves the queues once, Eq. (29).
 
@@ -103,8 +106,17 @@ def plan_rounds(
     work : what a step takes
     power_control : ``exact``, which needs no convex programs; or ``sca``, as in a run
     schedule : of the pipelines, or ``auto``; empty: as the policy's plans say
+    lookahead, forecast : see :class:`RoundPlanner`
     """
-    planner = RoundPlanner(scenario, policy, drift=drift, power_control=power_control, schedule=schedule)
+    planner = RoundPlanner(
+        scenario,
+        policy,
+        drift=drift,
+        power_control=power_control,
+        schedule=schedule,
+        lookahead=lookahead,
+        forecast=forecast,
+    )
     losses = LossTrace(scenario.num_clusters, scenario.seed)
     for number in range(1, num_rounds + 1):
         decision = planner.plan(number, losses.round(number))

@@ -299,14 +299,27 @@ def _compositions(total, parts):
 
 
 def makespan(
-    schedule, forward, backward, forward_link, backward_link, weight=None, *, links="blocking", decoder=0.0, medium=None
+    schedule,
+    forward,
+    backward,
+    forward_link,
+    backward_link,
+    weight=None,
+    *,
+    links="blocking",
+    decoder=0.0,
+    medium=None,
+    answers_at_once=False,
 ):
-    """Longest path; ``medium`` lists the messages of a shared medium in the order in which they were sent.
+    """Longest path; ``links`` of all or a list; ``medium`` lists the messages of a shared medium as they were sent.
 
     Nodes are ("F" | "B" | "W" | "FB", stage, i) and ("z" | "g" | "zg", link, i).
     """
     num_stages, m = len(forward), len(forward[0])
-    lists = [_actions_of(schedule, s, num_stages, m) for s in range(num_stages)]
+    modes = [links] * num_stages if isinstance(links, str) else [*links, None]
+    lists = [_actions_of(schedule, s, num_stages - answers_at_once, m) for s in range(num_stages - answers_at_once)]
+    if answers_at_once:
+        lists.append([(kind, i) for i in range(m) for kind in "FB"])
     duration, before = {}, {}
     for s, own in enumerate(lists):
         previous = None
@@ -338,11 +351,13 @@ def makespan(
                 duration[message] = backward_link[s - 1][i]
             if message:
                 before[message] = [node]
-                if links == "blocking":
+                if modes[message[1]] == "blocking":
                     previous = message
-    if links == "overlapping":
+    if "overlapping" in modes:
         for s, own in enumerate(lists):
             for message_kind, kind, link in (("z", "F", s), ("zg", "FB", s), ("g", "B", s - 1)):
+                if not 0 <= link < num_stages - 1 or modes[link] != "overlapping":
+                    continue
                 sent = [(message_kind, link, i) for k, i in own if k == kind and (message_kind, link, i) in before]
                 for first, second in zip(sent, sent[1:], strict=False):
                     before[second].append(first)

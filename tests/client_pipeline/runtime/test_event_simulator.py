@@ -169,6 +169,18 @@ def test_weight_gradients_that_wait_shorten_a_step_and_take_nothing_from_one_wit
         assert simulate_pipeline("zb-h1", *frozen).makespan == simulate_pipeline("1f1b", *frozen).makespan
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_links_of_several_modes_and_a_last_stage_that_answers_are_the_longest_path(schedule):
+    """As in the system: devices that wait for their links, and a radio that sends while the last device goes on."""
+    generator = np.random.default_rng(9)
+    for num_stages, m in itertools.product((2, 3, 5), (1, 4, 7)):
+        times = own_times(generator, num_stages, m)
+        modes = ["blocking"] * (num_stages - 2) + ["overlapping"]
+        found = simulate_pipeline(schedule, *times, links=modes, answers_at_once=True).makespan
+        expected = makespan(schedule, *(t.tolist() for t in times), links=modes, answers_at_once=True)
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
 def test_links_that_overlap_are_never_slower_than_busy_senders():
     generator = np.random.default_rng(5)
     for schedule in (*SCHEDULES, "fused"):
@@ -230,6 +242,10 @@ def test_mistakes_are_named():
     times = own_times(np.random.default_rng(6), 2, 3)
     with pytest.raises(ValueError, match="links: expected one of blocking, overlapping, shared, found 'fast'"):
         simulate_pipeline("gpipe", *times, links="fast")
+    with pytest.raises(ValueError, match="links: expected one of blocking, overlapping, shared"):
+        simulate_pipeline("gpipe", *times, links=["fast"])
+    with pytest.raises(ValueError, match="links: expected one for each of 1 links, found 2"):
+        simulate_pipeline("gpipe", *times, links=["blocking"] * 2)
     with pytest.raises(ValueError, match="schedule: expected one of gpipe, 1f1b"):
         simulate_pipeline("zigzag", *times)
     with pytest.raises(ValueError, match=r"times: found shapes .* expected"):

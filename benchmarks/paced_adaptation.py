@@ -21,7 +21,7 @@ from client_pipeline.runtime.control_unit import ClusterSetup, RoundOrder
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.private_ray import private_ray
-from strategies.planning.costs import plan_times
+from strategies.planning.plan_demands import plan_times
 from strategies.planning.planner import Decision
 
 PACED_STORIES = ("a device three times slower", "two links at a sixth of their rate")

@@ -5,7 +5,7 @@ Each device takes the time that its profile says, scaled; the prediction is the 
 lists, plus the upload. What the model leaves out (embedding, decoder, the runtime itself) is the error. A warm-up step
 of each plan starts actors and connections.
 
-    python benchmarks/paced_devices.py [--scenario table2] [--time-scale 0.05] [--steps 2] [--json]
+    python benchmarks/paced_devices.py [--scenario table2] [--time-scale 0.05] [--steps 2] [--schedule zb-h1] [--json]
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
-from strategies.planning.costs import plan_times
+from strategies.planning.plan_demands import plan_times
 
 PLANS = [
     # delta by speed rank (fastest first), m, schedule
@@ -52,6 +52,10 @@ PLANS = [
     ([4, 3, 2, 2, 1], 9, "gpipe"),
     ([3, 3, 2, 2, 2], 16, "gpipe"),
     ([6, 2, 2, 1, 1], 3, "gpipe"),
+    ([4, 4, 4], 11, "zb-h1"),
+    ([4, 3, 3, 2], 14, "zb-h1"),
+    ([3, 3, 2, 2, 2], 16, "zb-h1"),
+    ([6, 2, 2, 1, 1], 3, "zb-h1"),
 ]
 """S from 1 to 5, m from 1 to 16, even and uneven; L is the sum of each."""
 
@@ -85,11 +89,13 @@ def spec(num_blocks: int) -> ModelSpec:
     )
 
 
-def measure(scenario_name: str, scale: float, steps: int) -> list[dict[str, Any]]:
-    """Train one round under each plan."""
+def measure(scenario_name: str, scale: float, steps: int, only: str = "") -> list[dict[str, Any]]:
+    """Train one round under each plan, or under those of one schedule ``only``."""
     base = load_scenario(scenario_name)
     rows = []
     for number, (parts, m, schedule) in enumerate(PLANS, start=1):
+        if only and schedule != only:
+            continue
         settings = dataclasses.replace(base.planner, num_blocks=sum(parts), local_steps=1)
         scenario = dataclasses.replace(base, planner=settings)
         instance = round_instance(scenario, NetworkTrace(scenario).round(number), Queues.empty(base.num_clusters))
@@ -141,10 +147,11 @@ def main() -> None:
     parser.add_argument("--scenario", default="table2")
     parser.add_argument("--time-scale", type=float, default=0.05, help="wall seconds of a virtual second")
     parser.add_argument("--steps", type=int, default=2, help="measured rounds of each plan; their median counts")
+    parser.add_argument("--schedule", default="", help="plans of this schedule alone")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with private_ray(num_cpus=2, namespace="collapipe"):
-        rows = measure(arguments.scenario, arguments.time_scale, arguments.steps)
+        rows = measure(arguments.scenario, arguments.time_scale, arguments.steps, arguments.schedule)
     mean = statistics.mean(abs(row["error"]) for row in rows)
     if arguments.json:
         print(json.dumps({"time_scale": arguments.time_scale, "mean_absolute_error": mean, "plans": rows}))

@@ -16,7 +16,8 @@ from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.pacing import Pace
 from strategies.clusters import ClusterState, check_clusters
 from strategies.flower_internals import FedOpt, log
-from strategies.planning.costs import Times, Work, costs_record, pipeline_work, plan_times, round_costs
+from strategies.planning.costs import Times, Work, costs_record, pipeline_work, round_costs
+from strategies.planning.plan_demands import plan_times
 from strategies.planning.planner import Decision, InfeasibleRound, RoundPlanner
 from strategies.planning.policy import RoundPolicy
 from strategies.records import ARRAYS, CONFIG, LOSS_KEY, WEIGHT_KEY, read_metric, read_report, train_config
@@ -252,4 +253,5 @@ def plan_record(policy: str, decision: Decision) -> dict[str, Any]:
         "gap": answer.gap,
         "left_out": [{"cluster": n, "reason": reason} for n, reason in sorted(decision.left_out.items())],
         "power_control": decision.power_control.to_dict() if decision.power_control else None,
+        **({} if decision.window is None else {"lookahead": decision.window.to_dict()}),
     }

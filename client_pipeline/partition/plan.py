@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from client_pipeline import durable
 
 PLAN_FORMAT = "collapipe-plan/1"
-SCHEDULE_NAMES = ("gpipe", "1f1b")
+SCHEDULE_NAMES = ("gpipe", "1f1b", "zb-h1")
 
 
 class Segment(NamedTuple):

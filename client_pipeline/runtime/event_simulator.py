@@ -11,7 +11,8 @@ over link s from stage s to s + 1, gradients back from s + 1 to s; what happens 
 * ``shared``: the sender goes on; all links of the cluster are one medium, which sends one message at a time, the one
   that was ready first.
 
-No wait for the receiver: it has room for what comes.
+Each link may have a mode of its own: a control unit's radio sends while the last device goes on. No wait for the
+receiver: it has room for what comes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from client_pipeline.runtime.schedules import Action, actions
+from client_pipeline.runtime.schedules import Action, actions, splits_backward
 from client_pipeline.system.latency import Scaling
 
 Array = NDArray[np.float64]
@@ -34,7 +35,7 @@ class Event(NamedTuple):
     """One action of a stage, or one message on a link."""
 
     kind: str
-    """``F``, ``B`` or ``FB`` on a stage; ``z`` (activations), ``g`` (gradient) or ``zg`` on a link."""
+    """``F``, ``B``, ``W`` or ``FB`` on a stage; ``z`` (activations), ``g`` (gradient) or ``zg`` on a link."""
     place: int
     """Stage s; or link s, between the stages s and s + 1."""
     micro_batch: int
@@ -42,6 +43,21 @@ class Event(NamedTuple):
     """[s]."""
     end: float
     """[s]."""
+
+
+class StageTimes(NamedTuple):
+    """Seconds of a pipeline's stages and links for each micro-batch; links after each stage but the last."""
+
+    forward_s: Array
+    """(S, m)."""
+    backward_s: Array
+    """(S, m), weight gradients included."""
+    forward_link_s: Array
+    """(S - 1, m)."""
+    backward_link_s: Array
+    """(S - 1, m)."""
+    weight_s: Array
+    """(S, m): the part of ``backward_s`` that a schedule may put off."""
 
 
 class Simulation(NamedTuple):
@@ -59,8 +75,9 @@ def simulate_pipeline(
     backward_s: Array,
     forward_link_s: Array,
     backward_link_s: Array,
+    weight_s: Array | None = None,
     *,
-    links: str = "blocking",
+    links: str | Sequence[str] = "blocking",
     decoder_s: float = 0.0,
     answers_at_once: bool = False,
 ) -> Simulation:
@@ -68,10 +85,12 @@ def simulate_pipeline(
 
     Parameters
     ----------
-    schedule : ``gpipe``, ``1f1b`` or ``fused``
+    schedule : one of the runtime's, or ``fused``
     forward_s, backward_s : (S, m), seconds of each stage's pass of each micro-batch
     forward_link_s, backward_link_s : (S - 1, m), seconds of activations and gradients on the link after each stage
-    links : ``blocking``, ``overlapping`` or ``shared``
+    weight_s : (S, m), part of ``backward_s`` that makes the weights' gradients; None: none of it. Other schedules than
+        those that cut backward passes in two do not look at it
+    links : ``blocking``, ``overlapping`` or ``shared``; or one for each link, (S - 1,)
     decoder_s : from the end of the last stage's forward pass to its gradient [s]; ``fused`` adds it to the last chunk
     answers_at_once : the last stage is no device but the decoder, which answers each micro-batch before it takes the
         next one, whatever the schedule of the others; not with ``fused``
@@ -82,8 +101,13 @@ def simulate_pipeline(
         For an unknown schedule or link mode, or shapes that do not fit.
     """
     num_stages, num_micro_batches = forward_s.shape
-    if links not in LINK_MODES:
+    modes = [links] * (num_stages - 1) if isinstance(links, str) else list(links)
+    if not {links if isinstance(links, str) else "blocking", *modes} <= set(LINK_MODES):
         raise ValueError(f"links: expected one of {', '.join(LINK_MODES)}, found {links!r}")
+    if len(modes) != num_stages - 1:
+        raise ValueError(f"links: expected one for each of {num_stages - 1} links, found {len(modes)}")
+    if weight_s is not None and (weight_s.shape != backward_s.shape or (weight_s > backward_s).any()):
+        raise ValueError("weight_s: expected a part of each backward pass, of the shape (S, m) of backward_s")
     shapes = (backward_s.shape, forward_link_s.shape, backward_link_s.shape)
     expected = ((num_stages, num_micro_batches), *2 * ((num_stages - 1, num_micro_batches),))
     if shapes != expected:
@@ -98,9 +122,10 @@ def simulate_pipeline(
         todo = [actions(schedule, s, num_devices, num_micro_batches) for s in range(num_devices)]
         if answers_at_once:
             todo.append([Action(kind, i) for i in range(num_micro_batches) for kind in ("F", "B")])
-        compute = {"F": forward_s.tolist(), "B": backward_s.tolist()}
+        puts_off = weight_s if splits_backward(schedule) and weight_s is not None else np.zeros_like(backward_s)
+        compute = {"F": forward_s.tolist(), "B": (backward_s - puts_off).tolist(), "W": puts_off.tolist()}
         send = {"F": forward_link_s.tolist(), "B": backward_link_s.tolist()}
-    return _Run(todo, compute, send, links, decoder_s).execute()
+    return _Run(todo, compute, send, modes, decoder_s).execute()
 
 
 _MESSAGE = {"F": "z", "B": "g", "FB": "zg"}
@@ -112,7 +137,7 @@ class _Run:
         todo: list[list[Action]],
         compute: dict[str, list[list[float]]],
         send: dict[str, list[list[float]]],
-        links: str,
+        links: list[str],
         decoder_s: float,
     ) -> None:
         self._todo, self._compute, self._send = todo, compute, send
@@ -165,13 +190,17 @@ class _Run:
         end = start + self._compute[action.kind][stage][action.micro_batch]
         self._free[stage] = end
         self._events.append(Event(action.kind, stage, action.micro_batch, start, end))
+        if action.kind == "W":
+            return
+        if action.kind == "B":
+            self._arrival["W", stage, action.micro_batch] = end
         link = stage - 1 if action.kind == "B" else stage
         if action.kind == "F" and stage == self._last_stage:
             self._arrival["B", stage, action.micro_batch] = end + self._decoder_s
         elif 0 <= link < self._last_stage:
-            if self._links == "blocking":
+            if self._links[link] == "blocking":
                 self._free[stage] = self._transfer(action.kind, link, action.micro_batch, end, (action.kind, link))
-            elif self._links == "overlapping":
+            elif self._links[link] == "overlapping":
                 channel = (action.kind, link)
                 ready = max(end, self._medium.get(channel, 0.0))
                 self._transfer(action.kind, link, action.micro_batch, ready, channel)
@@ -201,7 +230,8 @@ def stage_times(
     g_bits: float,
     act_scaling: Scaling,
     lat: float | Array,
-) -> tuple[Array, Array, Array, Array]:
+    weight_share: float = 0.5,
+) -> StageTimes:
     """Times for :func:`simulate_pipeline` from what devices and TEBs cost; t0 and lat count half in each direction.
 
     Parameters
@@ -215,11 +245,11 @@ def stage_times(
     t0 : seconds of one TEB for one micro-batch beside its FLOP, or (S,) of each stage's device
     z_bits, g_bits : activations and gradient, of one micro-batch or of one sample, as ``act_scaling`` says [bit]
     lat : seconds of one micro-batch on a link beside its bits, both directions together, or (S,)
+    weight_share : part of o_b that makes weight gradients
 
     Returns
     -------
-    ``forward_s`` and ``backward_s``, (S, m); ``forward_link_s`` and ``backward_link_s``, (S - 1, m) [s]. Both
-    directions of a link run at the rate of the device before it, as in Eq. (15).
+    Both directions of a link run at the rate of the device before it, as in Eq. (15).
     """
     samples = np.asarray(micro_batches, dtype=np.float64)
     blocks, rate = np.asarray(num_blocks, dtype=np.float64)[:, None], np.asarray(link_rate, dtype=np.float64)[:-1, None]
@@ -228,9 +258,10 @@ def stage_times(
     lat = np.broadcast_to(np.asarray(lat, dtype=np.float64), (len(blocks),))[:-1, None]
     backward = o_b * (samples if o_b_scaling == "sample" else np.ones_like(samples))
     units = samples if act_scaling == "sample" else np.ones_like(samples)
-    return (
+    return StageTimes(
         blocks * (samples * o_f / flops + t0 / 2),
         blocks * (backward / flops + t0 / 2),
         units * z_bits / rate + lat / 2,
         units * g_bits / rate + lat / 2,
+        blocks * weight_share * backward / flops,
     )

@@ -47,12 +47,12 @@ class StoredActivations:
                 yield
             self._bytes_by_shape[key] = sum(size_by_address.values())
         self._stored[micro_batch] = self._bytes_by_shape[key]
-        self.peak_bytes = max(self.peak_bytes, sum(self._stored.values()))
+        self.peak_bytes = max(self.peak_bytes, self.stored_bytes)
 
-    def keep(self, micro_batch: int, tensor: Tensor) -> None:
-        """Note that a micro-batch keeps one tensor alone: it will be computed again from that."""
-        self._stored[micro_batch] = tensor.nbytes
-        self.peak_bytes = max(self.peak_bytes, sum(self._stored.values()))
+    def keep(self, micro_batch: int, num_bytes: int) -> None:
+        """Note that a micro-batch keeps so many bytes, and nothing else: of what it will be computed from again."""
+        self._stored[micro_batch] = num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.stored_bytes)
 
     def free(self, micro_batch: int) -> None:
         """Note that a micro-batch is through."""
@@ -62,6 +62,11 @@ class StoredActivations:
         """Note that nothing is kept any more."""
         self._stored.clear()
 
+    @property
+    def stored_bytes(self) -> int:
+        """Kept now."""
+        return sum(self._stored.values())
+
     def forget_peak(self) -> None:
         """Count the peak anew from here."""
-        self.peak_bytes = sum(self._stored.values())
+        self.peak_bytes = self.stored_bytes

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from client_pipeline.runtime.event_simulator import StageTimes
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,8 @@ class StagePace:
     """Time to send the activations on; 0 for the last stage."""
     backward_link_s: list[float]
     """Time to send the gradient back; 0 for the first stage."""
+    weight_s: list[float]
+    """Part of ``backward_s`` that a schedule may put off: the weights' gradients."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,15 @@ class Pace:
     """[s]."""
 
     @classmethod
-    def of(cls, times: tuple[Array, Array, Array, Array], uplink_s: float, scale: float) -> Pace:
+    def of(cls, times: StageTimes, uplink_s: float, scale: float) -> Pace:
         """Scale times as :func:`client_pipeline.runtime.event_simulator.simulate_pipeline` takes them."""
-        forward, backward, forward_link, backward_link = (scale * t for t in times)
+        forward, backward, forward_link, backward_link, weights = (scale * t for t in times)
         nothing = np.zeros((1, forward.shape[1]))
         # The gradient over link s is sent by stage s + 1.
         sent_on, sent_back = np.vstack([forward_link, nothing]), np.vstack([nothing, backward_link])
         return cls(
             [
-                StagePace(*(column[s].tolist() for column in (forward, backward, sent_on, sent_back)))
+                StagePace(*(column[s].tolist() for column in (forward, backward, sent_on, sent_back, weights)))
                 for s in range(len(forward))
             ],
             scale * uplink_s,
@@ -63,10 +64,16 @@ class Pace:
 
 
 class PacedClock:
-    """One stage's clock during a step."""
+    """One stage's clock during a step.
 
-    def __init__(self, pace: StagePace) -> None:
-        self._pace = pace
+    Parameters
+    ----------
+    pace : of the stage
+    splits : whether backward passes put their weights' gradients off
+    """
+
+    def __init__(self, pace: StagePace, splits: bool = False) -> None:
+        self._pace, self._splits = pace, splits
         self._free = 0.0
 
     def begin(self) -> None:
@@ -77,8 +84,13 @@ class PacedClock:
 
     def compute(self, kind: str, micro_batch: int) -> None:
         """Wait until the action's computation would be done."""
-        times_s = self._pace.forward_s if kind == "F" else self._pace.backward_s
-        self._occupy(times_s[micro_batch])
+        pace, i = self._pace, micro_batch
+        if kind == "F":
+            self._occupy(pace.forward_s[i])
+        elif kind == "W":
+            self._occupy(pace.weight_s[i])
+        else:
+            self._occupy(pace.backward_s[i] - (pace.weight_s[i] if self._splits else 0.0))
 
     def send(self, kind: str, micro_batch: int) -> None:
         """Wait until the link has taken the action's result."""

@@ -85,18 +85,18 @@ class _Batch(NamedTuple):
 
 
 def _batches(outcome: StepOutcome) -> Iterable[_Batch]:
-    """Cut a step into its batches: each has 2 m actions on every device."""
+    """Cut a step into its batches: each has 2 m actions on every device, or 3 m where backward passes are in two."""
     total = len(outcome.exchange)
-    num_actions = {device: len(report.actions) for device, report in outcome.devices.items()}
-    if not total or any(number != 2 * total for number in num_actions.values()):
+    some = next(iter(outcome.devices.values())).actions
+    each = 3 if any(action.kind == "W" for action in some) else 2
+    if not total or any(len(report.actions) != each * total for report in outcome.devices.values()):
         return
     # Numbers of micro-batches begin anew with each batch.
-    some = next(iter(outcome.devices.values())).actions
     m = max(action.micro_batch for action in some) + 1
     for first in range(0, total, m):
         yield _Batch(
             outcome.sizes[first : first + m],
-            {device: report.actions[2 * first : 2 * (first + m)] for device, report in outcome.devices.items()},
+            {device: report.actions[each * first : each * (first + m)] for device, report in outcome.devices.items()},
             outcome.exchange[first : first + m],
         )
 

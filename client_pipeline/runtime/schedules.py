@@ -7,6 +7,13 @@ GPipe with three stages and three micro-batches, one column per time unit, as ``
     stage 2 | .. .. F0 F1 F2 B0 B1 B2 .. ..
 
 Backward passes run in the order of the forward passes: the decoder returns the gradient of micro-batch 0 first.
+
+ZB-H1 cuts a backward pass in two (Qi et al., Zero Bubble Pipeline Parallelism, arXiv:2401.10241): the gradient of the
+input (``B``), for which the device before waits, and the gradients of the weights (``W``), for which nobody does::
+
+    stage 0 | F0 F1 F2 .. .. B0 W0 B1 W1 B2 W2
+    stage 1 | .. F0 F1 .. B0 F2 B1 W0 B2 W1 W2
+    stage 2 | .. .. F0 B0 F1 B1 F2 B2 W0 W1 W2
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from typing import NamedTuple
 
 
 class Action(NamedTuple):
-    """One forward (``F``) or backward (``B``) pass of one micro-batch."""
+    """One forward (``F``) or backward (``B``) pass of one micro-batch; or the part that ``B`` left over (``W``)."""
 
     kind: str
     micro_batch: int
@@ -24,14 +31,24 @@ class Action(NamedTuple):
         return f"{self.kind}{self.micro_batch}"
 
 
-SCHEDULES = ("gpipe", "1f1b")
+ZB_H1 = "zb-h1"
+SCHEDULES = ("gpipe", "1f1b", ZB_H1)
+AUTO_SCHEDULE = "auto"
+"""In a configuration: the event simulator's choice among them."""
+
+
+def splits_backward(schedule: str) -> bool:
+    """Whether weight gradients are actions of their own."""
+    return schedule == ZB_H1
 
 
 def actions(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -> list[Action]:
     """List the actions of one stage in order.
 
     ``gpipe`` runs all forward passes, then all backward passes. ``1f1b`` fills the pipeline with
-    S - stage - 1 forward passes and then alternates, so stage s never holds more than S - s activations.
+    S - stage - 1 forward passes and then alternates, so stage s never holds more than S - s activations. ``zb-h1`` is
+    ``1f1b`` with a backward pass in two: stage s puts off the weight gradients of s micro-batches, so that no stage
+    holds anything of more than S.
 
     Raises
     ------
@@ -49,7 +66,31 @@ def actions(schedule: str, stage: int, num_stages: int, num_micro_batches: int) 
         return forward + backward
     warmup = min(num_stages - stage - 1, num_micro_batches)
     steady = [a for pair in zip(forward[warmup:], backward, strict=False) for a in pair]
-    return forward[:warmup] + steady + backward[num_micro_batches - warmup :]
+    one_by_one = forward[:warmup] + steady + backward[num_micro_batches - warmup :]
+    return _with_weights(one_by_one, stage) if splits_backward(schedule) else one_by_one
+
+
+def _with_weights(one_by_one: list[Action], delay: int) -> list[Action]:
+    """Let weight gradients follow the input gradient of ``delay`` micro-batches later; the others come at the end."""
+    listed: list[Action] = []
+    waiting: list[Action] = []
+    for action in one_by_one:
+        listed.append(action)
+        if action.kind == "B":
+            waiting.append(Action("W", action.micro_batch))
+            if len(waiting) > delay:
+                listed.append(waiting.pop(0))
+    return listed + waiting
+
+
+def held_micro_batches(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -> int:
+    """Most micro-batches of which a stage holds anything at once, from the forward pass to the weight gradients."""
+    last_kind = "W" if splits_backward(schedule) else "B"
+    held = most = 0
+    for action in actions(schedule, stage, num_stages, num_micro_batches):
+        held += (action.kind == "F") - (action.kind == last_kind)
+        most = max(most, held)
+    return most
 
 
 def check_schedule(schedule: str) -> None:
@@ -62,6 +103,21 @@ def check_schedule(schedule: str) -> None:
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, found {schedule!r}")
+
+
+def schedules_of(name: str, key: str = "planner.schedule") -> tuple[str, ...]:
+    """Return the schedules that a configuration allows: one by its name, or all that there are.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name.
+    """
+    if name == AUTO_SCHEDULE:
+        return SCHEDULES
+    if name not in SCHEDULES:
+        raise ValueError(f"{key}: expected one of {', '.join(SCHEDULES)} or {AUTO_SCHEDULE}, found {name!r}")
+    return (name,)
 
 
 def unit_timetable(schedule: str, num_stages: int, num_micro_batches: int) -> list[list[Action | None]]:
@@ -92,6 +148,8 @@ def unit_timetable(schedule: str, num_stages: int, num_micro_batches: int) -> li
 
 
 def _inputs_ready(action: Action, stage: int, done_actions: list[set[Action]]) -> bool:
+    if action.kind == "W":
+        return Action("B", action.micro_batch) in done_actions[stage]
     if action.kind == "F":
         return stage == 0 or action in done_actions[stage - 1]
     if stage == len(done_actions) - 1:

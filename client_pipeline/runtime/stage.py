@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,9 +25,10 @@ from client_pipeline.runtime.optimizer import PartOptimizer, gradients
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace, PacedClock
 from client_pipeline.runtime.precision import autocast
-from client_pipeline.runtime.schedules import Action, actions
+from client_pipeline.runtime.schedules import Action, actions, splits_backward
 from client_pipeline.runtime.shared_process import turn_to_compute
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, Receive, Transport
+from client_pipeline.runtime.waiting_weights import WaitingWeights
 
 BlockArrays = list[dict[str, NDArray[Any]]]
 """A TEB away from a device, as NumPy arrays."""
@@ -134,6 +136,8 @@ class Stage:
         self.blocks: dict[int, TrainedBlock] = {}
         self._inputs: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
+        self._waiting: dict[int, WaitingWeights] = {}
+        """Weight gradients that a schedule puts off, by micro-batch."""
         self.peak_stored = 0
         """Most micro-batches whose activations were held at once."""
         self.activations = StoredActivations()
@@ -202,29 +206,54 @@ class Stage:
                     x_BTD = block.module(x_BTD, mask).float()
         return x_BTD
 
-    def forward(self, step: StepId, micro_batch: int, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Forward pass; keeps what the backward pass needs (the input alone when recomputing)."""
+    def forward(
+        self, step: StepId, micro_batch: int, x_BTD: Tensor, mask_BT: Tensor, *, splits: bool = False
+    ) -> Tensor:
+        """Forward pass; keeps what the backward pass needs (the input alone when recomputing).
+
+        ``splits`` says that weight gradients will be asked for on their own, by :meth:`backward_weights`.
+        """
         x_BTD = x_BTD.requires_grad_()
         self._inputs[micro_batch] = x_BTD
-        self.peak_stored = max(self.peak_stored, len(self._inputs))
+        self.peak_stored = max(self.peak_stored, len(self._inputs.keys() | self._waiting.keys()))
+        if splits:
+            self._waiting[micro_batch] = WaitingWeights()
         if self.recompute:
-            self.activations.keep(micro_batch, x_BTD)
+            self.activations.keep(micro_batch, x_BTD.nbytes)
             with torch.no_grad():
                 return self._compute(step, micro_batch, x_BTD, mask_BT)
         key = (tuple(self.blocks), *x_BTD.shape)
-        with self.activations.count(micro_batch, key, self._weights_here()):
+        with self.activations.count(micro_batch, key, self._weights_here()), self._waits(micro_batch):
             y_BTD = self._compute(step, micro_batch, x_BTD, mask_BT)
         self._outputs[micro_batch] = y_BTD
         return y_BTD
 
+    def _waits(self, micro_batch: int) -> AbstractContextManager[Any]:
+        return self._waiting.get(micro_batch) or nullcontext()
+
     def backward(self, step: StepId, micro_batch: int, gradient_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Backward pass: accumulates the TEBs' gradients, returns the input's gradient [B, T, D]."""
+        """Backward pass: accumulates the TEBs' gradients, returns the input's gradient [B, T, D].
+
+        After a forward pass that ``splits`` the gradients of linear layers wait for :meth:`backward_weights`.
+        """
         x_BTD = self._inputs.pop(micro_batch)
-        y_BTD = self._compute(step, micro_batch, x_BTD, mask_BT) if self.recompute else self._outputs.pop(micro_batch)
+        if self.recompute:
+            with self._waits(micro_batch):
+                y_BTD = self._compute(step, micro_batch, x_BTD, mask_BT)
+        else:
+            y_BTD = self._outputs.pop(micro_batch)
         backward_from(y_BTD, gradient_BTD)
-        self.activations.free(micro_batch)
+        if micro_batch in self._waiting:
+            self.activations.keep(micro_batch, self._waiting[micro_batch].nbytes)
+        else:
+            self.activations.free(micro_batch)
         assert x_BTD.grad is not None
         return x_BTD.grad
+
+    def backward_weights(self, micro_batch: int) -> None:
+        """Accumulate the weight gradients that the backward pass of a micro-batch put off."""
+        self._waiting.pop(micro_batch).add()
+        self.activations.free(micro_batch)
 
     # One local step.
 
@@ -245,6 +274,7 @@ class Stage:
         """Drop gradients and activations of a step that will not complete."""
         self._inputs.clear()
         self._outputs.clear()
+        self._waiting.clear()
         self.activations.clear()
         for block in self.blocks.values():
             block.optimizer.discard()
@@ -267,23 +297,32 @@ def run_actions(stage: Stage, transport: Transport, order: StepOrder) -> list[Do
         shape = order.shapes(last=direction == BACKWARD and rank == last_rank)[action.micro_batch]
         return transport.receive(shape, peer, direction, action.micro_batch)
 
+    splits = splits_backward(order.schedule)
     # With 1F1B the first stage alone could be flooded: the control unit's schedule is to send at once.
-    num_posted = transport.size + 1 if order.schedule == "1f1b" and rank == 1 else len(order.sizes)
-    posted = {action: post(action) for action in todo if action.kind == "B" or action.micro_batch < num_posted}
-    clock = PacedClock(order.pace.stages[rank - 1]) if order.pace else None
+    num_posted = transport.size + 1 if order.schedule != "gpipe" and rank == 1 else len(order.sizes)
+    posted = {
+        action: post(action)
+        for action in todo
+        if action.kind == "B" or (action.kind == "F" and action.micro_batch < num_posted)
+    }
+    clock = PacedClock(order.pace.stages[rank - 1], splits) if order.pace else None
     done_actions: list[DoneAction] = []
     for action in todo:
         kind, micro_batch = action
         asked = time.time()
-        received_tensor = posted.pop(action).wait()
+        # Weight gradients need nothing from elsewhere.
+        received_tensor = posted.pop(action).wait() if action in posted else None
         arrived = time.time()
         with turn_to_compute():
             # Not a monotonic clock: the stages may be on several machines.
             start = time.time()
             if clock:
                 clock.begin()
-            if kind == "F":
-                result = stage.forward(order.step, micro_batch, received_tensor, masks[micro_batch])
+            result = None
+            if received_tensor is None:
+                stage.backward_weights(micro_batch)
+            elif kind == "F":
+                result = stage.forward(order.step, micro_batch, received_tensor, masks[micro_batch], splits=splits)
             else:
                 result = stage.backward(order.step, micro_batch, received_tensor, masks[micro_batch])
             end = time.time()
@@ -291,6 +330,8 @@ def run_actions(stage: Stage, transport: Transport, order: StepOrder) -> list[Do
             clock.compute(kind, micro_batch)
             end = time.time()
         done_actions.append(DoneAction(kind, micro_batch, start, end, asked, arrived))
+        if result is None:
+            continue
         if clock:
             clock.send(kind, micro_batch)
         if kind == "F":

@@ -32,6 +32,8 @@ class TebCosts(NamedTuple):
     """Bytes of the parameters that are trained."""
     saved_bytes: int
     """Kept from the forward pass for the backward one [byte]."""
+    weight_flop: int
+    """Part of ``backward_flop`` that makes weight gradients [FLOP]."""
     activation_bits: int
     """What goes over a link to the next segment [bit]; the gradient comes back with as many."""
 
@@ -71,14 +73,22 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
         y_BTD = block(x_BTD, None)
     with FlopCounterMode(display=False) as backward:
         y_BTD.sum().backward()
+    trained = [p for p in block.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    with FlopCounterMode(display=False) as of_input:
+        block(x_BTD, None).sum().backward()
+    # The second count has a forward pass, too.
+    input_flop = of_input.get_total_flops() - forward.get_total_flops()
     parameters = list(block.parameters())
     return TebCosts(
         forward_flop=forward.get_total_flops(),
         backward_flop=backward.get_total_flops(),
         num_parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        trained_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
+        trained_bytes=sum(p.numel() * p.element_size() for p in trained),
         saved_bytes=sum(size for storage, size in saved_storages.items() if storage not in weights),
+        weight_flop=backward.get_total_flops() - input_flop,
         activation_bits=8 * y_BTD[0].numel() * y_BTD.element_size(),
     )
 
@@ -160,4 +170,6 @@ def model_costs(
         block_memory=teb.parameter_bytes
         + teb.trained_bytes * (1.0 + OPTIMIZER_STATES[optimizer])
         + batch_size * teb.saved_bytes,
+        weight_share=teb.weight_flop / teb.backward_flop,
+        activation_memory=float(batch_size * teb.saved_bytes),
     )

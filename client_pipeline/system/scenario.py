@@ -26,6 +26,8 @@ _BLOCK = {
     "memory-gb": Quantity(giga),
     "forward-gflop": Quantity(giga, default=2.0),
     "backward-gflop": Quantity(giga, default=2.0),
+    "weight-gradient-share": Quantity(sign=NOT_NEGATIVE, default=0.5),
+    "activation-memory-gb": Quantity(giga, NOT_NEGATIVE, default=0.0),
     "overhead-s": Quantity(sign=NOT_NEGATIVE, default=0.0),
     "activations-mbit": Quantity(mega, NOT_NEGATIVE, default=1.25),
     "gradient-mbit": Quantity(mega, NOT_NEGATIVE, default=1.25),
@@ -33,6 +35,8 @@ _BLOCK = {
     "upload-mbit": Quantity(mega, NOT_NEGATIVE, default=19.0),
     "upload-energy-mbit": Quantity(mega, NOT_NEGATIVE),
     "upload-activations-mbit": Quantity(mega, NOT_NEGATIVE, default=0.0),
+    "downlink-mbit-per-s": Quantity(mega, NOT_NEGATIVE, default=0.0),
+    "decoder-s": Quantity(sign=NOT_NEGATIVE, default=0.0),
 }
 _PLANNER = {
     "v": Quantity(sign=NOT_NEGATIVE, default=1.0),
@@ -87,8 +91,16 @@ class Costs:
     """D_e: the encoder's part of it [bit]."""
     upload_activation_bits: float = 0.0
     """z_enc of Eq. (11): activations that go up from each micro-batch, or sample, beside D_t [bit]."""
+    downlink_rate: float = 0.0
+    """Of each control unit's downlink [bit/s]; 0: it takes no time."""
+    decoder_s: float = 0.0
+    """Seconds of the decoder for a micro-batch, or a sample, as ``act_scaling`` says."""
     block_memory: float
     """gamma_0: memory of one TEB with its gradients, optimizer state and stored activations [byte]."""
+    weight_share: float = 0.5
+    """Part of o_b that makes weight gradients."""
+    activation_memory: float = 0.0
+    """Part of ``block_memory`` that is activations of a whole batch, as GPipe keeps them [byte]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +283,13 @@ def parse_scenario(raw: dict[str, Any], location: str) -> Scenario:
 def _costs(table: ScenarioTable) -> Costs:
     value = {key: table.number(key, q) for key, q in _BLOCK.items() if key != "upload-energy-mbit"}
     energy_bits = table.optional("upload-energy-mbit", _BLOCK["upload-energy-mbit"])
+    if (share := value["weight-gradient-share"]) > 1:
+        raise ValueError(f"{table.place('weight-gradient-share')}: expected a share from 0 to 1, found {share:g}")
+    if (kept := value["activation-memory-gb"]) and kept >= value["memory-gb"]:
+        raise ValueError(
+            f"{table.place('activation-memory-gb')}: expected a part of block.memory-gb, {value['memory-gb'] / 1e9:g}, "
+            f"found {kept / 1e9:g}"
+        )
     return Costs(
         o_f=value["forward-gflop"],
         o_b=value["backward-gflop"],
@@ -283,7 +302,11 @@ def _costs(table: ScenarioTable) -> Costs:
         upload_time_bits=value["upload-mbit"],
         upload_energy_bits=value["upload-mbit"] if energy_bits is None else energy_bits,
         upload_activation_bits=value["upload-activations-mbit"],
+        downlink_rate=value["downlink-mbit-per-s"],
+        decoder_s=value["decoder-s"],
         block_memory=value["memory-gb"],
+        weight_share=value["weight-gradient-share"],
+        activation_memory=value["activation-memory-gb"],
     )
 
 

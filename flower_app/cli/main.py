@@ -128,7 +128,7 @@ def verify_command(
     plan: Annotated[Path | None, typer.Option(help="A plan file; its first cluster counts.")] = None,
     segments: Annotated[str, typer.Option(help="TEBs of each segment, such as 2,1,3; empty: even.")] = "",
     micro_batches: Annotated[int, typer.Option(help="m.")] = 8,
-    schedule: Annotated[str, typer.Option(help="gpipe or 1f1b.")] = "gpipe",
+    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b or zb-h1.")] = "gpipe",
     batch_size: Annotated[int, typer.Option(help="b.")] = 32,
     length: Annotated[int, typer.Option(help="Tokens of the random sequences.")] = 32,
     seed: Annotated[int, typer.Option(help="Of weights, batch and dropout.")] = 0,

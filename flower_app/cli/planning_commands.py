@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def schedule(
     segments: Annotated[int, typer.Option(help="S, the segments of the pipeline.")] = 4,
     micro_batches: Annotated[int, typer.Option(help="m, the micro-batches of a batch.")] = 6,
-    schedule: Annotated[str, typer.Option(help="gpipe or 1f1b.")] = "gpipe",
+    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b or zb-h1.")] = "gpipe",
 ) -> None:
     """Print a pipeline's timetable: one row a stage, one column a time unit."""
     from client_pipeline.runtime.schedules import timetable
@@ -50,6 +50,8 @@ def plan(
     drift: Annotated[str, typer.Option(help="true; for dssda-paper printed (32) or mixed.")] = "true",
     c11: Annotated[bool, typer.Option("--c11", help="dssda-paper: hold the bound in every round.")] = False,
     power_control: Annotated[str, typer.Option(help="exact; or sca: dssda's powers by convex programs.")] = "exact",
+    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, zb-h1; or auto, the event simulator's choice.")] = "",
+    lookahead: Annotated[int, typer.Option(help="Rounds that each of several rounds looks at, itself too.")] = 1,
     model: Annotated[str, typer.Option(help="Count the scenario's costs from this model: a folder or hub id.")] = "",
     length: Annotated[int, typer.Option(help="Tokens of a sample, with --model.")] = 128,
     write_plan: Annotated[Path | None, typer.Option(help="Write the (last round's) plan for collapipe run.")] = None,
@@ -73,6 +75,8 @@ def plan(
         model=model,
         length=length,
         write_plan=write_plan,
+        schedule=schedule,
+        lookahead=lookahead,
     )
     planned = make_plan(request, None if as_json else typer.echo)
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast, get_args
 
+from client_pipeline.runtime.schedules import schedules_of
 from client_pipeline.system.scenario import Bandwidth
 from strategies.dssda.power_control import check_power_control
 from strategies.dssda.queues import DRIFTS
@@ -26,6 +27,11 @@ class PlannerConfig:
     """``true``; or for ``dssda-paper`` alone ``printed``, the paper's P2, or ``mixed``, only the power's part of it."""
     c11: bool = False
     """``dssda-paper`` alone: hold the bound in every round, as printed."""
+    schedule: str = ""
+    """Of the pipelines: ``gpipe``, ``1f1b``, ``zb-h1``; or ``auto``, the event simulator's choice for each cluster;
+    empty: as the plans say, ``gpipe`` unless a plan file has another."""
+    lookahead: int = 1
+    """Rounds whose networks a plan looks at, its own among them (model-predictive, receding horizon); 1: its own."""
     length: int = 0
     """Tokens of the sample that ``costs = "model"`` counts; 0: ``data.max-length``."""
     power_control: str = "sca"
@@ -42,6 +48,10 @@ class PlannerConfig:
                 f"planner.bandwidth: expected {', '.join(get_args(Bandwidth))} or an empty text for the scenario's, "
                 f"found {self.bandwidth!r}"
             )
+        if self.lookahead < 1:
+            raise ValueError(f"planner.lookahead: expected at least 1 round, found {self.lookahead}")
+        if self.schedule:
+            schedules_of(self.schedule)
         if self.drift not in DRIFTS:
             raise ValueError(f"planner.drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
 

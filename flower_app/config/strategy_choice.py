@@ -75,7 +75,14 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
     _check_options(config, cls)
     adaptation = _adaptation(config, scenario, cls)
     if own_policy is not None:
-        return RoundPlanner(scenario, own_policy, power_control=config.planner.power_control, adaptation=adaptation)
+        return RoundPlanner(
+            scenario,
+            own_policy,
+            power_control=config.planner.power_control,
+            adaptation=adaptation,
+            schedule=config.planner.schedule,
+            lookahead=config.planner.lookahead,
+        )
     name = "fixed" if config.plan else config.policy
     policy = make_policy(
         name, plan_file=config.plan, seed=config.seed, c11=config.planner.c11, drift=config.planner.drift
@@ -86,6 +93,8 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
         drift=config.planner.drift,
         power_control=config.planner.power_control,
         adaptation=adaptation,
+        schedule=config.planner.schedule,
+        lookahead=config.planner.lookahead,
     )
 
 

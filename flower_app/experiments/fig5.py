@@ -12,8 +12,8 @@ import numpy as np
 from client_pipeline.partition.plan import ClusterPlan
 from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import per_cent, planned
-from strategies.planning.costs import plan_times
 from strategies.planning.dry_run import PlannedRound
+from strategies.planning.plan_demands import plan_times
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
 
 def _stage_seconds(planned_round: PlannedRound, cluster: int, plan: ClusterPlan) -> str:
     """Seconds that each stage takes for a micro-batch, forward, backward and its links, in pipeline order."""
-    forward, backward, hidden_s, gradient_s = plan_times(planned_round.instance, cluster, plan)
+    forward, backward, hidden_s, gradient_s, _ = plan_times(planned_round.instance, cluster, plan)
     stages = forward[:, 0] + backward[:, 0]
     stages[: len(hidden_s)] += hidden_s[:, 0] + gradient_s[:, 0]  # the last stage has no link
     return " ".join(f"{value:.4g}" for value in stages)

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from client_pipeline.partition.plan import write_plans
+from client_pipeline.runtime.schedules import schedules_of
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario, load_scenario
 from flower_app.plain_console import PlainConsole
-from flower_app.planning.plan_report import MOST_CLUSTERS, print_answer, sizes_text
+from flower_app.planning.plan_report import MOST_CLUSTERS, print_answer, schedules_text, sizes_text
 from strategies.dssda.answer import Answer
 from strategies.dssda.instance import Instance
 from strategies.dssda.instance_file import read_instance
@@ -35,6 +36,7 @@ from strategies.planning.dry_run import LossTrace, PlannedRound, plan_rounds
 from strategies.planning.policies import OPTIMAL, make_policy
 from strategies.planning.policy import Round, RoundPolicy
 from strategies.planning.ranked import RANKS, SEGMENTS
+from strategies.planning.schedule_choice import ScheduledPolicy, schedule_rows, scheduled_plans, simulated_seconds
 
 PLAN_PROBLEMS = ("round", "segments")
 
@@ -62,6 +64,10 @@ class PlanRequest:
     length: int
     """Tokens of a sample of that model."""
     write_plan: Path | None
+    schedule: str = ""
+    """Of the pipelines, or ``auto``; empty: as the policy's plans say."""
+    lookahead: int = 1
+    """Rounds of a window, with more than one round to plan."""
 
     def __post_init__(self) -> None:
         if bool(self.instance) == bool(self.scenario):
@@ -87,6 +93,14 @@ class PlanRequest:
         if self.instance and (self.drift != "true" or self.c11):
             raise ValueError("--drift and --c11 need a scenario: an instance has its weights, and no Gamma_max")
         check_power_control(self.power_control, "--power-control")
+        if self.lookahead < 1 or (self.lookahead > 1 and not (self.scenario and self.rounds > 1)):
+            raise ValueError(
+                f"--lookahead: expected at least 1, and above 1 a scenario and several --rounds, found {self.lookahead}"
+            )
+        if self.schedule:
+            schedules_of(self.schedule, "--schedule")
+            if self.problem == "segments":
+                raise ValueError("--schedule is for whole rounds: drop it, or drop --problem segments")
         if self.power_control == "sca" and (self.problem == "segments" or self.planner not in ("dssda", "uniform")):
             raise ValueError(
                 "--power-control sca is for the rounds of dssda and uniform: drop it, or choose one of them"
@@ -120,7 +134,9 @@ def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Plann
         return _many_rounds(request, scenario, echo)
     round_ = _round(request, scenario)
     instance, policy = round_.instance, _policy(request)
-    answer = solve_segments(instance) if request.problem == "segments" else policy.plan(round_)
+    schedules = schedules_of(request.schedule) if request.schedule else ()
+    planning_policy = ScheduledPolicy(policy, schedules) if schedules else policy
+    answer = solve_segments(instance) if request.problem == "segments" else planning_policy.plan(round_)
     control: PowerControl | None = None
     if request.problem == "round":
         instance = divided(instance, answer)
@@ -131,10 +147,18 @@ def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Plann
         if control is not None:
             echo(control.text())
     feasible = answer.status != "infeasible"
-    if request.write_plan and feasible:
+    decided: dict[str, Any] = {}
+    if request.problem == "round" and feasible:
         # A policy may know more of a plan than its answer says: a plan file has orders and schedules.
-        write_plans(request.write_plan, policy.plans(round_, answer))
-    return Planned(feasible, answer.to_dict() | _control_document(control))
+        plans = policy.plans(round_, answer)
+        if schedules:
+            plans = scheduled_plans(instance, answer, plans, schedules, simulated_seconds(instance))
+            decided = {"schedules": schedule_rows(instance, answer, plans)}
+            if echo:
+                echo(schedules_text(decided["schedules"]))
+        if request.write_plan:
+            write_plans(request.write_plan, plans)
+    return Planned(feasible, answer.to_dict() | _control_document(control) | decided)
 
 
 def _control_document(control: PowerControl | None) -> dict[str, Any]:
@@ -190,7 +214,13 @@ def _policy(request: PlanRequest) -> RoundPolicy:
 def _many_rounds(request: PlanRequest, scenario: Scenario, echo: Callable[[str], None] | None) -> Planned:
     planned_rounds = []
     for round_ in plan_rounds(
-        scenario, _policy(request), request.rounds, drift=request.drift, power_control=request.power_control
+        scenario,
+        _policy(request),
+        request.rounds,
+        drift=request.drift,
+        power_control=request.power_control,
+        schedule=request.schedule,
+        lookahead=request.lookahead,
     ):
         planned_rounds.append(round_)
         if echo:

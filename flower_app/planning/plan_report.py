@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -56,6 +57,18 @@ def sizes_text(clusters: Sequence[ClusterAnswer]) -> str:
         words.append(f"{rest} of other sizes")
     waiting = len(clusters) - len(choices)
     return f"{len(choices)} of {len(clusters)} clusters train: {', '.join(words) or 'none'}; {waiting} clusters wait"
+
+
+def schedules_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Each cluster's schedule, and what the others would take by the event simulator."""
+    lines = []
+    for row in rows[:MOST_CLUSTERS]:
+        times = ", ".join(f"{name} {seconds:.4g} s" for name, seconds in row["step_s"].items())
+        lines.append(f"cluster {row['cluster']}: {row['schedule']} (a step by the event simulator: {times})")
+    counts = Counter(row["schedule"] for row in rows)
+    if len(rows) > MOST_CLUSTERS:
+        lines.append(", ".join(f"{times} of {len(rows)} clusters run {name}" for name, times in counts.most_common()))
+    return "\n".join(lines)
 
 
 def _extremes(instance: Instance, answer: Answer) -> list[int]:

@@ -15,14 +15,20 @@ TRACE = "trace.json"
 _NAMES = {
     "F": "forward",
     "B": "backward",
+    "W": "weight gradients",
     "FB": "forward and backward",
     "z": "activations",
     "g": "gradient",
     "zg": "activations and gradient",
 }
-_COLOURS = {"F": "thread_state_running", "B": "thread_state_iowait", "FB": "thread_state_runnable"}
+_COLOURS = {
+    "F": "thread_state_running",
+    "B": "thread_state_iowait",
+    "W": "thread_state_uninterruptible",
+    "FB": "thread_state_runnable",
+}
 """Names of the trace viewer's own palette; Perfetto colours by name."""
-_STAGES = ("F", "B", "FB")
+_STAGES = ("F", "B", "W", "FB")
 _MICROSECONDS = 1e6
 CLOCKS = ("modelled", "measured")
 

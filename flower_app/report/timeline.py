@@ -11,7 +11,7 @@ from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
-from strategies.planning.costs import plan_times
+from strategies.planning.plan_demands import plan_times
 
 
 def timeline_of(

@@ -24,6 +24,7 @@ _ROW = 0.24
 _LOOKS: dict[str, dict[str, Any]] = {
     "F": {"facecolor": "#b9d7ee", "edgecolor": "#1f4e79", "linewidth": 0.5},
     "B": {"facecolor": "#1f4e79", "edgecolor": "#0d2438", "linewidth": 0.5},
+    "W": {"facecolor": "#7f9c86", "edgecolor": "#2d4733", "linewidth": 0.5},
     "FB": {"facecolor": "#6fa8d6", "edgecolor": "#1f4e79", "linewidth": 0.5},
     "z": {"facecolor": "#f6c667", "edgecolor": "#7a4b00", "linewidth": 0.4},
     "g": {"facecolor": "#ffffff", "edgecolor": "#7a4b00", "linewidth": 0.4, "hatch": "/////"},
@@ -32,6 +33,7 @@ _LOOKS["zg"] = _LOOKS["z"]
 _MEANING = {
     "F": "forward",
     "B": "backward",
+    "W": "weight gradients",
     "FB": "forward and backward",
     "z": "link: activations",
     "g": "link: gradients",

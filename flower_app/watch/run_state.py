@@ -102,7 +102,7 @@ class WatchedRun:
             return None
         # The page draws one cluster at a time; messages on links are left out.
         for cluster in document["clusters"]:
-            cluster["modelled"] = [event for event in cluster["modelled"] if event[0] in ("F", "B", "FB")]
+            cluster["modelled"] = [event for event in cluster["modelled"] if event[0] in ("F", "B", "W", "FB")]
         return dict(document)
 
     def _log(self, offset: int) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from dataclasses import replace
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.event_simulator import StageTimes
 from client_pipeline.system.energy import block_energy
 from client_pipeline.system.latency import micro_batch_work, teb_time
-from client_pipeline.system.radio import Array
 from strategies.dssda.answer import SegmentChoice
 from strategies.dssda.instance import Instance
 from strategies.planned_strategy import PlannedStrategy
-from strategies.planning.costs import StepWork, plan_times
+from strategies.planning.costs import StepWork
+from strategies.planning.plan_demands import plan_times
 from strategies.planning.policy import RoundPolicy
 from strategies.planning.ranked import RankedSelection, random_rank
 
@@ -43,11 +44,13 @@ def whole_model_work(instance: Instance, cluster: int, plan: ClusterPlan) -> Ste
     )
 
 
-def whole_model_times(instance: Instance, cluster: int, plan: ClusterPlan) -> tuple[Array, Array, Array, Array]:
+def whole_model_times(instance: Instance, cluster: int, plan: ClusterPlan) -> StageTimes:
     """The one stage that really runs, paced as the K devices of the model: it takes D, not its own device's time."""
-    forward, backward, to_next, to_previous = plan_times(instance, cluster, plan)
-    scale = whole_model_work(instance, cluster, plan).pipeline_s / float(forward.sum() + backward.sum())
-    return scale * forward, scale * backward, to_next, to_previous
+    times = plan_times(instance, cluster, plan)
+    scale = whole_model_work(instance, cluster, plan).pipeline_s / float(times.forward_s.sum() + times.backward_s.sum())
+    return times._replace(
+        forward_s=scale * times.forward_s, backward_s=scale * times.backward_s, weight_s=scale * times.weight_s
+    )
 
 
 class VanillaFL(PlannedStrategy):

@@ -140,8 +140,17 @@ class Instance:
     """z_enc: activations that go up from a micro-batch, or a sample, in every step, Eq. (11) [bit]."""
     lat: float
     """Seconds of one micro-batch on a link beside its bits."""
+    downlink_rate: float = 0.0
+    """Of each control unit's downlink [bit/s]; 0: it takes no time. The event simulator alone reads it; ours."""
+    decoder_s: float = 0.0
+    """Seconds of the decoder for a micro-batch, or a sample, as ``act_scaling`` says; likewise."""
+    weight_share: float = 0.5
+    """Part of o_b that makes weight gradients: a schedule may put it off. The event simulator alone reads it; ours."""
     gamma0: float
     """gamma_0: memory of one TEB on a device [byte]."""
+    gamma_act: float = 0.0
+    """Part of gamma_0 that is activations of a whole batch, as GPipe keeps them [byte]; other schedules keep less;
+    ours."""
     N0: float
     """Noise power spectral density [W/Hz]."""
     band_hz: float | None = None

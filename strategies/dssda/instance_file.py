@@ -31,8 +31,8 @@ def read_instance(text: str, location: str) -> Instance:
 
 
 _TOP = {"format", "L", "b", "m_set", "S_min", "S_max", "V", "steps", "latency", "tail", "energy", "work", "act"}
-_TOP |= {"gamma0", "N0", "clusters", "tail_energy", "wJ", "band_hz"}
-_OPTIONAL_TOP = {"steps", "S_min", "S_max", "tail", "tail_energy", "wJ", "band_hz"}
+_TOP |= {"gamma0", "N0", "clusters", "tail_energy", "wJ", "band_hz", "gamma_act"}
+_OPTIONAL_TOP = {"steps", "S_min", "S_max", "tail", "tail_energy", "wJ", "band_hz", "gamma_act"}
 
 
 def parse_instance(raw: Any, location: str) -> Instance:
@@ -40,8 +40,9 @@ def parse_instance(raw: Any, location: str) -> Instance:
     top = _Table(raw, location, _TOP, _OPTIONAL_TOP)
     if raw["format"] != INSTANCE_FORMAT:
         raise ValueError(f"{location}: format: expected {INSTANCE_FORMAT!r}, found {raw['format']!r}")
-    work = _Table(raw["work"], f"{location}: work", {"o_f", "o_b", "o_b_scaling", "t0"}, {"t0"})
-    optional_act = {"lat", "z_enc_bits"}
+    optional_work = {"t0", "weight_share"}
+    work = _Table(raw["work"], f"{location}: work", {"o_f", "o_b", "o_b_scaling", *optional_work}, optional_work)
+    optional_act = {"lat", "z_enc_bits", "downlink_rate", "decoder_s"}
     act = _Table(raw["act"], f"{location}: act", {"z_bits", "g_bits", "scaling"} | optional_act, optional_act)
     m_set = raw["m_set"]
     if not isinstance(m_set, list) or not m_set or not all(_is_count(m) for m in m_set):
@@ -57,6 +58,12 @@ def parse_instance(raw: Any, location: str) -> Instance:
                 f"{location}: clusters[{n}].B: has {len(cluster.B)} channels, clusters[0] has "
                 f"{len(parsed_clusters[0].B)}; expected one value for each of the J channels in every cluster"
             )
+    weight_share = work.number("weight_share") if "weight_share" in raw["work"] else 0.5
+    if weight_share > 1:
+        raise ValueError(f"{location}: work: weight_share: expected a share from 0 to 1, found {weight_share:g}")
+    gamma0, gamma_act = top.number("gamma0"), top.number("gamma_act") if "gamma_act" in raw else 0.0
+    if gamma_act > gamma0:
+        raise ValueError(f"{location}: gamma_act: expected a part of gamma0, {gamma0:g}, found {gamma_act:g}")
     return Instance(
         L=top.count("L"),
         b=top.count("b"),
@@ -79,7 +86,10 @@ def parse_instance(raw: Any, location: str) -> Instance:
         act_scaling=act.choice("scaling", get_args(Scaling)),
         z_enc_bits=act.number("z_enc_bits") if "z_enc_bits" in raw["act"] else 0.0,
         lat=act.number("lat") if "lat" in raw["act"] else 0.0,
-        gamma0=top.number("gamma0"),
+        **{key: act.number(key) for key in ("downlink_rate", "decoder_s") if key in raw["act"]},
+        weight_share=weight_share,
+        gamma0=gamma0,
+        gamma_act=gamma_act,
         N0=top.number("N0"),
         band_hz=None if top.get("band_hz") is None else top.number("band_hz", positive=True),
         clusters=parsed_clusters,
@@ -191,13 +201,16 @@ def instance_to_dict(instance: Instance) -> dict[str, Any]:
         "tail_energy": instance.tail_energy,
         "wJ": instance.wJ,
         "band_hz": instance.band_hz,
+        "gamma_act": instance.gamma_act,
         "m_set": list(instance.m_set),
-        "work": {name: getattr(instance, name) for name in ("o_f", "o_b", "o_b_scaling", "t0")},
+        "work": {name: getattr(instance, name) for name in ("o_f", "o_b", "o_b_scaling", "t0", "weight_share")},
         "act": {
             "z_bits": instance.z_bits,
             "g_bits": instance.g_bits,
             "scaling": instance.act_scaling,
             "lat": instance.lat,
+            "downlink_rate": instance.downlink_rate,
+            "decoder_s": instance.decoder_s,
             "z_enc_bits": instance.z_enc_bits,
         },
         "clusters": [

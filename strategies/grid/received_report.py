@@ -8,6 +8,7 @@ from typing import Any
 
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.faults import CLUSTER_FAULTS
+from client_pipeline.runtime.schedules import splits_backward
 from strategies.clusters import DEVICE_RANGES
 from strategies.grid.received_values import (
     FLAG,
@@ -31,7 +32,7 @@ MOST_FAULTS = 1000
 """Records of one cluster in one round."""
 _REPORT_BYTES = 1 << 20
 _EVENT_BYTES = 160
-_EVENT = (one_of("F", "B"), whole(), whole(), number(), number())
+_EVENT = (one_of("F", "B", "W"), whole(), whole(), number(), number())
 """Kind, stage, micro-batch, start and end of an entry of the timeline."""
 _TIME = (whole(1, 1 << 20), whole(1, 1 << 31), number(0.0, 1e6))
 """Samples, count and seconds of an entry of ``measured``."""
@@ -73,6 +74,12 @@ class ReportTerms:
         """Micro-batches that the report may speak of."""
         return self.plan.m if self.plan is not None else self.batch_size or _MOST_MICRO_BATCHES
 
+    @property
+    def most_events(self) -> int:
+        """Entries that the timeline of a step may have; a schedule may have three passes of a micro-batch."""
+        passes = 3 if self.plan is None or splits_backward(self.plan.schedule) else 2
+        return passes * self.most_micro_batches * self.most_devices
+
 
 def checked_report(text: Any, terms: ReportTerms) -> dict[str, Any]:
     """Return a report of a round that was trained.
@@ -82,7 +89,7 @@ def checked_report(text: Any, terms: ReportTerms) -> dict[str, Any]:
     MalformedReply
         Naming the key.
     """
-    events = 2 * terms.most_micro_batches * terms.most_devices if terms.num_devices or terms.plan else 0
+    events = terms.most_events if terms.num_devices or terms.plan else 0
     report: Any = parse_json(text, "report", _REPORT_BYTES + _EVENT_BYTES * events)
     check_object(report, _schema(terms), "report")
     _check_plan(report["plan"], terms)
@@ -223,10 +230,8 @@ def _check_measured(raw: dict[str, Any], terms: ReportTerms) -> None:
 
 def _check_timeline(raw: list[Any], terms: ReportTerms) -> None:
     devices, micro_batches = terms.most_devices, terms.most_micro_batches
-    if len(raw) > 2 * devices * micro_batches:
-        raise MalformedReply(
-            f"report.timeline: expected at most {2 * devices * micro_batches} events, found {len(raw)}"
-        )
+    if len(raw) > terms.most_events:
+        raise MalformedReply(f"report.timeline: expected at most {terms.most_events} events, found {len(raw)}")
     for i, event in enumerate(raw):
         location = f"report.timeline[{i}]"
         if not isinstance(event, list) or len(event) != len(_EVENT):

@@ -13,14 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
-from client_pipeline.runtime.event_simulator import FUSED, simulate_pipeline, stage_times
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.event_simulator import FUSED, StageTimes, simulate_pipeline
 from client_pipeline.system.latency import round_latency
 from client_pipeline.system.radio import Array
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.evaluation import device_energy, pipeline_seconds
 from strategies.dssda.instance import Instance
+from strategies.planning.plan_demands import device_memory, plan_times
 from strategies.planning.planner import Decision
+from strategies.planning.streamed_round import streamed_latency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class StepWork:
 Work = Callable[[Instance, int, ClusterPlan], StepWork]
 """What a step of a cluster takes under a plan."""
 
-Times = Callable[[Instance, int, ClusterPlan], tuple[Array, Array, Array, Array]]
+Times = Callable[[Instance, int, ClusterPlan], StageTimes]
 """Seconds of each stage and link for each micro-batch; see :func:`plan_times`."""
 
 
@@ -77,6 +79,8 @@ class RoundCosts:
     """With fused chunks [s]."""
     latency_eq15_s: float
     """With the pipelines by Eq. (15) [s]."""
+    latency_streamed_s: float | None = None
+    """With activations and gradients streamed to and from the decoder [s]; None where the scenario has none."""
     energy_j: float
     """Devices and uploads [J]."""
 
@@ -96,27 +100,7 @@ def pipeline_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWo
         pipeline_eq15_s=pipeline_seconds(replace(instance, latency="eq15"), cluster, plan.delta, plan.m, None),
         device_energy_j=device_energy(exact, cluster, plan.delta, plan.m, last),
         link_bytes=carried,
-        device_memory_bytes=np.array(plan.delta) * instance.gamma0,
-    )
-
-
-def plan_times(instance: Instance, cluster: int, plan: ClusterPlan) -> tuple[Array, Array, Array, Array]:
-    """Seconds of each stage and link of a plan for each real micro-batch, as ``simulate_pipeline`` takes them."""
-    devices = instance.device_arrays(cluster)
-    order = [segment.device for segment in plan.segments()]
-    return stage_times(
-        num_blocks=[plan.delta[k] for k in order],
-        speed=list((devices.phi * devices.f)[order]),
-        link_rate=list(devices.rate[order]),
-        micro_batches=micro_batch_sizes(instance.b, plan.m),
-        o_f=instance.o_f,
-        o_b=instance.o_b,
-        o_b_scaling=instance.o_b_scaling,
-        t0=(instance.t0 + devices.t0)[order],
-        z_bits=instance.z_bits,
-        g_bits=instance.g_bits,
-        act_scaling=instance.act_scaling,
-        lat=(instance.lat + devices.lat)[order],
+        device_memory_bytes=device_memory(instance, plan),
     )
 
 
@@ -162,6 +146,9 @@ def round_costs(decision: Decision, work: Work, trained: list[bool] | None = Non
         latency_s=total,
         latency_fused_s=latency(lambda w: w.pipeline_fused_s),
         latency_eq15_s=latency(lambda w: w.pipeline_eq15_s),
+        latency_streamed_s=streamed_latency(
+            instance, {n: (decision.plans[n], answer.clusters[n]) for n, c in enumerate(clusters) if c is not None}
+        ),
         energy_j=_energy(clusters, instance.steps),
     )
 
@@ -212,6 +199,7 @@ def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, scenario: 
         "latency_s": costs.latency_s,
         "latency_fused_s": costs.latency_fused_s,
         "latency_eq15_s": costs.latency_eq15_s,
+        **({} if costs.latency_streamed_s is None else {"latency_streamed_s": costs.latency_streamed_s}),
         "energy_j": costs.energy_j,
         "gamma_max": scenario.planner.gamma_max,
         "clusters": clusters,

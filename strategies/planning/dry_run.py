@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from client_pipeline.system.channels import NetworkState
 from client_pipeline.system.radio import Array
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.answer import Answer
@@ -15,6 +16,7 @@ from strategies.dssda.evaluation import Match, violations
 from strategies.dssda.instance import Instance
 from strategies.dssda.queues import Queues
 from strategies.planning.costs import RoundCosts, Work, pipeline_work, round_costs
+from strategies.planning.plan_demands import memory_violations
 from strategies.planning.planner import Decision, RoundPlanner
 from strategies.planning.policy import RoundPolicy
 
@@ -89,6 +91,9 @@ def plan_rounds(
     drift: str = "true",
     work: Work = pipeline_work,
     power_control: str = "exact",
+    schedule: str = "",
+    lookahead: int = 1,
+    forecast: Callable[[int], NetworkState] | None = None,
 ) -> Iterator[PlannedRound]:
     """Plan round after round; each round's true Gamma moves the queues once, Eq. (29).
 
@@ -100,8 +105,18 @@ def plan_rounds(
     drift : ``true``; or ``printed``, for ``dssda-paper`` alone
     work : what a step takes
     power_control : ``exact``, which needs no convex programs; or ``sca``, as in a run
+    schedule : of the pipelines, or ``auto``; empty: as the policy's plans say
+    lookahead, forecast : see :class:`RoundPlanner`
     """
-    planner = RoundPlanner(scenario, policy, drift=drift, power_control=power_control)
+    planner = RoundPlanner(
+        scenario,
+        policy,
+        drift=drift,
+        power_control=power_control,
+        schedule=schedule,
+        lookahead=lookahead,
+        forecast=forecast,
+    )
     losses = LossTrace(scenario.num_clusters, scenario.seed)
     for number in range(1, num_rounds + 1):
         decision = planner.plan(number, losses.round(number))
@@ -121,7 +136,14 @@ def _violations(decision: Decision) -> list[str]:
         else None
         for c in decision.answer.clusters
     ]
-    return violations(decision.instance, matches) if any(matches) else []
+    if not any(matches):
+        return []
+    # What the segments take of the memory depends on the schedule, which an instance's own C7 does not know.
+    broken = violations(replace(decision.instance, gamma0=0.0, gamma_act=0.0), matches)
+    for n, match in enumerate(matches):
+        if match is not None:
+            broken += [f"cluster {n}: {text}" for text in memory_violations(decision.instance, n, decision.plans[n])]
+    return broken
 
 
 class LossTrace:

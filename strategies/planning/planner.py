@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.schedules import schedules_of
 from client_pipeline.system.channels import NetworkState, NetworkTrace
 from client_pipeline.system.devices import DeviceProfile
 from client_pipeline.system.radio import Array, upload_time
@@ -21,7 +22,9 @@ from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import per_round_bound, round_bound, round_instance
 from strategies.dssda.split_band import divided
 from strategies.planning.adaptation import Adaptation, SettledPolicy
+from strategies.planning.lookahead import WindowPrices, window_prices
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all
+from strategies.planning.schedule_choice import ScheduledPolicy, scheduled_plans, simulated_seconds
 
 
 class InfeasibleRound(RuntimeError):
@@ -51,6 +54,8 @@ class Decision:
     """Reasons of the clusters that could not be planned."""
     power_control: PowerControl | None
     """How the powers were found by convex programs; None where the policy's own stand."""
+    window: WindowPrices | None = None
+    """What Gamma costs in the round, seen from the end of a window; None: what the queues say."""
 
     def declared_upload_s(self, cluster: int) -> float | None:
         """Seconds of a cluster's upload as the scenario says; None if it has no channel [s]."""
@@ -76,6 +81,15 @@ class RoundPlanner:
     drift : ``true``; or ``printed``, for ``dssda-paper`` alone
     power_control : ``sca``: convex programs find the powers, where a policy ``controls_power``; ``exact``: its own
     adaptation : the measured times that it plans by; None: it plans by the scenario
+    schedule : of the clusters' pipelines; ``auto``: the event simulator's choice, cluster by cluster; empty: as the
+        policy's plans say
+    lookahead : H, rounds of a window whose networks are forecast, the one under way among them; 1: none
+    forecast : gives the networks of later rounds; the scenario's own if None, as they will be
+
+    Raises
+    ------
+    ValueError
+        For a window that the policy, or what it plans by, has no use for.
     """
 
     def __init__(
@@ -86,11 +100,22 @@ class RoundPlanner:
         drift: str = "true",
         power_control: str = "sca",
         adaptation: Adaptation | None = None,
+        schedule: str = "",
+        lookahead: int = 1,
+        forecast: Callable[[int], NetworkState] | None = None,
     ) -> None:
         check_power_control(power_control)
         self.scenario, self.policy, self.drift = scenario, policy, drift
         self._by_programs = power_control == "sca" and policy.controls_power
         self.adaptation = adaptation
+        self._schedules = schedules_of(schedule) if schedule else ()
+        if lookahead > 1 and not (policy.weighs_bound and drift == "true" and adaptation is None):
+            raise ValueError(
+                f"planner.lookahead: {lookahead} rounds need a policy that weighs the bound, dssda or uniform, by the "
+                f"scenario's costs, found policy {policy.name} and {'measured' if adaptation else 'given'} costs; "
+                "set planner.lookahead = 1"
+            )
+        self.lookahead, self._forecast = lookahead, forecast
         self.queues = Queues.empty(scenario.num_clusters)
         # A cluster without such a budget among others with one never fills its queue.
         budgets = [math.inf if u.mean_energy_j is None else u.mean_energy_j for u in scenario.uplinks]
@@ -116,9 +141,14 @@ class RoundPlanner:
             For a plan file that does not fit.
         """
         network = NetworkTrace(self.scenario).round(number)
-        declared = instance = round_instance(self.scenario, network, self.queues, drift=self.drift)
-        policy, absent = self.policy, absent or {}
-        if self.adaptation is not None:
+        absent = absent or {}
+        window = self._window(network, losses, absent)
+        prices = self.queues if window is None else replace(self.queues, virtual=window.prices)
+        declared = instance = round_instance(self.scenario, network, prices, drift=self.drift)
+        policy = self.policy
+        if self.adaptation is None:
+            policy = ScheduledPolicy(policy, self._schedules) if self._schedules else policy
+        else:
             instance, policy = self.adaptation.network.instance(declared), SettledPolicy(policy, self.adaptation)
         round_ = Round(number=number, instance=instance, losses=losses, per_round=per_round_bound(self.scenario))
         answer, left_out = plan_whom_it_fits(policy, round_, absent)
@@ -137,6 +167,8 @@ class RoundPlanner:
                 replace(plan, order=settled[n].order) if n in settled and settled[n].delta == plan.delta else plan
                 for n, plan in enumerate(plans)
             ]
+        plans = self._scheduled(instance, answer, plans)
+        if self.adaptation is not None:
             selected = {n: plans[n] for n, part in enumerate(answer.clusters) if part.selected}
             self.adaptation.predict(instance, selected)
         return Decision(
@@ -149,7 +181,34 @@ class RoundPlanner:
             queues=self.queues,
             left_out=left_out,
             power_control=controlled,
+            window=window,
         )
+
+    def _window(self, network: NetworkState, losses: Sequence[float], absent: Mapping[int, str]) -> WindowPrices | None:
+        """Look at the rounds after this one; None without lookahead, or where one of them has no plan."""
+        if self.lookahead == 1:
+            return None
+        forecast = self._forecast or NetworkTrace(self.scenario).round
+        networks = [network, *(forecast(network.number + i) for i in range(1, self.lookahead))]
+
+        def plan(state: NetworkState, prices: Queues) -> Answer:
+            round_ = Round(number=state.number, instance=round_instance(self.scenario, state, prices), losses=losses)
+            return plan_whom_it_fits(self.policy, round_, absent)[0]
+
+        return window_prices(self.scenario, networks, self.queues, plan)
+
+    def _scheduled(self, instance: Instance, answer: Answer, plans: list[ClusterPlan]) -> list[ClusterPlan]:
+        """Decide the schedules of the selected clusters."""
+        if not self._schedules:
+            return plans
+        seconds = simulated_seconds(instance)
+        if (adaptation := self.adaptation) is not None:
+            network = adaptation.network
+
+            def seconds(n: int, plan: ClusterPlan) -> float:
+                return network.predict(instance, n, plan).pipeline_s
+
+        return scheduled_plans(instance, answer, plans, self._schedules, seconds)
 
     def settle(self, decision: Decision, trained: Collection[int] | None = None) -> Array:
         """Update the queues once, with what the round really had, Eq. (29).

@@ -31,6 +31,7 @@ class DSSDA(RoundPolicy):
     name = "dssda"
     controls_power = True
     seeks_least_time = True
+    weighs_bound = True
 
     def plan(self, round_: Round) -> Answer:
         """Plan by :func:`strategies.dssda.planner.plan_round`."""
@@ -67,6 +68,7 @@ class UniformSegments(RoundPolicy):
 
     name = "uniform"
     controls_power = True
+    weighs_bound = True
 
     def plan(self, round_: Round) -> Answer:
         """Plan with a single choice of segments for each cluster."""

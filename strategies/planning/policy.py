@@ -54,6 +54,9 @@ class RoundPolicy(ABC):
     """Whether its segments are those of least time: where times are measured, the event simulator may then improve
     them."""
 
+    weighs_bound: bool = False
+    """Whether its plans are those of least objective, so that other prices of Gamma make others; for lookahead."""
+
     @classmethod
     def of_run(cls, seed: int) -> RoundPolicy:
         """Make the policy of a run with this seed, where ``policy`` names the class."""

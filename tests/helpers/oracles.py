@@ -298,19 +298,40 @@ def _compositions(total, parts):
 # The event simulator, as the longest path through actions and messages
 
 
-def makespan(schedule, forward, backward, forward_link, backward_link, *, links="blocking", decoder=0.0, medium=None):
-    """Longest path; ``medium`` lists the messages of a shared medium in the order in which they were sent.
+def makespan(
+    schedule,
+    forward,
+    backward,
+    forward_link,
+    backward_link,
+    weight=None,
+    *,
+    links="blocking",
+    decoder=0.0,
+    medium=None,
+    answers_at_once=False,
+):
+    """Longest path; ``links`` of all or a list; ``medium`` lists the messages of a shared medium as they were sent.
 
-    Nodes are ("F" | "B" | "FB", stage, i) and ("z" | "g" | "zg", link, i).
+    Nodes are ("F" | "B" | "W" | "FB", stage, i) and ("z" | "g" | "zg", link, i).
     """
     num_stages, m = len(forward), len(forward[0])
-    lists = [_actions_of(schedule, s, num_stages, m) for s in range(num_stages)]
+    modes = [links] * num_stages if isinstance(links, str) else [*links, None]
+    lists = [_actions_of(schedule, s, num_stages - answers_at_once, m) for s in range(num_stages - answers_at_once)]
+    if answers_at_once:
+        lists.append([(kind, i) for i in range(m) for kind in "FB"])
     duration, before = {}, {}
     for s, own in enumerate(lists):
         previous = None
         for kind, i in own:
             node = (kind, s, i)
-            duration[node] = {"F": forward[s][i], "B": backward[s][i], "FB": forward[s][i] + backward[s][i]}[kind]
+            later = weight[s][i] if schedule == "zb-h1" else 0.0
+            duration[node] = {
+                "F": forward[s][i],
+                "B": backward[s][i] - later,
+                "W": later,
+                "FB": forward[s][i] + backward[s][i],
+            }[kind]
             before[node] = [] if previous is None else [previous]
             if kind in ("F", "FB") and s > 0:
                 before[node].append(("z" if kind == "F" else "zg", s - 1, i))
@@ -330,11 +351,13 @@ def makespan(schedule, forward, backward, forward_link, backward_link, *, links=
                 duration[message] = backward_link[s - 1][i]
             if message:
                 before[message] = [node]
-                if links == "blocking":
+                if modes[message[1]] == "blocking":
                     previous = message
-    if links == "overlapping":
+    if "overlapping" in modes:
         for s, own in enumerate(lists):
             for message_kind, kind, link in (("z", "F", s), ("zg", "FB", s), ("g", "B", s - 1)):
+                if not 0 <= link < num_stages - 1 or modes[link] != "overlapping":
+                    continue
                 sent = [(message_kind, link, i) for k, i in own if k == kind and (message_kind, link, i) in before]
                 for first, second in zip(sent, sent[1:], strict=False):
                     before[second].append(first)
@@ -361,4 +384,9 @@ def _actions_of(schedule, stage, num_stages, m):
         if ahead + i < m:
             order.append(("F", ahead + i))
         order.append(("B", i))
+        # Weight gradients come as many micro-batches later as there are stages before this one.
+        if schedule == "zb-h1" and i >= stage:
+            order.append(("W", i - stage))
+    if schedule == "zb-h1":
+        order += [("W", i) for i in range(max(0, m - stage), m)]
     return order

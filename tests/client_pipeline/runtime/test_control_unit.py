@@ -107,7 +107,7 @@ def test_a_cluster_that_has_no_checkpoint_begins_anew(units, tmp_path):
 
 
 def pace(uplink_s, stage_s=0.0):
-    return Pace([StagePace([stage_s] * 3, [stage_s] * 3, [0.0] * 3, [0.0] * 3)], uplink_s)
+    return Pace([StagePace(*[[stage_s] * 3] * 2, *[[0.0] * 3] * 3)], uplink_s)
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from client_pipeline.runtime.event_simulator import simulate_pipeline, stage_times
-from client_pipeline.runtime.schedules import actions
+from client_pipeline.runtime.event_simulator import StageTimes, simulate_pipeline, stage_times
+from client_pipeline.runtime.schedules import SCHEDULES, actions, splits_backward
 from client_pipeline.system.latency import (
     flow_shop_latency,
     gpipe_latency,
@@ -34,8 +34,9 @@ def _columns(generator, num_stages):
 def own_times(generator, num_stages, m):
     """Every action has its own time; some links take none."""
     passes = generator.uniform(0.1, 2.0, (2, num_stages, m))
+    weights = passes[1] * generator.uniform(0.0, 1.0, (num_stages, m))
     links = generator.uniform(0.1, 1.5, (2, num_stages - 1, m)) * (generator.random((2, num_stages - 1, 1)) < 0.8)
-    return passes[0], passes[1], links[0], links[1]
+    return StageTimes(passes[0], passes[1], links[0], links[1], weights)
 
 
 @pytest.mark.parametrize(("num_stages", "m"), SIZES)
@@ -59,7 +60,7 @@ def test_gpipe_with_busy_senders_has_its_closed_form(num_stages, m):
         assert simulate_pipeline("gpipe", forward, backward, z, g).makespan == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "fused"])
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "fused"])
 @pytest.mark.parametrize("links", ["blocking", "overlapping"])
 def test_the_makespan_is_the_longest_path(schedule, links):
     generator = np.random.default_rng(1)
@@ -71,7 +72,7 @@ def test_the_makespan_is_the_longest_path(schedule, links):
         assert found == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "fused"])
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "fused"])
 def test_a_shared_medium_sends_one_message_at_a_time_first_ready_first(schedule):
     generator = np.random.default_rng(2)
     for num_stages, m in itertools.product((2, 3, 5), (1, 3, 6)):
@@ -95,14 +96,15 @@ def _message(event):
     return {"F": "z", "B": "g", "FB": "zg"}[event.kind], place, event.micro_batch
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "fused"])
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "fused"])
 @pytest.mark.parametrize("links", ["blocking", "overlapping", "shared"])
 def test_a_device_does_one_thing_at_a_time_and_everything_once(schedule, links):
     times = own_times(np.random.default_rng(3), 4, 5)
     found = simulate_pipeline(schedule, *times, links=links)
     for stage in range(4):
-        own = [e for e in found.events if e.kind in ("F", "B", "FB") and e.place == stage]
-        assert len(own) == (5 if schedule == "fused" else 10) == len({e[:3] for e in own})
+        own = [e for e in found.events if e.kind in ("F", "B", "W", "FB") and e.place == stage]
+        expected = 5 if schedule == "fused" else 15 if splits_backward(schedule) else 10
+        assert len(own) == expected == len({e[:3] for e in own})
         if links == "blocking":
             own += [e for e in found.events if e.kind in ("z", "zg") and e.place == stage]
             own += [e for e in found.events if e.kind == "g" and e.place == stage - 1]
@@ -110,7 +112,7 @@ def test_a_device_does_one_thing_at_a_time_and_everything_once(schedule, links):
         assert all(a.end <= b.start + 1e-12 for a, b in itertools.pairwise(own))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "fused"])
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "fused"])
 @pytest.mark.parametrize("links", ["blocking", "overlapping", "shared"])
 def test_every_action_starts_the_moment_its_device_and_its_input_allow(schedule, links):
     """So no device rests while it could work, and the timeline, not just its end, is the earliest one."""
@@ -118,24 +120,28 @@ def test_every_action_starts_the_moment_its_device_and_its_input_allow(schedule,
     found = simulate_pipeline(schedule, *times, links=links, decoder_s=decoder)
     end = {e[:3]: e.end for e in found.events}
     for stage in range(4):
-        own = [e for e in found.events if e.kind in ("F", "B", "FB") and e.place == stage]
+        own = [e for e in found.events if e.kind in ("F", "B", "W", "FB") and e.place == stage]
         if schedule != "fused":
             assert [(e.kind, e.micro_batch) for e in own] == actions(schedule, stage, 4, 5)
         free = 0.0
         for event in own:
             kind, _, i = event[:3]
-            if kind == "B":
+            if kind == "W":
+                data = end["B", stage, i]
+            elif kind == "B":
                 data = end["F", 3, i] + decoder if stage == 3 else end["g", stage, i]
             else:
                 data = end["z" if kind == "F" else "zg", stage - 1, i] if stage else 0.0
             assert event.start == max(free, data)
-            seconds = {"F": times[0], "B": times[1], "FB": times[0] + times[1]}[kind][stage, i]
+            later = times.weight_s if splits_backward(schedule) else 0 * times.weight_s
+            seconds = {"F": times[0], "B": times[1] - later, "W": later, "FB": times[0] + times[1]}[kind][stage, i]
             late = decoder if (kind, stage) == ("FB", 3) else 0.0
             assert event.end == pytest.approx(event.start + seconds + late, rel=1e-12)
-            free = end.get(_message(event), event.end) if links == "blocking" else event.end
+            sends = links == "blocking" and kind != "W"
+            free = end.get(_message(event), event.end) if sends else event.end
     for event in found.events:
         if event.kind in ("z", "g", "zg"):
-            z, g = (t[event.place, event.micro_batch] for t in times[2:])
+            z, g = (t[event.place, event.micro_batch] for t in times[2:4])
             assert event.end - event.start == pytest.approx({"z": z, "g": g, "zg": z + g}[event.kind], abs=1e-12)
 
 
@@ -150,9 +156,34 @@ def test_1f1b_never_holds_more_than_s_activations():
         assert most == 4 - stage
 
 
+def test_weight_gradients_that_wait_shorten_a_step_and_take_nothing_from_one_without():
+    generator = np.random.default_rng(8)
+    for num_stages, m in ((2, 4), (4, 8), (6, 6)):
+        forward, backward = np.ones((num_stages, m)), 2 * np.ones((num_stages, m))
+        no_time = np.zeros((num_stages - 1, m))
+        one_part = simulate_pipeline("1f1b", forward, backward, no_time, no_time).makespan
+        in_two = simulate_pipeline("zb-h1", forward, backward, no_time, no_time, backward / 2).makespan
+        assert (one_part, in_two) == (3 * (m + num_stages - 1), 3 * m + num_stages - 1)
+        times = own_times(generator, num_stages, m)
+        frozen = times._replace(weight_s=0 * times.weight_s)
+        assert simulate_pipeline("zb-h1", *frozen).makespan == simulate_pipeline("1f1b", *frozen).makespan
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_links_of_several_modes_and_a_last_stage_that_answers_are_the_longest_path(schedule):
+    """As in the system: devices that wait for their links, and a radio that sends while the last device goes on."""
+    generator = np.random.default_rng(9)
+    for num_stages, m in itertools.product((2, 3, 5), (1, 4, 7)):
+        times = own_times(generator, num_stages, m)
+        modes = ["blocking"] * (num_stages - 2) + ["overlapping"]
+        found = simulate_pipeline(schedule, *times, links=modes, answers_at_once=True).makespan
+        expected = makespan(schedule, *(t.tolist() for t in times), links=modes, answers_at_once=True)
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
 def test_links_that_overlap_are_never_slower_than_busy_senders():
     generator = np.random.default_rng(5)
-    for schedule in ("gpipe", "1f1b", "fused"):
+    for schedule in (*SCHEDULES, "fused"):
         times = own_times(generator, 4, 6)
         assert (
             simulate_pipeline(schedule, *times, links="overlapping").makespan
@@ -161,7 +192,7 @@ def test_links_that_overlap_are_never_slower_than_busy_senders():
 
 
 def test_times_of_stages_follow_the_micro_batches():
-    forward, backward, z, g = stage_times(
+    forward, backward, z, g, weights = stage_times(
         num_blocks=[2, 1],
         speed=[10.0, 5.0],
         link_rate=[4.0, 1.0],
@@ -177,6 +208,8 @@ def test_times_of_stages_follow_the_micro_batches():
     )
     assert forward.tolist() == [[2 * 6.1, 2 * 4.1], [12.1, 8.1]]
     assert backward.tolist() == [[2 * 1.1, 2 * 1.1], [2.1, 2.1]]
+    # Half of the work of a backward pass, and nothing of what a TEB takes beside it.
+    assert weights.tolist() == [[1.0, 1.0], [1.0, 1.0]]
     assert z.tolist() == [[6.5, 4.5]]
     assert g.tolist() == [[3.5, 2.5]]
 
@@ -209,7 +242,13 @@ def test_mistakes_are_named():
     times = own_times(np.random.default_rng(6), 2, 3)
     with pytest.raises(ValueError, match="links: expected one of blocking, overlapping, shared, found 'fast'"):
         simulate_pipeline("gpipe", *times, links="fast")
+    with pytest.raises(ValueError, match="links: expected one of blocking, overlapping, shared"):
+        simulate_pipeline("gpipe", *times, links=["fast"])
+    with pytest.raises(ValueError, match="links: expected one for each of 1 links, found 2"):
+        simulate_pipeline("gpipe", *times, links=["blocking"] * 2)
     with pytest.raises(ValueError, match="schedule: expected one of gpipe, 1f1b"):
         simulate_pipeline("zigzag", *times)
     with pytest.raises(ValueError, match=r"times: found shapes .* expected"):
         simulate_pipeline("gpipe", times[0], times[1], times[2][:, :2], times[3])
+    with pytest.raises(ValueError, match="weight_s: expected a part of each backward pass"):
+        simulate_pipeline("gpipe", *times[:4], 2 * times[1])

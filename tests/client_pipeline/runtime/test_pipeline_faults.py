@@ -159,7 +159,7 @@ def test_a_device_that_fails_is_named_with_its_error(pipeline):
     pipeline.schedule = "zigzag"
     error = within_bounds(cluster.step, 1)
     assert isinstance(error, PipelineError)
-    assert re.search(r"device \d: it failed: schedule: expected one of gpipe, 1f1b, found 'zigzag'", str(error))
+    assert re.search(r"device \d: it failed: schedule: expected one of gpipe, 1f1b, zb-h1, found 'zigzag'", str(error))
     within_bounds(pipeline.apply_plan, THREE)
     assert within_bounds(cluster.step, 1).weight == 30
     pipeline.discard()

@@ -1,5 +1,8 @@
 """What a stage sends and receives in one step, and when, if its pace is set."""
 
+import collections
+import queue
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,8 +11,9 @@ import torch
 
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.runtime import pacing, stage as stage_module
+from client_pipeline.runtime.event_simulator import StageTimes, simulate_pipeline
 from client_pipeline.runtime.pacing import Pace, PacedClock, StagePace
-from client_pipeline.runtime.schedules import actions
+from client_pipeline.runtime.schedules import SCHEDULES, actions
 from client_pipeline.runtime.stage import StepOrder, run_actions
 from client_pipeline.runtime.transport import BACKWARD, FORWARD
 
@@ -58,15 +62,23 @@ class Computed:
     def __init__(self, clock=None, seconds=0.0):
         self.clock, self.seconds = clock, seconds
         self.masks = []
+        self.splits = []
+        self.weights = []
 
-    def _pass(self, step, micro_batch, x, mask_BT):
+    def _pass(self, step, micro_batch, x, mask_BT, splits=False):
         assert step is STEP
+        self.splits.append(splits)
         if self.clock:
             self.clock.now += self.seconds
         self.masks.append((micro_batch, tuple(mask_BT[:, 0].tolist())))
         return x
 
     forward = backward = _pass
+
+    def backward_weights(self, micro_batch):
+        self.weights.append(micro_batch)
+        if self.clock:
+            self.clock.now += self.seconds
 
 
 def order(sizes=(2, 1, 1), schedule="gpipe", **more):
@@ -75,7 +87,7 @@ def order(sizes=(2, 1, 1), schedule="gpipe", **more):
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_stage_hands_everything_on_to_its_neighbours(rank, schedule):
     wire, stage = Wire(rank), Computed()
     done = run_actions(stage, wire, order(schedule=schedule))
@@ -83,8 +95,12 @@ def test_a_stage_hands_everything_on_to_its_neighbours(rank, schedule):
     following = (rank + 1) % 4
     sent = [entry[1:] for entry in wire.log if entry[0] == "send"]
     assert sent == [
-        (following, FORWARD, a.micro_batch) if a.kind == "F" else (rank - 1, BACKWARD, a.micro_batch) for a in done
+        (following, FORWARD, a.micro_batch) if a.kind == "F" else (rank - 1, BACKWARD, a.micro_batch)
+        for a in done
+        if a.kind != "W"
     ]
+    is_split = schedule == "zb-h1"
+    assert stage.weights == ([0, 1, 2] if is_split else []) and any(stage.splits) == is_split
     posted = {entry[1:] for entry in wire.log if entry[0] == "post"}
     assert posted == {(rank - 1, FORWARD, i) for i in range(3)} | {(following, BACKWARD, i) for i in range(3)}
     assert wire.log[-1] == "flush"
@@ -112,10 +128,11 @@ def posts_before_first_send(rank, schedule, micro_batches=9):
 
 def test_all_is_posted_before_anything_moves_but_to_a_first_stage_that_could_be_flooded():
     everything = {(direction, i) for direction in (FORWARD, BACKWARD) for i in range(9)}
-    for rank, schedule in ((1, "gpipe"), (2, "gpipe"), (2, "1f1b"), (3, "1f1b")):
+    for rank, schedule in ((1, "gpipe"), (2, "gpipe"), (2, "1f1b"), (3, "1f1b"), (2, "zb-h1")):
         assert posts_before_first_send(rank, schedule) == everything
     # As many as there are members, and one more.
-    assert posts_before_first_send(1, "1f1b") == everything - {(FORWARD, i) for i in range(5, 9)}
+    for schedule in ("1f1b", "zb-h1"):
+        assert posts_before_first_send(1, schedule) == everything - {(FORWARD, i) for i in range(5, 9)}
 
 
 # Paced.
@@ -129,11 +146,11 @@ def clock(monkeypatch):
     return made
 
 
-PACE = StagePace([2.0, 3.0], [4.0, 5.0], [0.5, 0.25], [0.125, 1.0])
+PACE = StagePace([2.0, 3.0], [4.0, 5.0], [0.5, 0.25], [0.125, 1.0], [1.5, 2.0])
 
 
 def test_a_paced_stage_computes_and_sends_as_long_as_its_profile_says(clock):
-    pace = Pace([StagePace([9.0] * 2, [9.0] * 2, [9.0] * 2, [9.0] * 2), PACE, PACE], uplink_s=0.0)
+    pace = Pace([StagePace(*[[9.0] * 2] * 5), PACE, PACE], uplink_s=0.0)
     done = run_actions(Computed(clock, 0.01), Wire(2), order((1, 1), pace=pace))
     seconds = [(a.kind, a.micro_batch, a.start - 10.0, a.end - 10.0) for a in done]
     assert sorted(entry[:2] for entry in seconds) == [("B", 0), ("B", 1), ("F", 0), ("F", 1)]
@@ -147,15 +164,95 @@ def test_a_paced_stage_computes_and_sends_as_long_as_its_profile_says(clock):
     assert clock.now == pytest.approx(10.0 + now)
 
 
+def test_a_paced_stage_takes_the_weights_part_of_a_backward_pass_when_its_turn_comes(clock):
+    pace = Pace([PACE, PACE], uplink_s=0.0)
+    done = run_actions(Computed(clock, 0.01), Wire(2, 3), order((1, 1), "zb-h1", pace=pace))
+    seconds = {(a.kind, a.micro_batch): a.end - a.start for a in done}
+    assert seconds == pytest.approx(
+        {("F", 0): 2.0, ("F", 1): 3.0, ("B", 0): 2.5, ("B", 1): 3.0, ("W", 0): 1.5, ("W", 1): 2.0}
+    )
+    # Nothing is sent for the weights.
+    assert clock.now == pytest.approx(10.0 + 2 + 3 + 4 + 5 + 0.5 + 0.25 + 0.125 + 1.0)
+
+
+class OwnTime(threading.local):
+    """A clock that each thread has of its own, and that waits move on."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    time = monotonic
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class TimedWire:
+    """A ring of threads: a tensor arrives when its sender sent it, by the sender's own clock."""
+
+    def __init__(self, rank, size, boxes, clock):
+        self.rank, self.size, self._boxes, self._clock = rank, size, boxes, clock
+
+    def receive(self, shape, peer, direction, micro_batch):
+        def wait():
+            sent = self._boxes[peer, self.rank, direction, micro_batch].get(timeout=30)
+            self._clock.now = max(self._clock.now, sent)
+            return direction, micro_batch
+
+        return SimpleNamespace(wait=wait)
+
+    def send(self, tensor, peer, direction, micro_batch):
+        self._boxes[self.rank, peer, direction, micro_batch].put(self._clock.now)
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_paced_stages_take_what_the_event_simulator_says(schedule, monkeypatch):
+    """The executor itself, its action lists, waits and links; time alone is not the machine's."""
+    clock = OwnTime()
+    monkeypatch.setattr(pacing, "time", clock)
+    monkeypatch.setattr(stage_module, "time", clock)
+    generator = np.random.default_rng(3)
+    for num_stages, m in ((1, 3), (2, 5), (4, 6), (5, 3)):
+        passes = generator.uniform(0.1, 2.0, (2, num_stages, m))
+        links = generator.uniform(0.1, 1.5, (2, num_stages - 1, m))
+        times = StageTimes(*passes, *links, passes[1] * generator.uniform(0.0, 1.0, (num_stages, m)))
+        pace, boxes = Pace.of(times, 0.0, 1.0), collections.defaultdict(queue.SimpleQueue)
+        todo = order((1,) * m, schedule, pace=pace)
+        for i in range(m):
+            boxes[0, 1, FORWARD, i].put(0.0)
+        last = {}
+
+        def run(rank, last=last, todo=todo, boxes=boxes, size=num_stages + 1):
+            clock.now = 0.0
+            last[rank] = run_actions(Computed(), TimedWire(rank, size, boxes, clock), todo)[-1].end
+
+        def answer(boxes=boxes, size=num_stages + 1, m=m):
+            for i in range(m):
+                boxes[0, size - 1, BACKWARD, i].put(boxes[size - 1, 0, FORWARD, i].get(timeout=30))
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(1, num_stages + 1)]
+        threads.append(threading.Thread(target=answer, daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert max(last.values()) == pytest.approx(simulate_pipeline(schedule, *times).makespan, rel=1e-9)
+
+
 def test_a_stage_that_is_slower_than_its_profile_does_not_wait(clock):
-    pace = Pace([StagePace([0.1] * 2, [0.1] * 2, [0.0] * 2, [0.0] * 2)], uplink_s=0.0)
+    pace = Pace([StagePace([0.1] * 2, [0.1] * 2, [0.0] * 2, [0.0] * 2, [0.0] * 2)], uplink_s=0.0)
     run_actions(Computed(clock, 3.0), Wire(1, 2), order((1, 1), pace=pace))
     assert clock.now == pytest.approx(10.0 + 4 * 3.0)
 
 
 def test_what_one_wait_oversleeps_the_next_one_makes_up_for(clock):
     clock.oversleeps_s = 0.001
-    paced = PacedClock(StagePace([1.0] * 100, [], [], []))
+    paced = PacedClock(StagePace([1.0] * 100, [], [], [], []))
     for i in range(100):
         paced.begin()
         paced.compute("F", i)
@@ -163,7 +260,7 @@ def test_what_one_wait_oversleeps_the_next_one_makes_up_for(clock):
 
 
 def test_after_an_idle_wait_a_stage_begins_when_its_input_is_there(clock):
-    paced = PacedClock(StagePace([1.0] * 2, [], [], []))
+    paced = PacedClock(StagePace([1.0] * 2, [], [], [], []))
     paced.begin()
     paced.compute("F", 0)
     clock.now += 7.0
@@ -175,10 +272,11 @@ def test_after_an_idle_wait_a_stage_begins_when_its_input_is_there(clock):
 def test_a_pace_is_the_clusters_times_scaled_and_each_link_is_its_senders():
     forward, backward = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[5.0, 6.0], [7.0, 8.0]])
     sent_on, sent_back = np.array([[0.5, 0.25]]), np.array([[0.75, 1.5]])
-    pace = Pace.of((forward, backward, sent_on, sent_back), uplink_s=10.0, scale=2.0)
+    times = StageTimes(forward, backward, sent_on, sent_back, backward / 2)
+    pace = Pace.of(times, uplink_s=10.0, scale=2.0)
     assert pace.uplink_s == 20.0
     assert pace.stages == [
-        StagePace([2.0, 4.0], [10.0, 12.0], [1.0, 0.5], [0.0, 0.0]),
-        StagePace([6.0, 8.0], [14.0, 16.0], [0.0, 0.0], [1.5, 3.0]),
+        StagePace([2.0, 4.0], [10.0, 12.0], [1.0, 0.5], [0.0, 0.0], [5.0, 6.0]),
+        StagePace([6.0, 8.0], [14.0, 16.0], [0.0, 0.0], [1.5, 3.0], [7.0, 8.0]),
     ]
     assert Pace.from_dict(pace.to_dict()) == pace

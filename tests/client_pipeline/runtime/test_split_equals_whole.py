@@ -94,11 +94,14 @@ GRID = [
     ((1, 2, 1, 1), (3, 1, 0, 2), 5, "1f1b"),
     ((1, 2, 1, 1), (0, 1, 2, 3), 7, "gpipe"),
     ((0, 4, 0, 1), (1, 3), 2, "1f1b"),
+    ((2, 0, 3, 0), (2, 0), 3, "zb-h1"),
+    ((1, 2, 1, 1), (3, 1, 0, 2), 5, "zb-h1"),
 ]
 # 7 examples in 3 and 5 micro-batches; with the second plan blocks move.
-TWO_PLANS = [
+SOME_PLANS = [
     ClusterPlan(delta=(2, 3), order=(1, 0), m=3),
     ClusterPlan(delta=(4, 1), order=(0, 1), m=5, schedule="1f1b"),
+    ClusterPlan(delta=(1, 4), order=(1, 0), m=5, schedule="zb-h1"),
 ]
 
 
@@ -137,7 +140,7 @@ def test_split_gradients_equal_the_whole_models(pipelines, spec, delta, order, m
 def test_split_gradients_of_decoder_families_equal_the_whole_models(pipelines, name):
     spec = tiny_spec(name)
     step = StepId(seed=3, round=2, step=1, cluster=1)
-    for plan in TWO_PLANS:
+    for plan in SOME_PLANS:
         assert_split_equals_whole(pipelines(spec), spec, plan, tiny_batch(spec), step)
 
 
@@ -149,16 +152,17 @@ def test_sequence_length_may_change_from_step_to_step(pipelines):
 
 
 def test_recomputed_activations_give_the_same_gradients_under_dropout(pipelines):
-    plan = ClusterPlan(delta=(2, 3), order=(0, 1), m=3, schedule="1f1b")
-    step = StepId(seed=5, round=1, step=1, cluster=0)
-    assert_split_equals_whole(pipelines(CLASSIC, recompute=True), CLASSIC, plan, tiny_batch(CLASSIC), step)
+    for schedule in ("1f1b", "zb-h1"):
+        plan = ClusterPlan(delta=(2, 3), order=(0, 1), m=3, schedule=schedule)
+        step = StepId(seed=5, round=1, step=1, cluster=0)
+        assert_split_equals_whole(pipelines(CLASSIC, recompute=True), CLASSIC, plan, tiny_batch(CLASSIC), step)
 
 
 @pytest.mark.parametrize("name", ["classic", "bert", "bart", "t5", "llama-tied"])
 def test_mixed_precision_gives_the_same_gradients_wherever_the_segments_end(pipelines, name):
     spec = CLASSIC if name == "classic" else tiny_spec(name)
     step = StepId(seed=3, round=2, step=1, cluster=1)
-    for plan in TWO_PLANS:
+    for plan in SOME_PLANS:
         assert_split_equals_whole(pipelines(spec, precision="bfloat16"), spec, plan, tiny_batch(spec), step)
 
 

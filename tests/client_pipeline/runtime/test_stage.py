@@ -132,6 +132,24 @@ def all_gradients(stages):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
+def test_zb_h1_gives_the_gradients_of_1f1b_and_holds_as_many_micro_batches_on_every_stage(recompute):
+    delta, m = (1, 2, 1), 6
+    one_f_one_b, output, x_gradient = run_pipeline(delta, "1f1b", m, recompute)
+    zb_h1, found_output, found_gradient = run_pipeline(delta, "zb-h1", m, recompute)
+    assert [stage.peak_stored for stage in zb_h1] == [len(delta)] * len(delta)
+    assert torch.equal(found_output, output)
+    torch.testing.assert_close(found_gradient, x_gradient, rtol=1e-5, atol=1e-6)
+    expected = all_gradients(one_f_one_b)
+    for name, gradient in all_gradients(zb_h1).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+    # What waits is less than what a forward pass keeps: no stage stores more than the first one of 1F1B.
+    peaks = [stage.activations.peak_bytes / len(stage.blocks) for stage in zb_h1]
+    if not recompute:
+        assert max(peaks) <= one_f_one_b[0].activations.peak_bytes
+    assert all(stage.activations.peak_bytes > 0 and not stage._waiting for stage in zb_h1)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("delta", [(2, 2), (1, 1, 1, 1)])
 def test_1f1b_stores_the_activations_of_no_more_than_s_micro_batches(delta, recompute):
     m = 6

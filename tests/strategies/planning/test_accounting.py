@@ -15,7 +15,8 @@ from strategies.baselines.stock_accounting import queued_uploads, stock_record
 from strategies.dssda.convergence import gamma
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import bound_parameters, round_instance
-from strategies.planning.costs import pipeline_work, plan_times, round_costs
+from strategies.planning.costs import pipeline_work, round_costs
+from strategies.planning.plan_demands import plan_times
 from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import make_policy
 
@@ -27,7 +28,7 @@ def decision():
 
 def test_a_gpipe_step_with_even_micro_batches_has_its_closed_form(decision):
     plan = ClusterPlan(delta=(4, 0, 4, 0, 4, 0), order=(2, 0, 4), m=8)
-    forward, backward, to_next, to_previous = plan_times(decision.instance, 0, plan)
+    forward, backward, to_next, to_previous, _ = plan_times(decision.instance, 0, plan)
     expected = gpipe_latency(forward[:, 0], backward[:, 0], [*to_next[:, 0], 0.0], [*to_previous[:, 0], 0.0], plan.m)
     work = pipeline_work(decision.instance, 0, plan)
     assert work.pipeline_s == pytest.approx(expected)
@@ -91,14 +92,15 @@ def test_a_pace_holds_each_stages_share_of_the_simulated_times(decision):
     plan = ClusterPlan(delta=(5, 0, 4, 0, 3, 0), order=(0, 2, 4), m=7)
     times = plan_times(decision.instance, 0, plan)
     pace = Pace.of(times, uplink_s=10.0, scale=0.5)
-    forward, backward, to_next, to_previous = times
+    forward, backward, to_next, to_previous, weights = times
     assert pace.uplink_s == 5.0
     assert pace.stages[1].forward_s == pytest.approx(0.5 * forward[1])
     assert pace.stages[1].forward_link_s == pytest.approx(0.5 * to_next[1])
     assert pace.stages[1].backward_link_s == pytest.approx(0.5 * to_previous[0])
     assert set(pace.stages[2].forward_link_s) == set(pace.stages[0].backward_link_s) == {0.0}
     assert Pace.from_dict(pace.to_dict()) == pace
+    assert pace.stages[1].weight_s == pytest.approx(0.5 * weights[1])
     # All that the stages are busy with is all that the simulator has them do.
-    busy = sum(sum(column) for stage in pace.stages for column in vars(stage).values())
+    busy = sum(sum(column) for stage in pace.stages for name, column in vars(stage).items() if name != "weight_s")
     events = simulate_pipeline("gpipe", *times).events
     assert busy == pytest.approx(0.5 * sum(event.end - event.start for event in events))

@@ -14,7 +14,7 @@ from strategies.baselines.vanilla_fl import VanillaFL, whole_model_times, whole_
 from strategies.dssda import power_control
 from strategies.dssda.joint_power import JointPowers
 from strategies.dssda.power_control import control_summary, control_text
-from strategies.planning.costs import plan_times
+from strategies.planning.plan_demands import plan_times
 from strategies.planning.planner import InfeasibleRound, RoundPlanner
 from strategies.planning.policies import DSSDA, POLICIES, make_policy
 from strategies.planning.segment_rules import even_choice, proportional_choice

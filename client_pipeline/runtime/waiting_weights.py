@@ -1,0 +1,113 @@
+"""Weight gradients that wait: a backward pass of input gradients alone, and the rest of it when there is time.
+
+Linear layers make nearly all weight gradients of a Transformer. While :class:`WaitingWeights` is entered, a product
+with a trained matrix is recorded as one whose backward pass gives its input's gradient, and sets the factors of the
+weight's gradient aside. Everything else of the graph is freed by the backward pass. What is no linear layer (norms,
+positions) gets its gradient at once, as always; so does a matrix that is no parameter itself.
+
+``torch.distributed.pipelining`` cuts a backward pass as well (``stage_backward_input``). It is not used: it is private
+to torch, its import costs seconds and 60 MB, and it keeps the whole graph until the weights' turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class _Factors(NamedTuple):
+    """What the gradients of a matrix and its bias are products of."""
+
+    weight: Tensor
+    bias: Tensor | None
+    transposed: bool
+    """Whether the matrix is [in, out], as in GPT-2."""
+    x: Tensor
+    """[..., in]."""
+    gradient: Tensor
+    """Of the product, [..., out]."""
+
+    def add(self) -> None:
+        """Add to the parameters' gradients."""
+        x, gradient = (t.reshape(-1, t.shape[-1]) for t in (self.x.to(self.gradient.dtype), self.gradient))
+        left, right = (x, gradient) if self.transposed else (gradient, x)
+        _add_gradient(self.weight, left.t() @ right)
+        if self.bias is not None:
+            _add_gradient(self.bias, gradient.sum(0))
+
+
+def _add_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    gradient = gradient.to(parameter.dtype)
+    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+class WaitingWeights(TorchFunctionMode):
+    """The weight gradients of one micro-batch.
+
+    Enter it for the forward pass; after the backward pass :meth:`add` completes the gradients.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._factors: list[_Factors] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Record a linear layer's product; call everything else as it is."""
+        kwargs = kwargs or {}
+        if func is F.linear and (layer := _linear(*args, **kwargs)) and _waits(*layer):
+            return _Product.apply(*layer, False, self._factors)  # type: ignore[no-untyped-call]
+        # The one way in which the transformers library multiplies by a matrix that is [in, out].
+        if func is torch.addmm and len(args) == 3 and not kwargs and _waits(args[1], args[2], args[0]):
+            return _Product.apply(args[1], args[2], args[0], True, self._factors)  # type: ignore[no-untyped-call]
+        return func(*args, **kwargs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what waits, tensors that several layers share counted once."""
+        storages = (t.untyped_storage() for factors in self._factors for t in (factors.x, factors.gradient))
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    def add(self) -> None:
+        """Add the gradients that waited to those of the parameters, and let go of what they are made of."""
+        for factors in self._factors:
+            factors.add()
+        self._factors.clear()
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias
+
+
+def _waits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether a product is one with a trained matrix, and a backward pass will come by it."""
+    trained = all(p is None or (p.is_leaf and p.requires_grad) for p in (weight, bias))
+    return trained and x.requires_grad and torch.is_grad_enabled() and (bias is None or bias.dim() == 1)
+
+
+class _Product(torch.autograd.Function):
+    """A linear layer whose backward pass gives the gradient of its input alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, factors: list[_Factors]
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        # The parameters themselves: what is saved for a backward pass comes back as another tensor, of no gradient.
+        ctx.weight, ctx.bias, ctx.transposed, ctx.factors = weight, bias, transposed, factors
+        return torch.addmm(bias, x, weight) if transposed and bias is not None else F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        (x,) = ctx.saved_tensors
+        ctx.factors.append(_Factors(ctx.weight, ctx.bias, ctx.transposed, x.detach(), gradient))
+        matrix = ctx.weight.detach().to(gradient.dtype)
+        product = gradient @ (matrix.t() if ctx.transposed else matrix)
+        return product.to(x.dtype), None, None, None, None

@@ -1,0 +1,64 @@
+"""What a plan asks of a cluster: seconds of its stages and links, and memory of its devices under its schedule."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
+from client_pipeline.runtime.event_simulator import StageTimes, stage_times
+from client_pipeline.runtime.schedules import held_micro_batches
+from client_pipeline.system.radio import Array
+from strategies.dssda.evaluation import exceeds
+from strategies.dssda.instance import Instance
+
+
+def plan_times(instance: Instance, cluster: int, plan: ClusterPlan) -> StageTimes:
+    """Seconds of each stage and link of a plan for each real micro-batch, as ``simulate_pipeline`` takes them."""
+    devices = instance.device_arrays(cluster)
+    order = [segment.device for segment in plan.segments()]
+    return stage_times(
+        num_blocks=[plan.delta[k] for k in order],
+        speed=list((devices.phi * devices.f)[order]),
+        link_rate=list(devices.rate[order]),
+        micro_batches=micro_batch_sizes(instance.b, plan.m),
+        o_f=instance.o_f,
+        o_b=instance.o_b,
+        o_b_scaling=instance.o_b_scaling,
+        t0=(instance.t0 + devices.t0)[order],
+        z_bits=instance.z_bits,
+        g_bits=instance.g_bits,
+        act_scaling=instance.act_scaling,
+        lat=(instance.lat + devices.lat)[order],
+        weight_share=instance.weight_share,
+    )
+
+
+def device_memory(instance: Instance, plan: ClusterPlan) -> Array:
+    """Memory of each device under a plan, (K,) [byte].
+
+    gamma_0 has a batch's activations as GPipe keeps them; under another schedule stage s keeps those of the largest
+    micro-batches that it holds at once. A micro-batch whose weight gradients wait counts as a whole one.
+    """
+    sizes = micro_batch_sizes(instance.b, plan.m)
+    memory = np.zeros(len(plan.delta))
+    for stage, device in enumerate(order := plan.devices):
+        held = sum(sizes[: held_micro_batches(plan.schedule, stage, len(order), plan.m)])
+        teb = instance.gamma0 - instance.gamma_act * (1 - held / instance.b)
+        memory[device] = plan.delta[device] * teb
+    return memory
+
+
+def least_block_memory(instance: Instance) -> float:
+    """Memory of a TEB that any schedule takes at least: with the activations of one micro-batch [byte]."""
+    smallest = min(micro_batch_sizes(instance.b, max(m for m in instance.m_set if m <= instance.b)))
+    return instance.gamma0 - instance.gamma_act * (1 - smallest / instance.b)
+
+
+def memory_violations(instance: Instance, cluster: int, plan: ClusterPlan) -> list[str]:
+    """Devices that lack the memory that a plan takes (C7), in words; empty if none does."""
+    available = instance.device_arrays(cluster).mem
+    return [
+        f"C7: device {k} needs {needed:.6g} byte, has {has:.6g}"
+        for k, (needed, has) in enumerate(zip(device_memory(instance, plan), available, strict=True))
+        if exceeds(float(needed), float(has))
+    ]

@@ -1,0 +1,147 @@
+"""The schedule of a cluster's pipeline as a decision: the event simulator's, over a finite list, after the plan.
+
+The certificate is for the closed expressions, which know no schedule. What is decided here comes after it: of the
+schedules that the devices' memory allows under the planned segments and micro-batches the one of least simulated time,
+and of equal ones the one that takes least memory. Nothing is searched beyond the list, so nothing can be missed in it.
+
+Memory couples both. GPipe keeps the activations of a whole batch, as gamma_0 counts them; the others keep less. Where
+they may be chosen, the plan is first made as if a TEB kept one micro-batch alone. Where no schedule then fits a
+cluster, its segments are those of least cost among the planner's choices for each S, with any m, that fit under some
+schedule; and where none does, the round is planned again with a whole batch's activations, which every schedule fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.event_simulator import simulate_pipeline
+from client_pipeline.runtime.schedules import SCHEDULES
+from strategies.dssda.answer import Answer, SegmentChoice
+from strategies.dssda.evaluation import Match, score
+from strategies.dssda.instance import Instance
+from strategies.dssda.segments import segment_table
+from strategies.planning.plan_demands import device_memory, least_block_memory, memory_violations, plan_times
+from strategies.planning.policy import Round, RoundPolicy
+from strategies.planning.segment_rules import choice_of
+
+_EQUAL = 1 + 1e-9
+"""Times that differ by less are equal, and memory decides."""
+
+Seconds = Callable[[int, ClusterPlan], float]
+"""Time of a cluster's step under a plan [s]."""
+
+
+def simulated_seconds(instance: Instance) -> Seconds:
+    """Return the event simulator's time of a step, by the costs of a round."""
+    return lambda n, plan: simulate_pipeline(plan.schedule, *plan_times(instance, n, plan)).makespan
+
+
+def best_schedule(
+    instance: Instance, cluster: int, plan: ClusterPlan, schedules: Sequence[str], seconds: Seconds
+) -> ClusterPlan | None:
+    """Return a plan with the fastest of the schedules that fit its devices; None if none does (C7).
+
+    Parameters
+    ----------
+    instance : of the round
+    cluster : of it
+    plan : its segments, order and micro-batches stay
+    schedules : to choose from
+    seconds : of a step
+    """
+    plans = [replace(plan, schedule=name) for name in schedules]
+    fitting = [p for p in plans if not memory_violations(instance, cluster, p)]
+    if len(fitting) <= 1:
+        return fitting[0] if fitting else None
+    times = [seconds(cluster, p) for p in fitting]
+    fastest = [p for p, time in zip(fitting, times, strict=True) if time <= min(times) * _EQUAL]
+    return min(fastest, key=lambda p: float(device_memory(instance, p).sum()))
+
+
+def scheduled_plans(
+    instance: Instance, answer: Answer, plans: Sequence[ClusterPlan], schedules: Sequence[str], seconds: Seconds
+) -> list[ClusterPlan]:
+    """Return the plans with the schedules decided, those of clusters that do not train as they are.
+
+    Where a policy waives memory (C7) there may be no schedule that fits: then it is the first of the list.
+    """
+    decided = []
+    for n, (part, plan) in enumerate(zip(answer.clusters, plans, strict=True)):
+        best = best_schedule(instance, n, plan, schedules, seconds) if part.selected else None
+        decided.append(best or replace(plan, schedule=schedules[0] if part.selected else plan.schedule))
+    return decided
+
+
+def schedule_rows(instance: Instance, answer: Answer, plans: Sequence[ClusterPlan]) -> list[dict[str, Any]]:
+    """What each schedule would take on the selected clusters, as JSON values: times of those whose memory fits."""
+    seconds, rows = simulated_seconds(instance), []
+    for n, (part, plan) in enumerate(zip(answer.clusters, plans, strict=True)):
+        if part.selected:
+            others = [replace(plan, schedule=name) for name in SCHEDULES]
+            step_s = {p.schedule: seconds(n, p) for p in others if not memory_violations(instance, n, p)}
+            rows.append({"cluster": n, "schedule": plan.schedule, "step_s": step_s})
+    return rows
+
+
+class ScheduledPolicy(RoundPolicy):
+    """A policy whose segments fit the devices under some schedule, not under GPipe alone.
+
+    Parameters
+    ----------
+    policy : decides
+    schedules : to choose from
+    """
+
+    def __init__(self, policy: RoundPolicy, schedules: Sequence[str]) -> None:
+        self.name, self._policy, self._schedules = policy.name, policy, tuple(schedules)
+
+    def plan(self, round_: Round) -> Answer:
+        """Plan with the least memory of a TEB first."""
+        instance = round_.instance
+        makes_own_plans = type(self._policy).plans is not RoundPolicy.plans
+        if not instance.gamma_act or self._schedules == ("gpipe",) or makes_own_plans:
+            return self._policy.plan(round_)
+        lean = replace(instance, gamma0=least_block_memory(instance), gamma_act=0.0)
+        answer = self._policy.plan(replace(round_, instance=lean))
+        if answer.status == "infeasible":
+            return answer
+        choices = [
+            part.choice and self._fitting(instance, lean, n, part.choice) for n, part in enumerate(answer.clusters)
+        ]
+        if any(part.selected and choice is None for part, choice in zip(answer.clusters, choices, strict=True)):
+            return self._policy.plan(round_)
+        if all(choice is part.choice for part, choice in zip(answer.clusters, choices, strict=True)):
+            return answer
+        matches = [
+            None
+            if not part.selected or choice is None or part.channel is None or part.power_w is None
+            else Match(choice, part.channel, part.power_w)
+            for part, choice in zip(answer.clusters, choices, strict=True)
+        ]
+        return score(lean, matches, "feasible")
+
+    def _fitting(self, instance: Instance, lean: Instance, n: int, choice: SegmentChoice) -> SegmentChoice | None:
+        """Return a choice that fits: the planner's own, or else the cheapest of its choices for each S with any m."""
+        devices = instance.device_arrays(n)
+        speed, seconds = devices.phi * devices.f, simulated_seconds(instance)
+
+        def scheduled(tried: SegmentChoice) -> ClusterPlan | None:
+            plan = ClusterPlan(delta=tried.delta, order=tried.order(speed), m=tried.m)
+            return best_schedule(instance, n, plan, self._schedules, seconds)
+
+        if scheduled(choice) is not None:
+            return choice
+        best, least = None, float("inf")
+        for of_size in segment_table(lean, n).choices.values():
+            for m in instance.m_set:
+                plan = scheduled(replace(of_size, m=m))
+                if plan is None:
+                    continue
+                cost = instance.V * instance.steps * seconds(n, plan)
+                cost += instance.clusters[n].size_cost(of_size.num_segments)
+                if cost < least:
+                    best, least = choice_of(lean, n, plan), cost
+        return best

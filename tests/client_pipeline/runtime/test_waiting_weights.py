@@ -1,0 +1,130 @@
+"""A backward pass in two parts gives what one in one part gives, for every family; and what waits in between."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from client_pipeline.partition.families import adapter, build_parts
+from client_pipeline.partition.micro_batches import StepId
+from client_pipeline.partition.parts import block_weights
+from client_pipeline.partition.spec import LoraConfig
+from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.stage import MovedBlock, Stage
+from client_pipeline.runtime.waiting_weights import WaitingWeights
+from helpers.tiny_models import CLASSIC, CONFIGS, NUM_BLOCKS, VARIANTS, tiny_spec
+
+STEP = StepId(seed=3, round=1, step=1, cluster=0)
+SPECS = {"classic": CLASSIC, **{name: tiny_spec(name) for name in (*CONFIGS, *VARIANTS)}}
+
+
+def passes(spec, splits, *, recompute=False, precision="float32", in_between=lambda stage, i: None, lora=None):
+    """Two micro-batches through all TEBs; weight gradients, if apart, after both, the second micro-batch's first."""
+    spec = replace(spec, lora=lora)
+    weights = build_parts(spec, seed=1)
+    stage = Stage(spec, OptimizerConfig(name="sgd"), recompute, precision)
+    frozen = weights.frozen_weights()
+    for i in range(NUM_BLOCKS):
+        stage.place(i, MovedBlock(block_weights(weights.weights(), i), frozen=block_weights(frozen, i)))
+    generator = torch.Generator().manual_seed(0)
+    carried, width = 0, adapter(spec.family).width(spec)
+    if spec.family == "deberta-v2":
+        from client_pipeline.partition.families import carried_examples
+
+        carried = carried_examples(spec)
+    x = [torch.randn(n + carried, 9, width, generator=generator) for n in (3, 2)]
+    g = [torch.randn(n, 9, width, generator=generator) for n in (3, 2)]
+    masks = [torch.arange(9) < torch.tensor([[9], [6], [8]])[:n] for n in (3, 2)]
+    outputs = [stage.forward(STEP, i, x[i].clone(), masks[i], splits=splits) for i in (0, 1)]
+    inputs = []
+    for i in (0, 1):
+        gradient = g[i] if len(outputs[i]) == len(g[i]) else torch.randn(outputs[i].shape, generator=generator)
+        inputs.append(stage.backward(STEP, i, gradient, masks[i]))
+        in_between(stage, i)
+    for i in (0, 1) if splits else ():
+        stage.backward_weights(i)
+    return stage, inputs
+
+
+def assert_equal_gradients(found, expected, exact=False):
+    for i, blocks in expected[0].gradients().items():
+        for name, gradient in blocks.items():
+            tolerance = (0.0, 0.0) if exact else (1e-5, 1e-6 * max(1.0, float(gradient.abs().max())))
+            torch.testing.assert_close(
+                found[0].gradients()[i][name], gradient, rtol=tolerance[0], atol=tolerance[1], msg=f"{i}.{name}"
+            )
+    for mine, other in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_gradients_in_two_parts_are_those_in_one(name):
+    assert_equal_gradients(passes(SPECS[name], True), passes(SPECS[name], False))
+
+
+@pytest.mark.parametrize("name", ["classic", "gpt2", "llama-tied"])
+def test_gradients_in_two_parts_under_recomputation_and_in_mixed_precision(name):
+    for more in ({"recompute": True}, {"precision": "bfloat16"}):
+        assert_equal_gradients(passes(SPECS[name], True, **more), passes(SPECS[name], False, **more))
+
+
+@pytest.mark.parametrize("name", ["classic", "bert", "gpt2", "llama"])
+def test_matrices_have_no_gradient_before_their_turn_and_norms_have_theirs(name):
+    def look(stage, i):
+        for block in stage.blocks.values():
+            for key, parameter in block.parameters.items():
+                in_norm = any(part in key.lower() for part in ("norm", "ln_"))
+                # GPT-2's LayerNorms have vectors alone, and so have the others'.
+                assert (parameter.grad is not None) == in_norm, key
+
+    passes(SPECS[name], True, in_between=look)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_with_frozen_weights_the_adapters_alone_wait(name):
+    lora = LoraConfig(rank=2, alpha=4.0)
+    waiting = []
+    both = [
+        passes(
+            SPECS[name],
+            splits,
+            lora=lora,
+            in_between=lambda stage, i: waiting.append(stage.activations.peak_bytes),
+        )
+        for splits in (True, False)
+    ]
+    assert_equal_gradients(*both)
+    assert all(p.grad is None for block in both[0][0].blocks.values() for p in block.frozen.values())
+
+
+def test_what_waits_is_counted_and_let_go_of():
+    layer, x = nn.Linear(4, 6), torch.randn(5, 4, requires_grad=True)
+    waiting = WaitingWeights()
+    with waiting:
+        y = layer(x) + layer(x)
+    assert waiting.nbytes == 0
+    y.backward(torch.ones(5, 6))
+    # One input and one gradient for both products, four bytes a number; the input's own gradient is complete.
+    assert waiting.nbytes == 4 * (5 * 4 + 5 * 6)
+    assert layer.weight.grad is None and layer.bias.grad is None
+    torch.testing.assert_close(x.grad, 2 * layer.weight.sum(0).expand(5, 4).detach())
+    waiting.add()
+    assert waiting.nbytes == 0
+    torch.testing.assert_close(layer.weight.grad, 2 * x.detach().sum(0).expand(6, 4))
+    torch.testing.assert_close(layer.bias.grad, torch.full((6,), 10.0))
+
+
+def test_products_with_what_is_no_trained_parameter_are_left_alone():
+    x, matrix = torch.randn(2, 4, requires_grad=True), nn.Parameter(torch.randn(4, 4))
+    waiting = WaitingWeights()
+    with waiting:
+        # Half of a matrix; a frozen one; an input that takes no gradient, by which no backward pass would come.
+        y = F.linear(x, matrix[:2]).sum() + F.linear(x, matrix.detach()).sum() + F.linear(x.detach(), matrix).sum()
+        y = y + torch.addmm(torch.zeros(4), x, matrix, beta=0).sum()
+    y.backward()
+    expected = matrix.grad.clone()
+    waiting.add()
+    assert torch.equal(matrix.grad, expected)
+    assert waiting.nbytes == 0

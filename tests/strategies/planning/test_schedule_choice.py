@@ -1,0 +1,159 @@
+"""The schedule as a decision: against every one tried by the longest path, with memory counted action by action."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
+from client_pipeline.runtime.schedules import SCHEDULES, actions, schedules_of
+from client_pipeline.system.scenario import load_scenario
+from helpers.instances import random_instance
+from helpers.oracles import makespan
+from strategies.dssda.instance_file import parse_instance
+from strategies.planning.dry_run import plan_rounds
+from strategies.planning.plan_demands import device_memory, least_block_memory, memory_violations, plan_times
+from strategies.planning.planner import RoundPlanner
+from strategies.planning.policies import DSSDA, make_policy
+from strategies.planning.policy import Round
+from strategies.planning.schedule_choice import ScheduledPolicy, best_schedule, simulated_seconds
+
+
+def drawn(generator):
+    """A cluster with all devices in use, any share of weight gradients, and activations of any size."""
+    devices = int(generator.integers(1, 5))
+    raw = random_instance(generator, num_clusters=1, num_channels=1, num_devices=devices)
+    raw["L"] = int(generator.integers(devices, 7))
+    raw["work"]["weight_share"] = float(generator.choice([0.0, 0.5, 1.0, generator.random()]))
+    raw["gamma_act"] = float(generator.choice([0.0, 0.9])) * raw["gamma0"]
+    instance = parse_instance(raw, "drawn")
+    delta = np.ones(devices, int) + generator.multinomial(instance.L - devices, np.full(devices, 1 / devices))
+    order = tuple(int(k) for k in generator.permutation(devices))
+    m = int(generator.integers(1, instance.b + 1))
+    return instance, ClusterPlan(delta=tuple(int(d) for d in delta), order=order, m=m)
+
+
+def memory_by_actions(instance, plan):
+    """Each device's memory, from what is kept after each action of its list."""
+    sizes, memory = micro_batch_sizes(instance.b, plan.m), [0.0] * len(plan.delta)
+    for stage, device in enumerate(plan.order):
+        kept, most = 0, 0
+        for kind, i in actions(plan.schedule, stage, len(plan.order), plan.m):
+            kept += sizes[i] * ((kind == "F") - (kind == ("W" if plan.schedule == "zb-h1" else "B")))
+            most = max(most, kept)
+        alone = instance.gamma0 - instance.gamma_act
+        memory[device] = plan.delta[device] * (alone + instance.gamma_act * most / instance.b)
+    return memory
+
+
+def test_the_schedule_is_the_fastest_of_all_that_fit_the_devices():
+    generator, chosen = np.random.default_rng(5), []
+    for _ in range(150):
+        instance, plan = drawn(generator)
+        tried = {}
+        for name in SCHEDULES:
+            scheduled = replace(plan, schedule=name)
+            memory = memory_by_actions(instance, scheduled)
+            assert device_memory(instance, scheduled) == pytest.approx(memory)
+            if all(n <= d.mem * (1 + 1e-9) for n, d in zip(memory, instance.clusters[0].devices, strict=True)):
+                times = (t.tolist() for t in plan_times(instance, 0, scheduled))
+                tried[name] = makespan(name, *times), sum(memory)
+        found = best_schedule(instance, 0, plan, SCHEDULES, simulated_seconds(instance))
+        chosen.append(found and found.schedule)
+        if not tried:
+            assert found is None
+            continue
+        seconds, memory = tried[found.schedule]
+        assert seconds <= min(s for s, _ in tried.values()) * (1 + 2e-9)
+        # Of equally fast ones the one of least memory.
+        assert memory <= min(n for s, n in tried.values() if s <= seconds * (1 - 2e-9) or s == seconds) * (1 + 1e-9)
+        assert (found.delta, found.order, found.m) == (plan.delta, plan.order, plan.m)
+    # All answers occur.
+    assert set(chosen) == {None, *SCHEDULES}
+
+
+def test_gpipe_counts_what_the_closed_expressions_count():
+    instance, plan = drawn(np.random.default_rng(6))
+    assert device_memory(instance, plan).tolist() == pytest.approx([d * instance.gamma0 for d in plan.delta])
+
+
+def tight(seed=0, activations=0.3e9, least_memory_gb=0.25):
+    """``table2`` where TEBs are mostly activations, and devices hold few of them under GPipe."""
+    scenario = load_scenario("table2", seed)
+    costs = replace(scenario.costs, activation_memory=activations)
+    clusters = tuple(
+        tuple(replace(d, memory=d.memory * least_memory_gb / 0.375) for d in devices) for devices in scenario.clusters
+    )
+    return replace(scenario, costs=costs, clusters=clusters)
+
+
+def test_where_schedules_keep_less_plans_fit_that_gpipe_has_no_room_for():
+    """Less memory a TEB never makes the certified plan worse, and what is planned fits its devices."""
+    gains = []
+    for seed in range(4):
+        scenario = tight(seed)
+        gpipe, auto = (list(plan_rounds(scenario, DSSDA(), 2, schedule=name)) for name in ("gpipe", "auto"))
+        for whole, decided in zip(gpipe, auto, strict=True):
+            assert decided.violations == []
+            assert sum(decided.selected) >= sum(whole.selected)
+            for n, plan in enumerate(decided.decision.plans):
+                if plan.selected:
+                    assert memory_violations(decided.instance, n, plan) == []
+                    assert sum(plan.delta) == scenario.planner.num_blocks
+            if sum(whole.selected) == sum(decided.selected):
+                gains.append(decided.costs.latency_s / whole.costs.latency_s)
+    assert min(gains) < 0.95
+    assert max(gains) < 1.02
+
+
+def test_without_room_under_any_schedule_the_round_is_planned_with_a_whole_batch_of_activations():
+    """A device that holds the TEBs with one micro-batch, and with no more: as few as GPipe needs are planned."""
+    generator = np.random.default_rng(7)
+    outcomes = set()
+    for _ in range(60):
+        instance, _ = drawn(generator)
+        instance = replace(instance, m_set=(1, 2), gamma_act=0.9 * instance.gamma0, energy="none", steps=1)
+        round_ = Round(number=1, instance=instance, losses=[1.0])
+        answer = ScheduledPolicy(DSSDA(), SCHEDULES).plan(round_)
+        outcomes.add(answer.status)
+        if answer.status == "infeasible":
+            assert DSSDA().plan(round_).status == "infeasible"
+            continue
+        [plan] = DSSDA().plans(round_, answer)
+        assert best_schedule(instance, 0, plan, SCHEDULES, simulated_seconds(instance)) is not None
+    assert {"infeasible", "optimal"} <= outcomes
+
+
+def test_the_least_memory_of_a_teb_is_that_with_one_micro_batch():
+    instance, _ = drawn(np.random.default_rng(9))
+    instance = replace(instance, gamma_act=0.5 * instance.gamma0)
+    smallest = micro_batch_sizes(instance.b, max(instance.m_set))[-1]
+    assert least_block_memory(instance) == pytest.approx(instance.gamma0 * (0.5 + 0.5 * smallest / instance.b))
+
+
+def test_a_rounds_plans_name_their_schedules_and_without_a_setting_they_stay():
+    scenario = load_scenario("table2")
+    plain, auto = RoundPlanner(scenario, DSSDA()), RoundPlanner(scenario, DSSDA(), schedule="auto")
+    before, after = plain.plan(1, [1.0] * 3), auto.plan(1, [1.0] * 3)
+    assert [plan.schedule for plan in before.plans] == ["gpipe"] * 3
+    seconds = simulated_seconds(after.instance)
+    for n, (old, new) in enumerate(zip(before.plans, after.plans, strict=True)):
+        assert new == replace(old, schedule=new.schedule)
+        times = {name: seconds(n, replace(old, schedule=name)) for name in SCHEDULES}
+        assert times[new.schedule] == min(times.values())
+    assert {plan.schedule for plan in after.plans} == {"zb-h1"}
+    one = RoundPlanner(scenario, make_policy("uniform"), schedule="1f1b").plan(1, [1.0] * 3)
+    assert {plan.schedule for plan in one.plans} == {"1f1b"}
+
+
+def test_with_frozen_weights_there_is_nothing_to_put_off():
+    scenario = load_scenario("table2")
+    frozen = replace(scenario, costs=replace(scenario.costs, weight_share=0.0))
+    decision = RoundPlanner(frozen, DSSDA(), schedule="auto").plan(1, [1.0] * 3)
+    assert "zb-h1" not in {plan.schedule for plan in decision.plans}
+
+
+def test_an_unknown_schedule_is_refused():
+    assert schedules_of("auto") == SCHEDULES and schedules_of("1f1b") == ("1f1b",)
+    with pytest.raises(ValueError, match=r"planner.schedule: expected one of gpipe, 1f1b, zb-h1 or auto, found 'x'"):
+        RoundPlanner(load_scenario("table2"), DSSDA(), schedule="x")

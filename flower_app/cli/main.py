@@ -18,7 +18,14 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from flower_app.cli import deployment_commands, evaluate_and_predict, first_commands, planning_commands, watch_command
+from flower_app.cli import (
+    deployment_commands,
+    evaluate_and_predict,
+    first_commands,
+    joining_commands,
+    planning_commands,
+    watch_command,
+)
 from flower_app.cli.options import Config, ExitCode, Json, Run, Sets
 from flower_app.console import print_json, say
 
@@ -256,6 +263,7 @@ def profile_command(
 first_commands.register(app)
 planning_commands.register(app)
 deployment_commands.register(app)
+joining_commands.register(app)
 watch_command.register(app)
 
 

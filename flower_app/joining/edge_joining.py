@@ -126,6 +126,7 @@ def invite(folder: JoinFolder, codes: int = 1, minutes: float = CODE_MINUTES) ->
 
 def tell_codes(codes: Sequence[JoinCode], minutes: float, say: Callable[[str], None]) -> None:
     """Say what to do with codes."""
-    say(f"on a box, within {minutes:g} minutes; a code is for one box, and a secret until it is used:")
+    say(f"boxes join within {minutes:g} minutes by these codes; each is for one box, and a secret until it is used:")
     for code in codes:
-        say(f"  collapipe join {code} --data FOLDER    # a control unit; --cluster 0 instead: a device of cluster 0")
+        say(f"  collapipe join {code}")
+    say("with --data FOLDER on a control unit, with --cluster 0 on a device of cluster 0")

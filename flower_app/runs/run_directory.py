@@ -13,6 +13,7 @@
     model/                    the global model: model.safetensors, spec.json, tokenizer.json, task.json;
                               a link to its version in models/
     waiting.json              whom the round under way waits for, why and since when
+    live.json                 what the control units tell of the round under way: faults, devices without a sign of life
     phases.jsonl              what came before the first round and after the last, and when
     summary.json              how it ended; written last
     logs/                     what the programs said; error.log: where in the code a run failed
@@ -47,6 +48,7 @@ CONFIG = "config.toml"
 LATEST = "latest"
 TIMELINE = "timeline.json"
 WAITING = "waiting.json"
+LIVE = "live.json"
 CLUSTERS = "clusters"
 
 FINISHED = "finished"
@@ -213,6 +215,24 @@ def read_waiting(run_dir: Path) -> dict[str, Wait]:
     except FileNotFoundError:
         return {}
     return {cluster: Wait(str(wait["reason"]), float(wait["since"])) for cluster, wait in clusters.items()}
+
+
+def write_live(run_dir: Path, clusters: Mapping[int, Mapping[str, Any]]) -> None:
+    """Write what the control units tell of the round under way, by cluster; no file where they tell nothing."""
+    if clusters:
+        text = _json({"clusters": {str(cluster): news for cluster, news in clusters.items()}})
+        durable.write_text(run_dir / LIVE, text, lasting=False)
+    else:
+        (run_dir / LIVE).unlink(missing_ok=True)
+
+
+def read_live(run_dir: Path) -> dict[int, dict[str, Any]]:
+    """Read what the control units tell of the round under way, by cluster; empty if they tell nothing."""
+    try:
+        clusters = _object(run_dir / LIVE, (run_dir / LIVE).read_bytes())["clusters"]
+    except FileNotFoundError:
+        return {}
+    return {int(cluster): dict(news) for cluster, news in clusters.items()}
 
 
 def rounds_mark(run_dir: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ gamma-max = 5.0
 CONFIG = """
 name = "joined"
 scenario = "scenario.toml"
-num-rounds = 2
+num-rounds = 1
 local-steps = 2
 batch-size = 8
 evaluate-every = 0
@@ -144,9 +144,9 @@ def test_boxes_join_train_and_are_refused_once_they_are_revoked(machines):
     run = machines.run("server", "run", "--superlink", address, "--config", "run.toml", "--json", *sets)
     summary = json.loads(run.stdout)
     rounds = [json.loads(line) for line in open(f"{machines.folder}/server/{summary['run_dir']}/rounds.jsonl")]
-    assert [line["faults"] for line in rounds] == [[], []] and len(rounds[0]["clusters"][0]["devices"]) == 2
+    assert [line["faults"] for line in rounds] == [[]] and len(rounds[0]["clusters"][0]["devices"]) == 2
     trained_s = time.monotonic() - started
-    print(f"both boxes up after {joined_s:.0f} s, two rounds trained after {trained_s:.0f} s")
+    print(f"both boxes up after {joined_s:.0f} s, the round trained after {trained_s:.0f} s")
     # Refused while the edge server goes on.
     machines.run("server", "revoke", "--cluster", 0)
     machines.wait_for("server", "cu-0 may no longer connect")

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -143,7 +144,8 @@ def test_boxes_join_train_and_are_refused_once_they_are_revoked(machines):
     sets = with_sets([f"decoder.bind={server}:0"] if machines.is_loopback else [])
     run = machines.run("server", "run", "--superlink", address, "--config", "run.toml", "--json", *sets)
     summary = json.loads(run.stdout)
-    rounds = [json.loads(line) for line in open(f"{machines.folder}/server/{summary['run_dir']}/rounds.jsonl")]
+    lines = (Path(summary["run_dir"]) / "rounds.jsonl").read_text().splitlines()
+    rounds = [json.loads(line) for line in lines]
     assert [line["faults"] for line in rounds] == [[]] and len(rounds[0]["clusters"][0]["devices"]) == 2
     trained_s = time.monotonic() - started
     print(f"both boxes up after {joined_s:.0f} s, the round trained after {trained_s:.0f} s")

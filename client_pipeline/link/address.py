@@ -14,6 +14,7 @@ from client_pipeline.link.hosts import is_loopback
 
 SERVICE = "collapipe.Decoder"
 METHOD = "Exchange"
+NEWS_METHOD = "News"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,6 +101,10 @@ class DecoderLink(Protocol):
         """Wait for the gradient of the next micro-batch."""
         ...
 
+    def tell(self, news: str) -> None:
+        """Tell the server what happens in the round, beside the steps; at once, or not at all. Never raises."""
+        ...
+
     def drop_step(self) -> None:
         """Break off the step in progress, which may be begun again: its sums are forgotten, here and at the decoder.
 
@@ -180,6 +184,10 @@ class ForwardingLink:
     def receive(self) -> Gradient:
         """See :class:`DecoderLink`."""
         return self.link.receive()
+
+    def tell(self, news: str) -> None:
+        """See :class:`DecoderLink`."""
+        self.link.tell(news)
 
     def drop_step(self) -> None:
         """See :class:`DecoderLink`."""

@@ -13,6 +13,7 @@ Up, from a CU::
     step_end     round, step, scale
     bye
     leave        reason; token, round, cluster (as first frame)
+    news         token, round, cluster, text (a call of its own, beside the stream)
 
 Down, from the decoder::
 
@@ -83,6 +84,7 @@ _FIELDS: dict[str, dict[str, tuple[type, float | None]]] = {
     "step_end": {"round": (int, 1), "step": (int, 1), "scale": (float, 0)},
     "bye": {},
     "leave": {"reason": (str, None), "token?": (str, None), "round?": (int, 1), "cluster?": (int, 0)},
+    "news": {"token": (str, None), "round": (int, 1), "cluster": (int, 0), "text": (str, None)},
     "welcome": {
         "version": (int, 0),
         "decoder_sync": (str, None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import Any, Literal, cast
 
 import grpc
 
-from client_pipeline.link.address import METHOD, SERVICE, DecoderAddress, LinkCertificates, open_channel
+from client_pipeline.link.address import METHOD, NEWS_METHOD, SERVICE, DecoderAddress, LinkCertificates, open_channel
 from client_pipeline.link.base import Cut, LinkError, NotFiniteLink
 from client_pipeline.link.frames import Frame, FrameError, decode, encode
 
@@ -22,6 +23,7 @@ _PAUSES_S = (0.0, 0.1, 0.3, 1.0, 2.0)
 _FRUITLESS = 5
 """Streams that may be cut one after the other without a single answer between."""
 _LEAVE_S = 1.0
+_NEWS_S = 1.0
 
 
 class Journal:
@@ -69,6 +71,13 @@ class _Call:
     def put(self, data: bytes) -> None:
         """Send a frame."""
         self._outbox.put(data)
+
+    def tell(self, data: bytes) -> None:
+        """Send a frame beside the stream, whose frames wait for each other."""
+        exchange = self._channel.unary_unary(
+            f"/{SERVICE}/{NEWS_METHOD}", request_serializer=None, response_deserializer=None
+        )
+        exchange(data, timeout=_NEWS_S)
 
     def end(self) -> None:
         """Send no more: the decoder ends the call when it has read so far."""
@@ -171,6 +180,15 @@ class DecoderConnection:
         if isinstance(answer, LinkError):
             self._inbox.put(answer)  # for whoever asks next
         return answer
+
+    def tell(self, news: str) -> None:
+        """Tell the server what happens in the round, if it can be reached just now."""
+        place = {"token": self.address.token, "round": self.address.round, "cluster": self.address.cluster}
+        if time.monotonic() < self._dark_until:
+            return
+        # ValueError: the channel was closed under the call.
+        with contextlib.suppress(grpc.RpcError, ValueError, FrameError):
+            self._call.tell(encode({"kind": "news", "text": news, **place}))
 
     def cut(self, for_s: float = 0.0) -> None:
         """Cut the stream as a network would, and leave it so for a while [s]: for tests, and for injected faults."""

@@ -205,6 +205,11 @@ class DecoderStream:
             norm_sq=header.get("norm_sq"),
         )
 
+    def tell(self, news: str) -> None:
+        """Tell the server what happens in the round; nothing waits for it, and what is lost is told anew later."""
+        if not self._connection.closed:
+            self._connection.tell(news)
+
     def drop_step(self) -> None:
         """Break off the step in progress; the decoder forgets it when it is begun again, or with the round."""
         if self._step is not None:

@@ -42,6 +42,7 @@ from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.fault_injection import FaultInjector
 from client_pipeline.runtime.faults import NotFinite, PipelineError
+from client_pipeline.runtime.life_signs import LifeSigns
 from client_pipeline.runtime.local_decoder import LocalDecoder
 from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
@@ -98,6 +99,7 @@ class ControlUnit:
         """Devices that were found slow in this round, and by how much; and those of the last one."""
         self._slow_before: dict[int, float] = {}
         self.faults = RoundFaults(self.recovery, setup.cluster, setup.folder, setup.lost_at)
+        self.signs = LifeSigns(self.pipeline.pool.handles, self.faults.tell)
         self._own_head: HeadTrainer | None = None
         self.restored = False
         """Whether a checkpoint of this control unit was found to go on from."""
@@ -159,10 +161,12 @@ class ControlUnit:
                 # Hello comes first: devices take seconds to start, and the decoder waits for all clusters.
                 link = self._open_link(order)
                 self.faults.begin_link(link)
-                result = self._train(order, self.injector.begin_round(order.round, link), start)
+                with self.signs:
+                    result = self._train(order, self.injector.begin_round(order.round, link), start)
             except BaseException as error:
                 if link is not None:
                     # The pipeline's threads may wait on the link: break it off.
+                    self.faults.tell_end()
                     link.abort()
                 self._go_back(optimizer)
                 if isinstance(error, PipelineError | LinkError):
@@ -200,6 +204,7 @@ class ControlUnit:
         ready_at = time.perf_counter()
         outcomes = [self._local_step(order, step, link) for step in range(1, self.setup.local_steps + 1)]
         trained = time.perf_counter()
+        self.faults.tell_end()
         link.close()
         weights = recovery.run(self._weights)
         if self.setup.privacy.on_updates:

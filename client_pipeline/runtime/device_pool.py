@@ -79,6 +79,10 @@ class DevicePool:
         """Devices that were started and are not lost."""
         return sorted(self._actors)
 
+    def handles(self) -> dict[int, Any]:
+        """Actors of the devices that run; for other threads, too."""
+        return dict(self._actors)
+
     def __getitem__(self, device: int) -> Any:
         """Actor of a device that runs."""
         return self._actors[device]

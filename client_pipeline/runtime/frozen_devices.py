@@ -41,6 +41,22 @@ def lost_among(signs: Mapping[int, Any], wait_s: float) -> dict[int, str]:
     return lost_devices
 
 
+def who_answered(signs: Mapping[int, Any]) -> dict[int, bool]:
+    """Which devices have said by now that they are there, and (False) whose process has ended. Does not wait."""
+    if not signs:
+        return {}
+    ready, _ = ray.wait(list(signs.values()), num_returns=len(signs), timeout=0)
+    answered = {}
+    for device, sign in signs.items():
+        if sign in ready:
+            try:
+                ray.get(sign)
+                answered[device] = True
+            except ray.exceptions.RayError:
+                answered[device] = False
+    return answered
+
+
 def fault_of_step(
     cluster: str,
     references: Mapping[int, Any],

@@ -114,6 +114,9 @@ class LocalDecoder:
         share = Contribution(cluster=step.cluster, weight=self._total_weight, scale=scale)
         self.trainer.apply([share], (step.round - 1) * self.local_steps + step.step)
 
+    def tell(self, news: str) -> None:
+        """Nobody is at the other end."""
+
     def drop_step(self) -> None:
         """Forget an unclosed step."""
         with self._compute:

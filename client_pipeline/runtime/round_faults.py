@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from client_pipeline.link.base import Cut, DecoderLink, LinkError, NotFiniteLink
+from client_pipeline.link.cluster_news import ClusterNews, LifeSign
 from client_pipeline.runtime import fault_files
 from client_pipeline.runtime.faults import FailedRound, FaultRecord, NotFinite, PipelineError
 from client_pipeline.runtime.recovery import Recovery
+
+_HEARTBEAT_S = 0.5
+"""How often the server hears of a control unit to which nothing happens [s]."""
 
 
 class RoundFaults:
@@ -31,12 +35,16 @@ class RoundFaults:
         self._lasting_records: list[FaultRecord] = []
         """Records of the round that outlive this process."""
         self._keeping = threading.Lock()
+        self._told: tuple[object, ...] = ()
+        """What the server was told last."""
+        self._told_at, self._is_over = 0.0, False
         self._cut_s: list[float] = []
         """Duration of each cut of the round's link: from when it was noticed to the next finished micro-batch [s]."""
 
     def begin_round(self, round_: int) -> None:
         """Forget the round before."""
         self._link, self._lasting_records, self._cut_s = None, [], []
+        self._told, self._is_over = (), False
         fault_files.keep(self._folder, round_, [])
 
     def begin_link(self, link: DecoderLink) -> None:
@@ -64,6 +72,28 @@ class RoundFaults:
             if records != self._lasting_records:
                 self._lasting_records = records
                 fault_files.keep(self._folder, self._recovery.round, records)
+
+    def tell(self, signs: Sequence[LifeSign]) -> None:
+        """Tell the server what happens, at once if something has changed; else that this control unit is there.
+
+        Parameters
+        ----------
+        signs : devices that give no sign of life
+        """
+        self.keep()
+        if (link := self._link) is None or self._is_over:
+            return
+        records, now = self._lasting_records, time.monotonic()
+        content = ([record.to_dict() for record in records], [sign[:2] for sign in signs])
+        if content != self._told or now - self._told_at >= _HEARTBEAT_S:
+            self._told, self._told_at = content, now
+            link.tell(ClusterNews(round=self._recovery.round, faults=content[0], signs=signs).to_text())
+
+    def tell_end(self) -> None:
+        """Tell the server that the cluster's part of the round is over, before its link is closed."""
+        link, self._is_over = self._link, True
+        if link is not None:
+            link.tell(ClusterNews(round=self._recovery.round, is_over=True).to_text())
 
     def end_round(self, recovered: bool) -> list[FaultRecord]:
         """The round's records; ``recovered`` says whether what was still open is mended."""

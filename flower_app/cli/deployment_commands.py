@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,7 +47,8 @@ ObjectStore = Annotated[int, typer.Option(help="Shared memory for TEBs on their 
 
 # Equal to those of the modules beside, which are not loaded for --help.
 _SUPERLINK_PORT, _RAY_PORT, _RUNTIME_PORT, _OBJECT_STORE_MB, _WAIT_S = 9092, 6379, 9094, 512, 60.0
-_STATE = Path("collapipe-state")
+_JOIN_PORT, _CODE_MINUTES = 9095, 60.0
+_STATE, _SERVER_CERTS = Path("collapipe-state"), Path("certs/server")
 
 up = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Start this machine's programs and run them until stopped."
@@ -82,28 +84,68 @@ def certs(
 
 
 def revoke_command(
-    cluster: Annotated[int, typer.Option(help="Cluster whose control unit is no longer trusted.")],
+    cluster: Annotated[int, typer.Option(help="Cluster whose control unit is no longer trusted.")] = -1,
+    box: Annotated[str, typer.Option(help="Instead: one that joined by a code, as collapipe boxes shows it.")] = "",
     out: Annotated[Path, typer.Option(help="The folder that collapipe certs made.")] = Path("certs"),
     as_json: Json = False,
 ) -> None:
     """Revoke a control unit's certificates and its SuperNode's key; the server's folder goes to the edge server."""
     from flower_app.deployment import revocation
+    from flower_app.joining.approval import SEEN_BY_ITSELF, revoke_box
+    from flower_app.joining.join_folder import JoinFolder
 
-    revoked = revocation.revoke(out, cluster, say)
+    folder = JoinFolder(out)
+    if bool(box) == (cluster >= 0):
+        raise ValueError("revoke: expected --cluster N or --box ID, one of them; collapipe boxes shows the ids")
+    if box:
+        revoked = revoke_box(folder, box, say)
+    else:
+        revoked = revocation.revoke(out, cluster, say, SEEN_BY_ITSELF if folder.folder.is_dir() else "")
     if as_json:
         print_json(revoked)
 
 
 @up.command("edge-server")
 def up_edge_server(
-    host: Host,
-    certs: Certs,
+    host: Annotated[str, typer.Option(help="Address of this machine that the others reach; empty: --name.")] = "",
+    certs: Certs = _SERVER_CERTS,
     state: State = _STATE,
     port: SuperLinkPort = _SUPERLINK_PORT,
     control_port: ControlPort = 0,
+    name: Annotated[
+        str, typer.Option(help="Name or address by which boxes reach this machine: prints a code to join by.")
+    ] = "",
+    join_port: Annotated[int, typer.Option(help="With --name: where boxes ask.")] = _JOIN_PORT,
+    codes: Annotated[int, typer.Option(help="With --name: how many codes, one for each box.")] = 1,
+    minutes: Annotated[float, typer.Option(help="With --name: how long a code is good.")] = _CODE_MINUTES,
+    auto_approve: Annotated[
+        bool, typer.Option("--auto-approve", help="With --name: approve every box that shows a good code.")
+    ] = False,
 ) -> None:
     """The SuperLink, under TLS, for SuperNodes whose keys are in the certificates' folder."""
-    _up(_edge_server(**locals()))
+    if not name:
+        if not host:
+            raise ValueError(
+                "--host: expected an address of this machine, found none; or --name HOST: boxes join by a code"
+            )
+        _up(_edge_server(host=host, certs=certs, state=state, port=port, control_port=control_port))
+    from flower_app.joining.edge_joining import EdgeJoining, invite, tell_codes
+
+    # The authority's key is among what is written from here on.
+    os.umask(0o077)
+    joining = EdgeJoining(name=name, root=certs.parent, join_port=join_port, auto_approve=auto_approve)
+    server = _edge_server(host=host or name, certs=certs, state=state, port=port, control_port=control_port)
+    if certs.name != "server":
+        raise ValueError(f"--certs: expected a folder named server, beside the authority's, found {certs}")
+    joining.prepare()
+    tell_codes(invite(joining.folder, codes, minutes), minutes, say)
+    _up(
+        replace(
+            server,
+            companions=joining.programs(server.host, port, server.control),
+            companion_ports=[joining.needed_port(server.host)],
+        )
+    )
 
 
 @doctor.command("edge-server")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,14 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from flower_app.cli import deployment_commands, evaluate_and_predict, first_commands, planning_commands, watch_command
+from flower_app.cli import (
+    deployment_commands,
+    evaluate_and_predict,
+    first_commands,
+    joining_commands,
+    planning_commands,
+    watch_command,
+)
 from flower_app.cli.options import Config, ExitCode, Json, Run, Sets
 from flower_app.console import print_json, say
 
@@ -80,6 +88,8 @@ def run_command(
         "certs/server"
     ),
     control_port: Annotated[int, typer.Option(help="With --superlink: that of collapipe up edge-server.")] = 0,
+    watch: Annotated[bool, typer.Option("--watch", help="Serve the page of collapipe watch meanwhile.")] = False,
+    watch_port: Annotated[int, typer.Option(help="With --watch: on 127.0.0.1; 0: any that is free.")] = 8090,
     as_json: Json = False,
 ) -> None:
     """Train: the Flower app in simulation, with all clusters at once. Without options: the default run."""
@@ -95,7 +105,8 @@ def run_command(
         overrides += [] if resume else deployment.settings(config, overrides)
     run_dir, resolved = continued_run(resume, overrides) if resume else new_run(config, overrides, say)
     say(f"run: {run_dir}")
-    outcome = launch_run(run_dir, resolved, say, deployment)
+    with watch_command.page_of(run_dir, watch_port) if watch else nullcontext():
+        outcome = launch_run(run_dir, resolved, say, deployment)
     if as_json:
         print_json({"run_dir": str(run_dir), "status": outcome.status, "error": outcome.error} | outcome.summary)
     raise typer.Exit(outcome.exit_code)
@@ -256,6 +267,7 @@ def profile_command(
 first_commands.register(app)
 planning_commands.register(app)
 deployment_commands.register(app)
+joining_commands.register(app)
 watch_command.register(app)
 
 

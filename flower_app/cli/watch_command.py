@@ -1,9 +1,11 @@
 """``collapipe watch``."""
 
-# Alone: the commands of a kind have a file of their own.
-
 from __future__ import annotations
 
+import os
+import secrets
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,13 +24,20 @@ def register(app: typer.Typer) -> None:
         token: Annotated[str, typer.Option(envvar="COLLAPIPE_WATCH_TOKEN", help="Empty: a new one.")] = "",
     ) -> None:
         """Show a run that goes on, or has ended, in the browser; /metrics is for Prometheus."""
-        import secrets
-
         from flower_app.runs.run_directory import find_run
         from flower_app.watch.server import serve_watch
 
-        if token and len(token) < 16:
-            raise ValueError(
-                f"--token: expected at least 16 characters, found {len(token)}; leave it out for a new one"
-            )
-        serve_watch(find_run(run), port, token or secrets.token_urlsafe(24), say)
+        serve_watch(find_run(run), port, _checked(token), say)
+
+
+def page_of(run_dir: Path, port: int) -> AbstractContextManager[None]:
+    """The page beside a run of this process; its token is new, or that of the environment."""
+    from flower_app.watch.server import watched
+
+    return watched(run_dir, port, _checked(os.environ.get("COLLAPIPE_WATCH_TOKEN", "")), say)
+
+
+def _checked(token: str) -> str:
+    if token and len(token) < 16:
+        raise ValueError(f"--token: expected at least 16 characters, found {len(token)}; leave it out for a new one")
+    return token or secrets.token_urlsafe(24)

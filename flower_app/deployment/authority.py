@@ -65,7 +65,7 @@ class Authority:
     def save(self, files: AuthorityFiles) -> None:
         """Write certificate and key."""
         write_public(files.certificate, self.pem)
-        write_secret(files.key, _key_pem(self.key))
+        write_secret(files.key, key_pem(self.key))
 
     @property
     def pem(self) -> bytes:
@@ -75,20 +75,31 @@ class Authority:
     def issue_server(self, hosts: Sequence[str], days: int) -> tuple[bytes, bytes]:
         """Certificate and key of a server that is reached at ``hosts`` (names or addresses), both PEM."""
         names = [_general_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
-        return self._issue(hosts[0], days, ExtendedKeyUsageOID.SERVER_AUTH, x509.SubjectAlternativeName(names))
+        key = ec.generate_private_key(ec.SECP256R1())
+        purpose, alternative_names = ExtendedKeyUsageOID.SERVER_AUTH, x509.SubjectAlternativeName(names)
+        return self._sign(key.public_key(), hosts[0], days, purpose, alternative_names), key_pem(key)
 
     def issue_client(self, name: str, days: int) -> tuple[bytes, bytes]:
         """Certificate and key of a client, both PEM."""
-        alternative_name = x509.SubjectAlternativeName([x509.DNSName(name)])
-        return self._issue(name, days, ExtendedKeyUsageOID.CLIENT_AUTH, alternative_name)
-
-    def _issue(
-        self, name: str, days: int, purpose: x509.ObjectIdentifier, names: x509.SubjectAlternativeName
-    ) -> tuple[bytes, bytes]:
         key = ec.generate_private_key(ec.SECP256R1())
+        return self.sign_client(key.public_key(), name, days), key_pem(key)
+
+    def sign_client(self, key: ec.EllipticCurvePublicKey, name: str, days: int) -> bytes:
+        """Certificate (PEM) of a client whose key is somewhere else."""
+        alternative_name = x509.SubjectAlternativeName([x509.DNSName(name)])
+        return self._sign(key, name, days, ExtendedKeyUsageOID.CLIENT_AUTH, alternative_name)
+
+    def _sign(
+        self,
+        key: ec.EllipticCurvePublicKey,
+        name: str,
+        days: int,
+        purpose: x509.ObjectIdentifier,
+        names: x509.SubjectAlternativeName,
+    ) -> bytes:
         # No certificate outlives who signed it.
         left = self.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
-        builder = _builder(_name(name), self.certificate.subject, key.public_key(), min(days, left.days))
+        builder = _builder(_name(name), self.certificate.subject, key, min(days, left.days))
         certificate = (
             builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
@@ -100,7 +111,7 @@ class Authority:
             )
             .sign(self.key, hashes.SHA256())
         )
-        return certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key)
+        return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def supernode_keys() -> tuple[bytes, bytes]:
@@ -186,7 +197,8 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as files have it (PEM), without a password."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

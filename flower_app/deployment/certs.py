@@ -66,10 +66,7 @@ def make_certificates(request: CertsRequest, say: Callable[[str], None] = lambda
         If the server's certificate is there already and is for other hosts.
     """
     new_files: list[Path] = []
-    signer = AuthorityFiles(request.out / AUTHORITY)
-    authority = _authority(signer, new_files)
-    server = ServerFiles(request.out / SERVER)
-    _server(authority, server, request, new_files)
+    authority, signer, server = _edge_server(request, new_files)
     for cluster in range(request.clusters):
         cu = CuFiles(request.out / cu_name(cluster))
         _control_unit(authority, signer, cu, cu_name(cluster), request, new_files)
@@ -86,6 +83,20 @@ def make_certificates(request: CertsRequest, say: Callable[[str], None] = lambda
     for name, path in certificates.items():
         say(f"{name}: {path.parent}, valid until {expires[name]}")
     return {"folder": str(request.out), "made": [str(path) for path in new_files], "expires": expires}
+
+
+def make_server_certificate(request: CertsRequest) -> Authority:
+    """Make an authority, and the edge server's own folder, as far as they are not there; no other machine's."""
+    authority, signer, server = _edge_server(request, [])
+    revocation.publish(authority, signer, server)
+    return authority
+
+
+def _edge_server(request: CertsRequest, new_files: list[Path]) -> tuple[Authority, AuthorityFiles, ServerFiles]:
+    signer, server = AuthorityFiles(request.out / AUTHORITY), ServerFiles(request.out / SERVER)
+    authority = _authority(signer, new_files)
+    _server(authority, server, request, new_files)
+    return authority, signer, server
 
 
 def _authority(files: AuthorityFiles, new_files: list[Path]) -> Authority:
@@ -121,6 +132,11 @@ def _control_unit(
     request: CertsRequest,
     new_files: list[Path],
 ) -> None:
+    if files.certificate.is_file() and not files.key.is_file() and not files.supernode_key.is_file():
+        raise ValueError(
+            f"{files.folder}: {name} has joined by a code, and its key is on its own machine; for a new certificate "
+            "let it join again: collapipe revoke, collapipe invite"
+        )
     if files.certificate.is_file():
         # Those that are replaced stay valid until they expire: who is revoked loses all.
         revocation.note_issued(signer, name, read_certificate(files.certificate))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,10 @@ class EdgeServer:
     """That the SuperNodes reach."""
     control_port: int = 0
     """On the loopback, for runs and the register of SuperNodes; 0: the one after ``port``."""
+    companions: Sequence[Program] = ()
+    """What else runs here once the SuperLink is up."""
+    companion_ports: Sequence[NeededPort] = ()
+    """Where they listen."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
@@ -74,6 +78,7 @@ class EdgeServer:
             [
                 NeededPort("--port", host, port, "for SuperNodes"),
                 NeededPort("--control-port", control.host, control.port, "for runs"),
+                *self.companion_ports,
             ]
         )
         home = self.state.resolve() / "flower"
@@ -85,7 +90,7 @@ class EdgeServer:
             answers=lambda: is_healthy(self.address, self.certs.ca) and is_healthy(self.control, self.certs.ca),
             then=lambda: register_supernodes(self.control, self.certs, environment, say),
         )
-        return run_programs([superlink], environment, self.state.resolve() / "work", say)
+        return run_programs([superlink, *self.companions], environment, self.state.resolve() / "work", say)
 
 
 def control_address(port: int, control_port: int = 0) -> str:

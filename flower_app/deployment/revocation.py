@@ -29,7 +29,7 @@ from flower_app.deployment.credentials import (
 )
 
 
-def revoke(out: Path, cluster: int, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def revoke(out: Path, cluster: int, say: Callable[[str], None] = lambda _: None, remedy: str = "") -> dict[str, Any]:
     """Take all rights from a cluster's control unit.
 
     Parameters
@@ -37,6 +37,7 @@ def revoke(out: Path, cluster: int, say: Callable[[str], None] = lambda _: None)
     out : folder that ``collapipe certs`` made, with the authority
     cluster : whose control unit
     say : told what to do next
+    remedy : instead of copying the folder to the edge server
 
     Returns
     -------
@@ -59,8 +60,7 @@ def revoke(out: Path, cluster: int, say: Callable[[str], None] = lambda _: None)
     if files.supernode_public_key.is_file() and (line := files.supernode_public_key.read_text("utf-8").strip()):
         key_lines = list(dict.fromkeys([*key_lines, line]))
     write_public(signer.revoked_keys, "".join(f"{line}\n" for line in key_lines).encode())
-    write_public(signer.revoked_certificates, _list(authority, serials | _revoked_serials(signer)))
-    publish(authority, signer, server)
+    revoke_serials(authority, signer, server, serials)
     (server.supernodes / f"{name}.pub").unlink(missing_ok=True)
     # Its identity is worth nothing any more; collapipe certs makes the cluster another.
     for path in (*files.files(), files.supernode_public_key, *devices.files()):
@@ -68,8 +68,15 @@ def revoke(out: Path, cluster: int, say: Callable[[str], None] = lambda _: None)
     for folder in (files.folder, devices.folder):
         with contextlib.suppress(OSError):
             folder.rmdir()
-    say(f"{name} is revoked; copy {server.folder} to the edge server and start it again: collapipe up edge-server")
+    copy = f"copy {server.folder} to the edge server and start it again: collapipe up edge-server"
+    say(f"{name} is revoked; {remedy or copy}")
     return {"revoked": name, "certificates": len(serials), "folder": str(server.folder)}
+
+
+def revoke_serials(authority: Authority, signer: AuthorityFiles, server: ServerFiles, serials: Iterable[int]) -> None:
+    """Add certificates to the list of what is revoked, by their serial numbers."""
+    write_public(signer.revoked_certificates, _list(authority, {*serials, *_revoked_serials(signer)}))
+    publish(authority, signer, server)
 
 
 def note_issued(signer: AuthorityFiles, name: str, certificate: x509.Certificate) -> None:

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flower_app.launch.run_events import fault_line
+from flower_app.launch.live_lines import LiveLines
 from flower_app.plain_console import PlainConsole
+from flower_app.runs.live_faults import faults_of_round, missing_signs
 from flower_app.runs.phases import LAUNCHING, TRAINING, phases_size, read_phases
 from flower_app.runs.run_directory import Wait, read_rounds, read_waiting
 
@@ -71,6 +72,7 @@ class RunProgress:
         self._waits: dict[str, Wait] = {}
         """Whom the round waits for, by cluster, as it was shown last."""
         self._reminded: dict[str, float] = {}
+        self._live = LiveLines()
 
     def __enter__(self) -> RunProgress:
         """Show the bar where there is a terminal."""
@@ -108,6 +110,7 @@ class RunProgress:
         if new_records and self._bar is not None:
             self._bar.update(self._task, completed=int(new_records[-1]["round"]), description=self.status())
         self._show_waits()
+        self._show_present()
 
     def _show_phases(self) -> None:
         """Say what the start-up has done and how long it took, phase by phase."""
@@ -124,10 +127,16 @@ class RunProgress:
 
     def _show_faults(self, record: Mapping[str, Any]) -> None:
         """Say what was lost in a round, and what it cost to go on."""
-        for fault in record.get("faults") or ():
-            self._tell(fault_line(fault))
+        for line in self._live.of_round(record.get("faults") or ()):
+            self._tell(line)
         for failed in record.get("failed") or ():
             self._tell(f"round {record['round']}: cluster {failed.get('cluster')} failed: {failed.get('reason', '')}")
+
+    def _show_present(self) -> None:
+        """Say what goes wrong in the round under way."""
+        first = int(self.rounds[-1]["round"]) + 1 if self.rounds else 1
+        for line in self._live.present(faults_of_round(self.run_dir, first), missing_signs(self.run_dir, first)):
+            self._tell(line)
 
     def _show_waits(self) -> None:
         """Say whom the round waits for and why, whenever that changes, again where it lasts, and how long it was."""

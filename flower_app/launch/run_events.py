@@ -33,9 +33,7 @@ def fault_line(fault: Mapping[str, Any]) -> str:
     >>> fault_line({"round": 3, "cluster": 1, "device": 4, "kind": "device", "recovered": True, "seconds": 0.31})
     'round 3: cluster 1, device 4: lost its process; recovered in 0.3 s'
     """
-    places = [f"{name} {fault[name]}" for name in ("cluster", "device") if fault.get(name) is not None]
-    kind = str(fault.get("kind"))
-    text = f"round {fault.get('round')}: {', '.join([*places]) or 'server'}: {_HAPPENED.get(kind, kind)}"
+    kind, text = str(fault.get("kind")), what_happened(fault)
     if kind in ("joined", "slow") and fault.get("recovered") and fault.get("seconds") is None:
         return text
     seconds = fault.get("seconds")
@@ -43,6 +41,13 @@ def fault_line(fault: Mapping[str, Any]) -> str:
         return f"{text}; recovered" + (f" in {seconds:.1f} s" if isinstance(seconds, int | float) else "")
     reason = str(fault.get("reason") or "")
     return f"{text}; not recovered" + (f": {reason}" if reason else "")
+
+
+def what_happened(fault: Mapping[str, Any]) -> str:
+    """Tell of a fault that is not over yet."""
+    places = [f"{name} {fault[name]}" for name in ("cluster", "device") if fault.get(name) is not None]
+    kind = str(fault.get("kind"))
+    return f"round {fault.get('round')}: {', '.join([*places]) or 'server'}: {_HAPPENED.get(kind, kind)}"
 
 
 def resume_line(run_dir: Path, superlink: str = "") -> str:

@@ -14,6 +14,7 @@
                               a link to its version in models/
     waiting.json              whom the round under way waits for, why and since when
     machines.jsonl            which machines it has used: host, cores, memory, versions
+    live.json                 what the control units tell of the round under way: faults, devices without a sign of life
     phases.jsonl              what came before the first round and after the last, and when
     summary.json              how it ended; written last
     logs/                     what the programs said; error.log: where in the code a run failed
@@ -48,6 +49,7 @@ CONFIG = "config.toml"
 LATEST = "latest"
 TIMELINE = "timeline.json"
 WAITING = "waiting.json"
+LIVE = "live.json"
 CLUSTERS = "clusters"
 
 FINISHED = "finished"
@@ -234,6 +236,20 @@ def _clusters_of_the_moment(path: Path) -> dict[str, Any]:
         return dict(_object(path, path.read_bytes())["clusters"])
     except (FileNotFoundError, ValueError, KeyError):
         return {}
+
+
+def write_live(run_dir: Path, clusters: Mapping[int, Mapping[str, Any]]) -> None:
+    """Write what the control units tell of the round under way, by cluster; no file where they tell nothing."""
+    if clusters:
+        text = _json({"clusters": {str(cluster): news for cluster, news in clusters.items()}})
+        durable.write_text(run_dir / LIVE, text, lasting=False)
+    else:
+        (run_dir / LIVE).unlink(missing_ok=True)
+
+
+def read_live(run_dir: Path) -> dict[int, dict[str, Any]]:
+    """Read what the control units tell of the round under way, by cluster; empty if they tell nothing."""
+    return {int(cluster): dict(news) for cluster, news in _clusters_of_the_moment(run_dir / LIVE).items()}
 
 
 def rounds_mark(run_dir: Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from flower_app.training.cluster_setup import (
     wait_for_nodes,
 )
 from flower_app.training.global_models import GlobalModels
+from flower_app.training.live_news import LiveNews
 from flower_app.training.prepared_run import PreparedRun
 from flower_app.training.releases import accounted
 from flower_app.training.round_closer import PatienceEnded, RoundClock, RoundCloser, RoundOpener, RunStanding
@@ -76,8 +77,9 @@ def train_prepared(run: PreparedRun, grid: Grid) -> None:
         standing, clock = RunStanding(run), RoundClock(run)
         if run.completed < run.config.num_rounds and not standing.selection.stops:
             # The service first: a port in use is found before any control unit starts.
-            service = decoder_service(run) if run.config.traits.decoder_on_server else None
-            with service or nullcontext():
+            news = LiveNews(run.run_dir)
+            service = decoder_service(run, news) if run.config.traits.decoder_on_server else None
+            with news, service or nullcontext():
                 begin_phase(run.run_dir, SETTING_UP)
                 clusters = set_up(run, flower_grid, nodes)
                 note_machines(run.run_dir, run.completed, clusters.machines)
@@ -119,8 +121,11 @@ def _declared(run: PreparedRun, cluster: int) -> ClusterState:
     return ClusterState(cluster=cluster, node_id=0, devices=devices, block_memory=block_memory, num_examples=0)
 
 
-def decoder_service(run: PreparedRun) -> DecoderService:
-    """Make the service that trains the run's decoder, where the run goes on with the checkpoint's state."""
+def decoder_service(run: PreparedRun, news: LiveNews) -> DecoderService:
+    """Make the service that trains the run's decoder, where the run goes on with the checkpoint's state.
+
+    ``news`` hears what control units tell of the round in progress.
+    """
     config = run.config
     trainer = DecoderTrainer(
         HeadTrainer(
@@ -138,7 +143,7 @@ def decoder_service(run: PreparedRun) -> DecoderService:
     codec = ActivationCodec(config.compression.activations)
     most = config.batch_size * config.gradient_accumulation
     limits = StepLimits.of(run.parts.spec, most, config.data.max_length)
-    return DecoderService(config.decoder, trainer, run.num_clusters, codec, limits)
+    return DecoderService(config.decoder, trainer, run.num_clusters, codec, limits, news.hear)
 
 
 def _train_rounds(

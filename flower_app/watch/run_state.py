@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from flower_app.report.data import left_out, used_bytes
-from flower_app.runs.run_directory import CLUSTERS, TIMELINE, read_rounds, read_run_config, read_summary, read_waiting
+from flower_app.runs.live_faults import faults_of_round, missing_signs
+from flower_app.runs.run_directory import TIMELINE, read_rounds, read_run_config, read_summary, read_waiting
 
 TRAINED, FAILED_ROUND, LEFT_OUT, WAITED = "t", "f", "l", "."
 """What a cluster did in a round: trained, failed, had no plan, or was not selected."""
+NOTHING: dict[str, list[dict[str, Any]]] = {"faults_now": [], "signs_now": []}
 _MOST_LOG_BYTES = 1 << 16
 _MOST_FAULTS = 50
 _LOGS = ("run.log", "simulation.log")
@@ -79,21 +81,18 @@ class WatchedRun:
             "newest": details(self.newest) if self.newest else None,
             "timeline": self._timeline(),
             "waiting": read_waiting(self.run_dir) if summary is None else {},
-            "faults_now": self.present_faults() if summary is None else [],
+            **(self.present() if summary is None else NOTHING),
             "log": self._log(log_offset),
         }
 
-    def present_faults(self) -> list[dict[str, Any]]:
-        """Faults of the round in progress, as far as control units on this machine have noted them."""
-        last, faults = self.lines[-1]["round"] if self.lines else 0, []
-        for path in sorted((self.run_dir / CLUSTERS).glob("*/faults.json")):
-            try:
-                kept = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                # It is being replaced, or its cluster is being started again.
-                continue
-            faults += [_fault(fault) for fault in kept["faults"] if kept["round"] > last]
-        return faults[:_MOST_FAULTS]
+    def present(self) -> dict[str, list[dict[str, Any]]]:
+        """What goes wrong in the round in progress: faults, and who gives no sign of life."""
+        first = (self.lines[-1]["round"] if self.lines else 0) + 1
+        signs = missing_signs(self.run_dir, first)[:_MOST_FAULTS]
+        return {
+            "faults_now": [_fault(fault) for fault in faults_of_round(self.run_dir, first)][:_MOST_FAULTS],
+            "signs_now": [sign._asdict() | {"text": str(sign)} for sign in signs],
+        }
 
     def _timeline(self) -> dict[str, Any] | None:
         try:

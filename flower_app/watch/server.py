@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from flower_app.runs.run_directory import read_summary
 from flower_app.watch.prometheus_text import CONTENT_TYPE, metrics_text
-from flower_app.watch.run_state import WatchedRun
+from flower_app.watch.run_state import NOTHING, WatchedRun
+
+if TYPE_CHECKING:
+    import uvicorn
 
 COOKIE = "collapipe-watch"
+_END_S = 5.0
 LOOPBACK = "127.0.0.1"
 _HOSTS = (LOOPBACK, "localhost", "[::1]")
 _PAGE = {
@@ -71,6 +79,10 @@ def watch_app(run_dir: Path, token: str) -> Starlette:
             return PlainTextResponse("after and log: expected whole numbers\n", 400)
         return JSONResponse(run.state(after, log))
 
+    def now(request: Request) -> Response:
+        del request
+        return JSONResponse(run.present() if read_summary(run.run_dir) is None else NOTHING)
+
     def metrics(request: Request) -> Response:
         del request
         return PlainTextResponse(metrics_text(run), headers={"content-type": CONTENT_TYPE})
@@ -78,6 +90,7 @@ def watch_app(run_dir: Path, token: str) -> Starlette:
     return Starlette(
         routes=[
             Route("/state", guarded(state)),
+            Route("/now", guarded(now)),
             Route("/metrics", guarded(metrics)),
             Route("/", guarded(page)),
             Route("/{name}", guarded(page)),
@@ -121,9 +134,37 @@ def open_port(port: int) -> socket.socket:
 
 def serve_watch(run_dir: Path, port: int, token: str, say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C."""
-    import uvicorn
+    _server(run_dir, token).run(sockets=[_announced(port, token, say)])
 
+
+@contextmanager
+def watched(run_dir: Path, port: int, token: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Serve the page beside what this process does, until that is done.
+
+    Raises
+    ------
+    ValueError
+        If another program has the port.
+    """
+    listener, server = _announced(port, token, say), _server(run_dir, token)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(_END_S)
+        listener.close()
+
+
+def _announced(port: int, token: str, say: Callable[[str], None]) -> socket.socket:
     listener = open_port(port)
     say(f"watch: http://{LOOPBACK}:{listener.getsockname()[1]}/?token={token}")
+    return listener
+
+
+def _server(run_dir: Path, token: str) -> uvicorn.Server:
+    import uvicorn
+
     config = uvicorn.Config(watch_app(run_dir, token), log_level="warning", access_log=False, lifespan="off")
-    uvicorn.Server(config).run(sockets=[listener])
+    return uvicorn.Server(config)

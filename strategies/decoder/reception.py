@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode
@@ -20,6 +21,8 @@ HELLO_TIMEOUT_S = 20.0
 STREAMS_OF_A_CLUSTER = 4
 """Streams that are served at the same time; all but the newest wait to hear that they were replaced."""
 _HELLO_BYTES = 16 * 2**10
+NEWS_PER_S = 8.0
+"""Pieces of news of a cluster, in the long run; twice as many at once."""
 _COMEBACKS, _COMEBACKS_PER_S = 32, 1.0
 """Streams that a cluster may open again in a round at once, and in the long run."""
 
@@ -102,6 +105,7 @@ class Reception:
         self._served: Counter[int] = Counter()
         """Threads that serve a cluster's streams."""
         self._comebacks: dict[int, Allowance] = {}
+        self._news: dict[int, Allowance] = {}
 
     def open_round(self, round_: int, clusters: Iterable[int]) -> dict[int, str]:
         """Return the round's token of each cluster; streams of older rounds are broken off."""
@@ -109,6 +113,7 @@ class Reception:
         with self._lock:
             tokens = self._tokens.open(round_, clusters)
             self._comebacks = {cluster: Allowance(_COMEBACKS_PER_S, _COMEBACKS) for cluster in clusters}
+            self._news = {cluster: Allowance(NEWS_PER_S, 2 * NEWS_PER_S) for cluster in clusters}
             old = list(self._streams)
         for context in old:
             context.cancel()
@@ -174,6 +179,39 @@ class Reception:
             if refusal:
                 self.hellos.wrong(peer, refusal)
         return stream
+
+    @contextmanager
+    def news(self, data: bytes, context: StreamContext) -> Iterator[dict[str, Any]]:
+        """Read a piece of news, whose text the caller looks at within; a wrong one counts as a wrong hello.
+
+        Raises
+        ------
+        TooManyHellos
+            If the peer, or the cluster, has to wait.
+        PermissionError, FrameError
+            As for :meth:`greet`.
+        """
+        peer = peer_name(context.peer_identities(), context.peer())
+        place = self.hellos.enter(peer, context.cancel)
+        try:
+            frame = decode(data, _HELLO_BYTES)
+            if frame.kind != "news":
+                raise FrameError(f"expected a news frame, found {frame.kind}")
+            header = frame.header
+            with self._lock:
+                self._tokens.check(header["cluster"], header["round"], header["token"])
+                allowance = self._news[header["cluster"]]
+                if allowance.empty:
+                    raise TooManyHellos(f"cluster {header['cluster']} tells too much; try again later")
+                allowance.take()
+            yield header
+        except TooManyHellos:
+            raise
+        except (PermissionError, ValueError):
+            self.hellos.wrong(peer, "wrong news")
+            raise
+        finally:
+            self.hellos.leave(place)
 
     def heard(self, stream: OpenStream) -> None:
         """Note that a stream's first frame after its hello has come: it needs no older token."""

@@ -10,6 +10,7 @@ import grpc
 from torch import Tensor
 
 from client_pipeline.link.activation_codec import ActivationCodec
+from client_pipeline.link.address import NEWS_METHOD
 from client_pipeline.link.base import Gradient
 from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode, encode
 from client_pipeline.link.hosts import split_address
@@ -27,6 +28,8 @@ from strategies.decoder.step_limits import StepLimits
 from strategies.decoder.trainer import DecoderTrainer, RoundSummary
 from strategies.printable import printable
 
+NewsReader = Callable[[int, int, str], None]
+
 _HANDSHAKE_TIMEOUT_S = 15.0
 _STOP_S = 5.0
 
@@ -41,6 +44,7 @@ class DecoderService:
     num_clusters : most clusters of a round; every stream takes a thread
     codec : how activations and gradients travel; a CU that declares another is refused
     limits : what a cluster's step may hold
+    on_news : called with cluster, round and text of what a control unit tells; raises ValueError if that is none
 
     Raises
     ------
@@ -55,12 +59,14 @@ class DecoderService:
         num_clusters: int,
         codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
         limits: StepLimits = StepLimits(),  # noqa: B008
+        on_news: NewsReader = lambda cluster, round_, text: None,
     ) -> None:
         self.config = config
         self.trainer = trainer
         self.codec = codec
         self.limits = limits
         self.reception = Reception(trainer, codec, num_clusters)
+        self._on_news = on_news
         self._certificate = read_pem(config.tls_certificate, "decoder.tls-certificate")
         self._key = read_pem(config.tls_key, "decoder.tls-key")
         self._ca = read_pem(config.tls_ca, "decoder.tls-ca")
@@ -107,7 +113,9 @@ class DecoderService:
         threads = ThreadPoolExecutor(most, thread_name_prefix="decoder")
         server = grpc.server(threads, options=options, maximum_concurrent_rpcs=most)
         exchange = grpc.stream_stream_rpc_method_handler(self._serve, None, None)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: exchange}),))
+        news = grpc.unary_unary_rpc_method_handler(self._hear_news, None, None)
+        methods = {METHOD: exchange, NEWS_METHOD: news}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         host, port = split_address("decoder.bind", self.config.bind)
         try:
             bound = self._add_port(server)
@@ -237,6 +245,21 @@ class DecoderService:
             self._refuse(stream, context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         finally:
             self.reception.release(stream)
+
+    def _hear_news(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        """Take what a control unit tells beside its stream."""
+        try:
+            if self._revoked is not None:
+                self._revoked.check(context.auth_context())
+            with self.reception.news(data, context) as header:
+                self._on_news(header["cluster"], header["round"], header["text"])
+        except TooManyHellos as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except PermissionError as error:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, printable(str(error)))
+        except ValueError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(error)))
+        return b""
 
     def _refuse(
         self, stream: OpenStream | None, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str

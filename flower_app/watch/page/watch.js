@@ -3,6 +3,7 @@
 
 const POINTS = 400; // of a curve; more rounds are thinned out
 const PERIOD_MS = 1000;
+const NOW_MS = 400; // what happens in the round under way is asked for more often, and is little
 const LOG_CHARACTERS = 400000;
 const known = { after: 0, log: 0 };
 let rounds = [], state = null, logText = "", chosen = null, misses = 0, lastAnswer = Date.now();
@@ -137,13 +138,14 @@ function drawLists() {
   const changes = rounds.flatMap((r) => r.changes.map((c) => [`round ${r.round}, cluster ${c.cluster}: ${c.reason}`, c.taken ? "" : "dim"]));
   items("changes", changes.slice(-60).reverse());
   const past = rounds.flatMap((r) => r.faults.map((f) => [faultText(f), f.recovered ? "" : "bad"]));
-  items("faults", [...state.faults_now.map((f) => [`now: ${faultText(f)}`, "bad"]), ...past.slice(-200).reverse()]);
+  items("faults", [...state.signs_now.map((sign) => [`now: ${sign.text}`, "bad"]), ...state.faults_now.map((f) => [`now: ${faultText(f)}`, "bad"]), ...past.slice(-200).reverse()]);
 }
 
 function drawDevices() {
   const body = document.querySelector("#devices tbody"), newest = state.newest;
   if (!newest) return;
   const now = new Map(state.faults_now.filter((f) => f.device !== null && !f.recovered).map((f) => [`${f.cluster}/${f.device}`, f]));
+  const silent = new Map(state.signs_now.filter((sign) => sign.device !== null).map((sign) => [`${sign.cluster}/${sign.device}`, sign]));
   const lost = new Map();
   for (const r of rounds.slice(-200)) {
     for (const f of r.faults) {
@@ -157,12 +159,12 @@ function drawDevices() {
   body.replaceChildren(...rows.slice(0, 1500).map(([c, k]) => {
     const device = c.devices[k], key = `${c.cluster}/${k}`, fault = now.get(key) || (device ? null : lost.get(key)), t = time.get(key);
     const cells = [c.name || c.cluster, k, device ? device.blocks : 0, device ? `${short(device.busy_s)} s` : "–", device ? bytes(device.bytes) : "–",
-      t ? `${short(1000 * t.fixed_s)} + ${short(1000 * t.sample_s)} ms` : "–", fault ? `${fault.kind} in round ${fault.round}` : device ? "trains" : "idle"];
+      t ? `${short(1000 * t.fixed_s)} + ${short(1000 * t.sample_s)} ms` : "–", silent.has(key) ? silent.get(key).text.replace(/^.*?: /, "") : fault ? `${fault.kind} in round ${fault.round}` : device ? "trains" : "idle"];
     const row = document.createElement("tr");
     cells.forEach((text, i) => {
       const cell = document.createElement("td");
       cell.textContent = text;
-      if (i === 6 && fault) cell.className = "bad";
+      if (i === 6 && (fault || silent.has(key))) cell.className = "bad";
       row.append(cell);
     });
     return row;
@@ -186,9 +188,13 @@ function drawHead() {
   const left = state.status === "running" && per ? `, ${short(per * (state.num_rounds - state.last_round))} s left` : "";
   $("progress").textContent = `round ${state.last_round} of ${state.num_rounds}${left}`;
   $("settings").textContent = Object.entries(state.settings).map(([k, v]) => `${k} ${v}`).join(" · ");
+  drawBanner();
+}
+
+function drawBanner() {
   const waits = Object.entries(state.waiting).map(([n, why]) => `waiting for cluster ${n}: ${why}`);
   const error = state.summary && state.summary.error ? [state.summary.error] : [];
-  $("banner").textContent = [...state.faults_now.filter((f) => !f.recovered).map((f) => `${f.kind}: cluster ${f.cluster}${f.device === null ? "" : `, device ${f.device}`}`), ...waits, ...error].join(" · ");
+  $("banner").textContent = [...state.signs_now.map((sign) => sign.text), ...state.faults_now.filter((f) => !f.recovered).map((f) => `${f.kind}: cluster ${f.cluster}${f.device === null ? "" : `, device ${f.device}`}`), ...waits, ...error].join(" · ");
 }
 
 function draw() {
@@ -236,8 +242,24 @@ async function ask() {
   }
 }
 
+async function askNow() {
+  try {
+    if (state && state.status === "running") {
+      const answer = await fetch("now");
+      if (answer.ok) {
+        const before = JSON.stringify([state.signs_now, state.faults_now]);
+        Object.assign(state, await answer.json());
+        if (JSON.stringify([state.signs_now, state.faults_now]) !== before) { drawBanner(); drawLists(); drawDevices(); }
+      }
+    }
+  } catch { /* ask() tells that nobody answers */ } finally {
+    setTimeout(askNow, NOW_MS);
+  }
+}
+
 $("filter").addEventListener("input", drawLog);
 $("cluster").addEventListener("change", (event) => { chosen = event.target.value; drawPipeline(); });
 let resized = 0;
 addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => state && draw(), 150); });
 ask();
+askNow();

@@ -1,0 +1,342 @@
+"""Boxes join by a code: who gets a certificate, and who is refused."""
+
+import json
+import ssl
+import stat
+import threading
+import time
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from typer.testing import CliRunner
+
+from client_pipeline.link.hosts import HostPort
+from flower_app.cli.main import app
+from flower_app.deployment.certs import CertsRequest, make_certificates
+from flower_app.deployment.credentials import CuFiles
+from flower_app.deployment.supernodes import trusted_keys
+from flower_app.joining import newcomer
+from flower_app.joining.approval import approve_box, revoke_box
+from flower_app.joining.edge_joining import EdgeJoining, invite
+from flower_app.joining.join_code import JoinCode
+from flower_app.joining.join_service import JoinService
+from flower_app.joining.joined_box import JoiningBox, machine_of
+from flower_app.joining.newcomer import BoxFolder, JoinRefused, join_deployment
+from flower_app.joining.registrar import approve_waiting, trusted_state
+from helpers.joining import HOST, JoiningThread, edge_server, wish
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Boxes ask again at once: a test has no two seconds."""
+    monkeypatch.setattr(newcomer, "_AGAIN_S", 0.05)
+
+
+@pytest.fixture
+def server(tmp_path):
+    with edge_server(tmp_path / "certs") as server:
+        yield server
+
+
+def waiting(server, number=1):
+    deadline = time.monotonic() + 60
+    while len(boxes := [box for box in server.folder.boxes() if box.status == "waiting"]) < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return boxes
+
+
+def joined(server, folder, wanted):
+    """A box that is let in."""
+    thread = JoiningThread(folder, server.code(), wanted)
+    (box,) = waiting(server)
+    approve_box(server.folder, box.box_id)
+    assert thread.done().error is None, thread.error
+    return thread
+
+
+def test_a_control_unit_gets_a_certificate_for_a_key_that_never_left_it(server, tmp_path):
+    thread = JoiningThread(tmp_path / "box", server.code(), wish())
+    (box,) = waiting(server)
+    # Nothing is signed before somebody has looked; both sides show the same id.
+    assert not (tmp_path / "box" / "cu.pem").exists() and thread.box is None
+    approve_box(server.folder, box.box_id[:6])
+    files = thread.done().folder.files
+    assert thread.error is None and box.box_id in thread.words[0]
+    assert (thread.box["name"], thread.box["cluster"]) == ("cu-0", 0)
+    files.check()
+    # OpenSSL takes certificate and key together, and the authority's for the server's and the box's.
+    context = ssl.create_default_context(cafile=files.ca)
+    context.load_cert_chain(files.certificate, files.key)
+    authority = x509.load_pem_x509_certificate(files.ca.read_bytes())
+    x509.load_pem_x509_certificate(files.certificate.read_bytes()).verify_directly_issued_by(authority)
+    kept = b"".join(path.read_bytes() for path in server.root.rglob("*") if path.is_file())
+    for key in (files.key, files.supernode_key):
+        assert key.read_bytes().splitlines()[1] not in kept
+    # What the SuperLink is told is the SuperNode's key.
+    public = serialization.load_ssh_private_key(files.supernode_key.read_bytes(), None).public_key()
+    spki = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    assert trusted_keys(server.folder.server) == {"cu-0": public.public_bytes(*spki)}
+
+
+def test_a_device_joins_the_cluster_of_its_control_unit(server, tmp_path):
+    unit = joined(server, tmp_path / "cu", wish(devices=[0], ray_port=7000))
+    first = joined(server, tmp_path / "first", wish("device", 0, host="10.0.0.3"))
+    second = joined(server, tmp_path / "second", wish("device", 0, host="10.0.0.4"))
+    assert [thread.box["devices"] for thread in (unit, first, second)] == [[0], [1], [2]]
+    assert {thread.box["cu"] for thread in (first, second)} == {"10.0.0.2:7000"}
+    secrets = {thread.folder.files.ray_token.read_bytes() for thread in (unit, first, second)}
+    assert len(secrets) == 1 and len(secrets.pop()) == 64
+
+
+def test_a_device_waits_for_the_control_unit_of_its_cluster(server, tmp_path):
+    device = JoiningThread(tmp_path / "device", server.code(), wish("device", 0))
+    (box,) = waiting(server)
+    with pytest.raises(ValueError, match="cluster 0 has no control unit that joined by a code yet"):
+        approve_box(server.folder, box.box_id)
+    approve_waiting(server.folder, lambda _: None)
+    assert device.box is None
+    unit = JoiningThread(tmp_path / "cu", server.code(), wish())
+    waiting(server, 2)
+    said = []
+    approve_waiting(server.folder, said.append)
+    assert (unit.done().box["name"], device.done().box["name"]) == ("cu-0", "device-0-0") and len(said) == 2
+
+
+def test_control_units_get_clusters_of_their_own(server, tmp_path):
+    names = [joined(server, tmp_path / f"cu{n}", wish()).box["name"] for n in range(2)]
+    assert names == ["cu-0", "cu-1"]
+    JoiningThread(tmp_path / "third", server.code(), wish(cluster=1))
+    (box,) = waiting(server)
+    with pytest.raises(ValueError, match="cu-1 is another machine; collapipe revoke --cluster 1"):
+        approve_box(server.folder, box.box_id)
+    JoiningThread(tmp_path / "device", server.code(), wish("device", 0, devices=[3]))
+    approve_box(server.folder, waiting(server, 2)[1].box_id)
+    JoiningThread(tmp_path / "device again", server.code(), wish("device", 0, devices=[3]))
+    with pytest.raises(ValueError, match="cluster 0 has a device 3 already"):
+        approve_box(server.folder, waiting(server, 2)[1].box_id)
+
+
+def refusal(folder, code, wanted=None):
+    with pytest.raises(JoinRefused) as refused:
+        join_deployment(BoxFolder(folder), code, wanted or wish(), 20.0)
+    assert not (folder / "box.json").exists() and not (folder / "ray-token").exists()
+    return str(refused.value)
+
+
+def test_a_stolen_code_opens_nothing_once_its_box_has_shown_it(server, tmp_path):
+    code = server.code()
+    thread = JoiningThread(tmp_path / "box", code, wish())
+    (box,) = waiting(server)
+    assert "another box has shown this code before" in refusal(tmp_path / "thief", code)
+    approve_box(server.folder, box.box_id)
+    assert thread.done().error is None
+    assert "another box has shown this code before" in refusal(tmp_path / "thief", code)
+    assert [other.box_id for other in server.folder.boxes()] == [box.box_id]
+    assert any("shown by another" in words for words in server.words)
+
+
+def test_a_thief_who_was_first_waits_for_an_approval_and_the_owner_is_told(server, tmp_path):
+    code = server.code()
+    JoiningThread(tmp_path / "thief", code, wish())
+    (stranger,) = waiting(server)
+    assert "tell who runs the edge server" in refusal(tmp_path / "box", code)
+    revoke_box(server.folder, stranger.box_id)
+    assert "it was refused there" in refusal(tmp_path / "thief", code)
+    assert not list(server.folder.server.supernodes.glob("*.pub"))
+
+
+def test_of_boxes_that_show_a_code_at_once_one_has_it(server, tmp_path):
+    code, barrier, taken = server.code(), threading.Barrier(6), []
+    requests = [JoiningThread(tmp_path / str(n), server.code(), wish()) for n in range(6)]
+    boxes = waiting(server, 6)
+
+    def take(box):
+        barrier.wait()
+        taken.append(server.folder.take(code.token_hash, box.request))
+
+    threads = [threading.Thread(target=take, args=(box,)) for box in boxes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == [False] * 5 + [True] and all(thread.error is None for thread in requests)
+    assert not list((server.folder.folder / "requests").glob(".*"))
+
+
+def test_an_expired_code_and_one_that_nobody_gave_out_open_nothing(server, tmp_path):
+    assert "the code has expired" in refusal(tmp_path / "late", server.code(minutes=-1))
+    unknown = JoinCode(address=server.address, token=bytes(16), fingerprint=server.code().fingerprint)
+    assert "none of ours" in refusal(tmp_path / "guess", unknown)
+
+
+def test_a_box_that_has_shown_its_code_in_time_may_wait_longer(server, tmp_path):
+    code = server.code(minutes=60)
+    thread = JoiningThread(tmp_path / "box", code, wish())
+    (box,) = waiting(server)
+    server.folder.invite(code, -1)
+    time.sleep(0.2)
+    approve_box(server.folder, box.box_id)
+    assert thread.done().error is None
+    # Codes that nobody has shown in time are forgotten, this one is not.
+    server.folder.invite(server.code(minutes=-1), -1)
+    invited = server.code()
+    assert server.folder.num_unused_codes() == 1 and server.folder.knows(invited.token_hash)
+    assert server.folder.knows(code.token_hash)
+
+
+class Recorder:
+    """A desk that notes what it is told, with another authority's certificate or its own."""
+
+    def __init__(self, authority):
+        self.authority, self.lines = authority, []
+
+    def answer(self, line):
+        self.lines.append(json.loads(line))
+        return {"authority": self.authority, "status": "waiting"}
+
+
+@pytest.mark.parametrize("shows", ["its own authority", "the right authority"])
+def test_who_cannot_prove_the_fingerprint_is_told_no_token(server, tmp_path, shows):
+    stranger = EdgeJoining(name=HOST, root=tmp_path / "stranger")
+    stranger.prepare()
+    own = shows == "its own authority"
+    authority = (stranger.folder if own else server.folder).authority.certificate.read_text()
+    recorder = Recorder(authority)
+    service = JoinService(recorder, stranger.folder, HostPort(HOST, 0))
+    threading.Thread(target=service.serve, daemon=True).start()
+    code = server.code()
+    led_astray = JoinCode(address=HostPort(HOST, service.port), token=code.token, fingerprint=code.fingerprint)
+    reason = refusal(tmp_path / "box", led_astray)
+    service.close()
+    assert "told nothing" in reason and (
+        "fingerprint" in reason if own else "no certificate of the authority" in reason
+    )
+    assert recorder.lines == [{"ask": "authority"}]
+    # The code is as good as before.
+    JoiningThread(tmp_path / "box", code, wish())
+    assert waiting(server)
+
+
+def test_a_revoked_box_is_refused_everywhere(server, tmp_path):
+    code = server.code()
+    unit = JoiningThread(tmp_path / "cu", code, wish())
+    approve_box(server.folder, waiting(server)[0].box_id)
+    unit.done()
+    device = joined(server, tmp_path / "device", wish("device", 0))
+    before = trusted_state(server.folder)
+    revoke_box(server.folder, "device-0-0")
+    serials = {x509.load_pem_x509_certificate(t.folder.files.certificate.read_bytes()).serial_number for t in [device]}
+    crl = x509.load_pem_x509_crl(server.folder.server.revoked_certificates.read_bytes())
+    assert {entry.serial_number for entry in crl} == serials and trusted_state(server.folder) == before
+    revoke_box(server.folder, "cu-0")
+    assert trusted_keys(server.folder.server) == {} and trusted_state(server.folder) != before
+    serials.add(x509.load_pem_x509_certificate(unit.folder.files.certificate.read_bytes()).serial_number)
+    crl = x509.load_pem_x509_crl(server.folder.server.revoked_certificates.read_bytes())
+    assert {entry.serial_number for entry in crl} == serials
+    with pytest.raises(JoinRefused, match="it was revoked there"):
+        join_deployment(unit.folder, code, wish(), 20.0)
+    with pytest.raises(ValueError, match="is revoked already"):
+        revoke_box(server.folder, "cu-0")
+    # Its place is free for another, whose secret is another, too.
+    old_secret = unit.folder.files.ray_token.read_bytes()
+    again = joined(server, tmp_path / "again", wish())
+    assert again.box["name"] == "cu-0" and again.folder.files.ray_token.read_bytes() != old_secret
+
+
+def test_what_is_secret_is_for_its_owner_alone(server, tmp_path):
+    joined(server, tmp_path / "cu", wish())
+    secret = [path for path in (tmp_path / "cu").iterdir() if path.suffix in (".key", ".json", "")]
+    secret += list((server.root / "joining").glob("*/*.json"))
+    assert len(secret) >= 8 and {stat.S_IMODE(path.stat().st_mode) for path in secret} == {0o600}
+
+
+def test_no_token_is_kept_or_told(server, tmp_path):
+    code = server.code()
+    unit = JoiningThread(tmp_path / "cu", code, wish())
+    approve_box(server.folder, waiting(server)[0].box_id)
+    unit.done()
+    _, token, _ = str(code).split("/")
+    kept = [path for folder in (server.root, tmp_path / "cu") for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in kept if token.encode() in path.read_bytes() or code.token in path.read_bytes()]
+    assert token not in repr(code) and token not in "".join(server.words + unit.words)
+
+
+def test_certs_makes_no_second_identity_for_a_box_that_has_joined(server, tmp_path):
+    joined(server, tmp_path / "cu", wish())
+    with pytest.raises(ValueError, match="cu-0 has joined by a code, and its key is on its own machine"):
+        make_certificates(CertsRequest(servers=[HOST], clusters=1, out=server.root))
+
+
+def test_a_box_is_what_up_makes_of_it_now_and_the_next_time(server, tmp_path):
+    text = tmp_path / "text"
+    text.mkdir()
+    code = server.code()
+    options = {"data": str(text), "devices": [0], "host": "10.0.0.2", "ray_port": 7000, "wait": 60.0}
+    box = JoiningBox(code=str(code), state=tmp_path / "state", **options)
+    result = []
+    thread = threading.Thread(target=lambda: result.append(box.join(lambda _: None)), daemon=True)
+    thread.start()
+    approve_box(server.folder, waiting(server)[0].box_id)
+    thread.join(60)
+    unit = machine_of(result[0], box.folder, box.state)
+    assert (unit.cluster, unit.host, unit.server, unit.data) == (0, "10.0.0.2", f"{HOST}:9092", str(text))
+    assert (unit.devices, unit.ray_port, unit.certs) == ([0], 7000, CuFiles(tmp_path / "state" / "joined"))
+    unit.certs.check()
+    assert sorted(path.name for path in box.state.iterdir()) == ["joined"]
+    # With the code or without: nobody is asked again, not even a server that is gone.
+    server.service.close()
+    assert box.join(print) == result[0] == JoiningBox(code="", state=tmp_path / "state").join(print)
+
+
+def test_an_attempt_that_fails_leaves_what_the_box_had(server, tmp_path):
+    state = tmp_path / "state"
+    first = JoiningBox(code=str(server.code()), state=state, control_unit=True, wait=60.0)
+    thread = threading.Thread(target=first.join, args=(lambda _: None,), daemon=True)
+    thread.start()
+    approve_box(server.folder, waiting(server)[0].box_id)
+    thread.join(60)
+    before = {path.name: path.read_bytes() for path in first.folder.folder.iterdir()}
+    with pytest.raises(JoinRefused):
+        JoiningBox(code=str(server.code(minutes=-1)), state=state, control_unit=True).join(print)
+    assert {path.name: path.read_bytes() for path in first.folder.folder.iterdir()} == before
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_commands_of_the_edge_server(server, tmp_path):
+    out = ("--out", server.root)
+    (code,) = json.loads(run("invite", "--json", *out).stdout)["codes"]
+    made = JoinCode.read(code)
+    assert made.address.port == 9095 and str(made) == code
+    thread = JoiningThread(
+        tmp_path / "box", JoinCode(address=server.address, token=made.token, fingerprint=made.fingerprint), wish()
+    )
+    (box,) = waiting(server)
+    shown = json.loads(run("boxes", "--json", *out).stdout)
+    assert [(b["box"], b["status"], b["host"]) for b in shown["boxes"]] == [(box.box_id, "waiting", "10.0.0.2")]
+    assert shown["unused_codes"] == 0 and box.box_id in run("boxes", *out).output
+    assert json.loads(run("approve", box.box_id, "--json", *out).stdout) == {
+        "approved": [{"box": box.box_id, "name": "cu-0"}]
+    }
+    assert thread.done().error is None
+    assert json.loads(run("revoke", "--box", box.box_id, "--json", *out).stdout)["revoked"] == "cu-0"
+    assert json.loads(run("boxes", "--json", *out).stdout)["boxes"][0]["status"] == "revoked"
+    assert run("approve", box.box_id, *out).exit_code == 2 and run("approve", *out).exit_code == 2
+    assert run("approve", "--all", *out).exit_code == 0 and run("revoke", *out).exit_code == 2
+
+
+def test_codes_are_made_where_boxes_can_join_alone(tmp_path):
+    make_certificates(CertsRequest(servers=[HOST], clusters=1, out=tmp_path))
+    for command in (["invite"], ["boxes"], ["approve", "--all"]):
+        done = run(*command, "--out", tmp_path)
+        assert done.exit_code == 2 and "collapipe up edge-server --name HOST" in done.output
+
+
+def test_numbers_of_an_invitation_that_are_none(server):
+    for options in ({"codes": 0}, {"codes": 1001}, {"minutes": 0}, {"minutes": 20_000}):
+        with pytest.raises(ValueError, match="--codes|--minutes"):
+            invite(server.folder, **options)

@@ -1,0 +1,108 @@
+"""An edge server that boxes can join by a code, and boxes, within a test's own process."""
+
+import base64
+import contextlib
+import json
+import socket
+import ssl
+import threading
+
+from client_pipeline.link.hosts import HostPort
+from flower_app.joining.edge_joining import EdgeJoining
+from flower_app.joining.join_code import JoinCode
+from flower_app.joining.join_service import JoinDesk, JoinService, WrongCode
+from flower_app.joining.newcomer import BoxFolder, Wish, join_deployment
+
+HOST = "127.0.0.1"
+
+
+class EdgeServerStandIn:
+    """The service of ``collapipe up edge-server --name``, real TLS on a free port of the loopback."""
+
+    def __init__(self, root, name=HOST):
+        joining = EdgeJoining(name=name, root=root)
+        joining.prepare()
+        self.root, self.folder, self.words = root, joining.folder, []
+        self.desk = JoinDesk(self.folder, 9092, self.words.append)
+        self.service = JoinService(self.desk, self.folder, HostPort(HOST, 0))
+        self.address = HostPort(HOST, self.service.port)
+        threading.Thread(target=self.service.serve, daemon=True).start()
+
+    def code(self, minutes=60.0):
+        """A code that nobody has used."""
+        from flower_app.deployment.authority import read_certificate
+
+        code = JoinCode.new(self.address, read_certificate(self.folder.authority.certificate))
+        self.folder.invite(code, minutes)
+        return code
+
+    def ask(self, question, source=HOST):
+        """Send one line as a client of ours would, and return the answer; None where the connection ends."""
+        return say_line(self.address, json.dumps(question).encode() + b"\n", source)
+
+    def desk_error(self, question):
+        """What is wrong with a question, as it is answered without a network."""
+        try:
+            return f"answered: {self.desk.answer(json.dumps(question).encode())}"
+        except (ValueError, WrongCode) as error:
+            return str(error)
+
+
+@contextlib.contextmanager
+def edge_server(root, name=HOST):
+    server = EdgeServerStandIn(root, name)
+    try:
+        yield server
+    finally:
+        server.service.close()
+
+
+def say_line(address, line, source=HOST, timeout_s=30):
+    """Send bytes under TLS to whoever is there, and return the JSON that comes back; None if nothing does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((address.host, address.port), timeout_s, (source, 0)) as raw:
+            with context.wrap_socket(raw) as tls:
+                tls.sendall(line)
+                data = b""
+                if not line.endswith(b"\n"):
+                    # Who sends half a line and goes is not waited for.
+                    return None
+                while not data.endswith(b"\n") and (piece := tls.recv(4096)):
+                    data += piece
+    except (ConnectionError, ssl.SSLError):
+        return None
+    return json.loads(data) if data else None
+
+
+def question_of(code, request, claim):
+    """The question that a box asks."""
+    encoded = {"token": base64.b64encode(code.token).decode(), "claim": base64.b64encode(claim).decode()}
+    return {"ask": "join", "request": request.to_fields(), **encoded}
+
+
+def wish(kind="control-unit", cluster=-1, devices=(), host="10.0.0.2", ray_port=6379):
+    return Wish(kind=kind, cluster=cluster, devices=tuple(devices), host=host, ray_port=ray_port)
+
+
+class JoiningThread:
+    """A box that asks, on a thread of its own."""
+
+    def __init__(self, folder, code, wanted, wait_s=60.0):
+        self.folder, self.words = BoxFolder(folder), []
+        self.box, self.error = None, None
+        self._arguments = (self.folder, code, wanted, wait_s, self.words.append)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            self.box = join_deployment(*self._arguments)
+        except Exception as error:
+            self.error = error
+
+    def done(self, timeout_s=60):
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive()
+        return self

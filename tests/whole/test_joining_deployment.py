@@ -1,0 +1,159 @@
+"""From bare machines to a training by two commands on the edge server and one on each other machine."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from flower_app.deployment.edge_server import SUPERLINK_PORT
+from flower_app.deployment.ray_node import FIRST_PORT
+from helpers.deployed_stack import COLLAPIPE, ENVIRONMENT, PATIENCE_S, with_sets
+from helpers.hosts import Loopback, Namespaces, namespaces_missing
+
+pytestmark = pytest.mark.slow
+
+SCENARIO = """
+format = "collapipe-scenario/1"
+clusters = 1
+devices = 2
+
+[device]
+flop-per-cycle = [20.0, 14.0]
+frequency-ghz = 0.5
+memory-gb = 1.5
+
+[block]
+memory-gb = 0.375
+
+[planner]
+blocks = 2
+gamma-max = 5.0
+"""
+CONFIG = """
+name = "joined"
+scenario = "scenario.toml"
+num-rounds = 1
+local-steps = 2
+batch-size = 8
+evaluate-every = 0
+policy = "uniform"
+
+[data]
+num-examples = 200
+evaluation-examples = 10
+vocab-size = 400
+
+[model]
+width = 16
+num-heads = 2
+feed-forward = 32
+encoder-layers = 2
+decoder-layers = 1
+
+[decoder]
+join-timeout = 300.0
+
+[runtime]
+timeout = 300.0
+"""
+NAMES = ["server", "cu", "device"]
+
+
+class Machines:
+    """Programs on bare machines, and what they have said."""
+
+    def __init__(self, hosts, folder):
+        self.hosts, self.folder, self.programs = hosts, folder, {}
+        self.is_loopback = isinstance(hosts, Loopback)
+
+    def start(self, name, *arguments):
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        command = (*COLLAPIPE, *arguments)
+        self.programs[name] = self.hosts.start(name, *command, log=self.log(name), cwd=folder, env=ENVIRONMENT)
+
+    def run(self, name, *arguments):
+        done = self.hosts.run(name, *COLLAPIPE, *arguments, cwd=self.folder / name, env=ENVIRONMENT)
+        assert done.returncode == 0, f"{done.stderr}\n{self.said()}"
+        return done
+
+    def log(self, name):
+        return self.folder / f"{name}.log"
+
+    def words(self, name):
+        return self.log(name).read_text(errors="replace")
+
+    def wait_for(self, name, pattern):
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := re.search(pattern, self.words(name))):
+            assert self.programs[name].poll() is None, f"{name} ended: {self.said()}"
+            assert time.monotonic() < deadline, f"{name}: no {pattern!r} in: {self.words(name)[-3000:]}"
+            time.sleep(0.2)
+        return found
+
+    def said(self):
+        return "\n".join(
+            f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.log")
+        )
+
+    def own(self, name, **ports):
+        """Options that move a machine's ports and address where all machines are one."""
+        if not self.is_loopback:
+            return []
+        offset = self.hosts.ports(name)
+        moved = [part for option, port in ports.items() for part in (f"--{option}".replace("_", "-"), port + offset)]
+        return moved if name == "server" else [*moved, "--host", self.hosts.address(name)]
+
+
+@pytest.fixture(params=["namespaces", "loopback"])
+def machines(request, tmp_path):
+    reason = namespaces_missing()
+    if request.param == "namespaces" and reason:
+        pytest.skip(reason)
+    if request.param == "loopback" and not reason:
+        pytest.skip("the same ran in network namespaces")
+    with (Namespaces if request.param == "namespaces" else Loopback)(NAMES) as hosts:
+        yield Machines(hosts, tmp_path)
+
+
+@pytest.mark.timeout(1200)
+def test_boxes_join_train_and_are_refused_once_they_are_revoked(machines):
+    started = time.monotonic()
+    server = machines.hosts.address("server")
+    ports = machines.own("server", port=SUPERLINK_PORT, join_port=9095)
+    machines.start("server", "up", "edge-server", "--name", server, "--codes", 2, *ports)
+    machines.wait_for("server", "with --data FOLDER on a control unit")
+    codes = re.findall(r"collapipe join (\S+)", machines.words("server"))
+    own = machines.own("cu", ray_port=FIRST_PORT, runtime_port=9094)
+    small = ("--object-store-mb", 80)
+    machines.start("cu", "join", codes[0], "--control-unit", "--device", 0, *small, *own)
+    own = machines.own("device", ray_port=FIRST_PORT)
+    machines.start("device", "join", codes[1], "--cluster", 0, *small, *own)
+    ids = [machines.wait_for(name, r"this box is ([0-9a-f]{16});").group(1) for name in ("cu", "device")]
+    machines.wait_for("server", "registrar is up")
+    machines.run("server", "approve", ids[0])
+    machines.run("server", "approve", ids[1])
+    machines.wait_for("cu", "SuperNode ID")
+    machines.wait_for("device", "device 1 of .* is up")
+    joined_s = time.monotonic() - started
+    (machines.folder / "server" / "scenario.toml").write_text(SCENARIO)
+    (machines.folder / "server" / "run.toml").write_text(CONFIG)
+    address = f"{server}:{SUPERLINK_PORT + machines.hosts.ports('server')}"
+    sets = with_sets([f"decoder.bind={server}:0"] if machines.is_loopback else [])
+    run = machines.run("server", "run", "--superlink", address, "--config", "run.toml", "--json", *sets)
+    summary = json.loads(run.stdout)
+    lines = (Path(summary["run_dir"]) / "rounds.jsonl").read_text().splitlines()
+    rounds = [json.loads(line) for line in lines]
+    assert [line["faults"] for line in rounds] == [[]] and len(rounds[0]["clusters"][0]["devices"]) == 2
+    trained_s = time.monotonic() - started
+    print(f"both boxes up after {joined_s:.0f} s, the round trained after {trained_s:.0f} s")
+    # Refused while the edge server goes on.
+    machines.run("server", "revoke", "--cluster", 0)
+    machines.wait_for("server", "cu-0 may no longer connect")
+    assert machines.programs["cu"].wait(PATIENCE_S) != 0, machines.said()
+    machines.start("cu", "join", codes[0], "--control-unit", "--device", 0, *small, *machines.own("cu"))
+    again = json.loads(machines.run("server", "boxes", "--json").stdout)
+    assert [box["status"] for box in again["boxes"]] == ["revoked", "approved"]
+    assert machines.programs["server"].poll() is None

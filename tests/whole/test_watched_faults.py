@@ -1,0 +1,100 @@
+"""What a run's page is told of devices that are killed, frozen or cut off while the run goes on, and how soon."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from helpers.command_line import sets
+from helpers.signals import default_signals
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 500
+FAULTS = {
+    "num_rounds": 12,
+    "local_steps": 8,
+    "faults.device": 0.5,
+    "faults.freeze": 0.5,
+    "faults.freeze-seconds": 6.0,
+    "faults.stream": 0.0,
+    "faults.partition": 0.3,
+    "faults.partition-seconds": 6.0,
+    "faults.seed": 3,
+    "runtime.devices-per-actor": 1,
+    "scenario": "two-clusters",
+}
+
+
+class Page:
+    """What the page asks for, by the address that the terminal has shown."""
+
+    def __init__(self, address):
+        self.address, self.token = re.match(r"(http://[^/]+)/\?token=(\S+)", address).groups()
+
+    def get(self, path):
+        request = urllib.request.Request(f"{self.address}/{path}", headers={"authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+
+def injected(run_dir):
+    lines = [line for path in run_dir.glob("clusters/*/injected.jsonl") for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.timeout(1200)
+def test_a_kill_a_freeze_and_a_cut_are_on_the_page_as_they_happen(tmp_path):
+    command = [sys.executable, "-m", "flower_app.cli", "run", "--watch", "--watch-port", "0", *sets(**FAULTS)]
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        run = subprocess.Popen(
+            command, cwd=tmp_path, stdout=file, stderr=file, env=os.environ, preexec_fn=default_signals
+        )
+    seen = {}
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (told := re.search(r"watch: (\S+)", log.read_text())):
+            assert run.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        page, run_dir = Page(told.group(1)), None
+        page.get("state?after=0&log=0")
+        while run.poll() is None and time.monotonic() < deadline:
+            (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
+            try:
+                present = page.get("now")
+            except OSError:
+                # The page ends with the run.
+                break
+            for sign in present["signs_now"]:
+                key = (sign["round"], sign["cluster"], sign["device"], sign["state"])
+                seen.setdefault(key, (time.time(), sign["text"]))
+            for fault in present["faults_now"]:
+                key = (fault["round"], fault["cluster"], fault["device"], fault["kind"])
+                seen.setdefault(key, (time.time(), fault["reason"]))
+            # As the page itself does.
+            time.sleep(0.4)
+            if int(time.monotonic()) % 3 == 0:
+                page.get("state?after=0&log=0")
+    finally:
+        run.terminate()
+        run.wait(60)
+    words = log.read_text()
+    delays = {}
+    for fault in injected(run_dir):
+        kinds = {"device": ("ended", "device"), "freeze": ("silent", "freeze"), "partition": ("silent",)}[fault["kind"]]
+        device = None if fault["kind"] == "partition" else fault["device"]
+        times = [seen[key][0] for kind in kinds if (key := (fault["round"], fault["cluster"], device, kind)) in seen]
+        delays.setdefault(fault["kind"], []).append(min(times) - fault["time"] if times else None)
+    print({kind: [None if s is None else round(s, 1) for s in values] for kind, values in delays.items()})
+    shown = {kind: [s for s in values if s is not None] for kind, values in delays.items()}
+    assert set(shown) == {"device", "freeze", "partition"} and all(shown.values()), (delays, words[-3000:])
+    texts = [text for (_, _, _, state), (_, text) in seen.items() if state == "silent"]
+    assert all(re.search(r"no sign of life for \d+ s$", text) for text in texts) and texts
+    # At the terminal, too, while its round goes on.
+    assert "lost its process" in words and "no sign of life for" in words

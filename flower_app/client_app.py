@@ -181,7 +181,7 @@ def _cluster_setup(
     return ClusterSetup(
         run=str(context.run_id),
         cluster=node.cluster,
-        spec=_spec(setup_values["spec"], config),
+        spec=_spec(setup_values["spec"], config).of_cluster(node.cluster),
         optimizer=config.optimizer,
         runtime=config.runtime,
         seed=config.seed,

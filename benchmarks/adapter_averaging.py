@@ -7,7 +7,8 @@ rounds the mean of two shares of the norm of what the mean of products changed i
 means from it, and what the best factors of rank r lack of it.
 
     python benchmarks/adapter_averaging.py --config trec6-minilm --set data.path=FOLDER \
-        --set model.pretrained=FOLDER --set model.trainable=lora --set data.partition=dirichlet --set data.dirichlet-alpha=0.1 --local-steps 1,20,80 --samples 5120
+        --set model.pretrained=FOLDER --set model.trainable=lora --set data.partition=dirichlet \
+        --set data.dirichlet-alpha=0.1 --local-steps 1,20,80 --samples 5120
 
 Rows go to standard output, one JSON object a line.
 """

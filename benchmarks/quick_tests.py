@@ -53,6 +53,8 @@ _TESTS: dict[str, str] = {
     "strategies/dssda/stage_programme.py": "segments planner_scale",
     "client_pipeline/system/channels.py": "channels",
     "client_pipeline/system/costs.py": "costs",
+    "client_pipeline/system/device_memory.py": "device_memory",
+    "client_pipeline/system/live_memory.py": "device_memory costs",
     "client_pipeline/system/devices.py": "scenario policies",
     "client_pipeline/system/energy.py": "energy",
     "client_pipeline/system/latency.py": "latency",

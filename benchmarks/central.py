@@ -123,8 +123,10 @@ def main() -> int:
         return 2
     marks = {-(-int(mark) // samples) for mark in args.evaluate_at.split(",") if mark} | {steps}
     parts = prepared.build(config.seed)
-    for module in (parts.embedding, parts.blocks, parts.head):
-        module.to(args.device)
+    if args.device != "cpu":
+        # On the CPU they are; frozen weights of TEBs that have theirs while they run could not be moved.
+        for module in (parts.embedding, parts.blocks, parts.head):
+            module.to(args.device)
     training = CentralTraining(
         parts,
         data,

@@ -50,6 +50,8 @@ _TESTS: dict[str, str] = {
     "strategies/dssda/stage_programme.py": "segments planner_scale",
     "client_pipeline/system/channels.py": "channels",
     "client_pipeline/system/costs.py": "costs",
+    "client_pipeline/system/device_memory.py": "device_memory",
+    "client_pipeline/system/live_memory.py": "device_memory costs",
     "client_pipeline/system/devices.py": "scenario policies",
     "client_pipeline/system/energy.py": "energy",
     "client_pipeline/system/latency.py": "latency",
@@ -135,6 +137,7 @@ _TESTS: dict[str, str] = {
     "strategies/aggregation/accountant.py": "privacy",
     "strategies/aggregation/central_privacy.py": "central_privacy",
     "strategies/aggregation/secagg*.py": "secure_aggregation",
+    "strategies/aggregation/product_mean.py": "product_mean",
 }
 
 

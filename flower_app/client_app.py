@@ -184,7 +184,7 @@ def _cluster_setup(
     return ClusterSetup(
         run=str(context.run_id),
         cluster=node.cluster,
-        spec=_spec(setup_values["spec"], config),
+        spec=_spec(setup_values["spec"], config).of_cluster(node.cluster),
         optimizer=config.optimizer,
         runtime=config.runtime,
         seed=config.seed,
@@ -212,7 +212,7 @@ def _cluster_setup(
         resume_round=int(setup_values["resume-round"]),
         identity=RunIdentity(str(setup_values.get("run-identity", "")), str(setup_values.get("config-identity", ""))),
         data=data_digest(RunConfig.as_sent(flat_config).data, node.cluster),
-        placement=_placement(node, num_devices, setup_values),
+        placement=_limited(_placement(node, num_devices, setup_values), config, node, setup_values),
         faults=config.faults,
     )
 
@@ -348,6 +348,15 @@ def _start_again(
     setup_values |= {"resume-round": -(-round_ // interval) * interval, "lost-at": lost_at}
     log(WARNING, "cluster %d: starting its control unit again", node.cluster)
     restart_control_unit(_cluster_setup(context, node, setup_values, sent, folder, num_devices))
+
+
+def _limited(placement: Placement, config: RunConfig, node: NodeConfig, setup_values: Mapping[str, Any]) -> Placement:
+    """Have each device's own process held to what the network says of its memory, where the run asks for it."""
+    if config.runtime.memory_limit == "none":
+        return placement
+    declared = ClusterState.from_dict(json.loads(str(setup_values["network"]))[node.cluster])
+    devices = node.devices(declared.devices)
+    return replace(placement, device_memory=tuple(device.memory for device in devices))
 
 
 def _placement(node: NodeConfig, num_devices: int, setup_values: Mapping[str, Any]) -> Placement:

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Strategy
 from client_pipeline.link.stream import DecoderAddress
 from client_pipeline.partition.parts import load_parameters, own_parameters, part_weights
 from strategies.aggregation.central_privacy import adaptive_clip, restore_clip, tell_clip
+from strategies.aggregation.product_mean import arrays_of_cluster
 from strategies.clusters import ClusterState
 from strategies.decoder.member import ClusterSummary
 from strategies.decoder.service import DecoderService
@@ -110,8 +111,8 @@ class CollaPipe(PlannedStrategy):
         start_from(self.aggregator, self._start)
 
     def arrays_for(self, state: ClusterState, arrays: ArrayRecord) -> ArrayRecord:
-        """Everything but the decoder."""
-        return encoder_of(arrays)
+        """Everything but the decoder; adapters of the cluster's own rank."""
+        return arrays_of_cluster(self.aggregator, state.cluster, encoder_of(arrays))
 
     def decoder_for(self, state: ClusterState) -> DecoderAddress:
         """Address and token of the round."""

@@ -5,7 +5,8 @@ In a model with adapters
 * the **embedding** and the TEBs' own weights are frozen: they are the base, sent to each control unit once a run;
 * the **adapters** in the TEBs are trained on the devices, and averaged factor by factor: FedAvg of A and of B. The
   product of the averages is not the average of the products; they are close as long as the clusters' factors have not
-  drifted apart, and one local step of SGD equals the central one;
+  drifted apart, and one local step of SGD equals the central one. ``lora.average = "products"`` averages the products
+  (:mod:`strategies.aggregation.adapter_products`);
 * the **head** is trained whole, on the server, where it costs no upload. A matrix that it would share with the
   embedding is frozen with the embedding.
 

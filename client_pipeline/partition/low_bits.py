@@ -51,7 +51,7 @@ def packed(matrix: Tensor, dtype: str) -> tuple[Tensor, ...]:
     assert dtype == "nf4", dtype
     rows = F.pad(values, (0, -values.shape[1] % BLOCK)).reshape(-1, BLOCK)
     scales = rows.abs().amax(1, keepdim=True)
-    levels = torch.tensor(NF4_VALUES)
+    levels = torch.tensor(NF4_VALUES, device=matrix.device)
     nearest = torch.bucketize(rows / scales.clamp_min(torch.finfo(torch.float32).tiny), (levels[1:] + levels[:-1]) / 2)
     pairs = nearest.to(torch.uint8).reshape(-1, 2)
     return pairs[:, 0] * 16 + pairs[:, 1], scales
@@ -71,7 +71,7 @@ def unpacked(tensors: tuple[Tensor, ...], dtype: str, shape: torch.Size, to: tor
     numbers, scales = tensors
     if dtype == "int8":
         return numbers.to(to) * scales.to(to)
-    pairs = torch.cartesian_prod(*[torch.tensor(NF4_VALUES)] * 2)
+    pairs = torch.cartesian_prod(*[torch.tensor(NF4_VALUES, device=numbers.device)] * 2)
     rows = F.embedding(numbers.int(), pairs).reshape(-1, BLOCK) * scales
     return rows.reshape(shape[0], -1)[:, : shape[1]].to(to)
 
@@ -164,3 +164,13 @@ def fill_low_bits(block: nn.Module, base: BaseWeights) -> None:
     """Fill the layers in few bits of a TEB from its weights in files, by its own names without adapters."""
     for name, layer in low_bit_layers(block):
         layer.fill(base.stored(f"{name}.weight"))
+
+
+def fill_without_data(block: nn.Module) -> int:
+    """Fill the layers in few bits of a TEB on the meta device; returns the bytes that their matrices would take."""
+    num_bytes = 0
+    for _, layer in low_bit_layers(block):
+        shape = (layer.out_features, layer.in_features)
+        layer.fill(torch.empty(shape[::-1] if layer.transposed else shape, device="meta"))
+        num_bytes += sum(tensor.nbytes for tensor in layer.packed_matrix)
+    return num_bytes

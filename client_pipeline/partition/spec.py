@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 SEQUENCE_CLASSIFICATION = "sequence-classification"
@@ -19,6 +19,7 @@ HEADS = (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, MASKED_LM, CAUSAL_LM, SE
 ALL_LINEAR = "all-linear"
 BASE_DTYPES = ("float32", "bfloat16", "int8", "nf4")
 """How frozen matrices can be held; see :mod:`client_pipeline.partition.low_bits`."""
+LORA_AVERAGES = ("factors", "products")
 
 
 def check_base_dtype(base_dtype: str, trainable: str, pretrained: str) -> None:
@@ -45,6 +46,12 @@ class LoraConfig:
     targets: str = ""
     """Names of the TEB's linear layers that get adapters, separated by commas, or ``all-linear``; empty: the query and
     value projections, as in the paper."""
+    average: str = "factors"
+    """What of the clusters' adapters is averaged: ``factors``, A and B each; or ``products``, B A, as the best factors
+    of rank r. They are the same as long as the clusters' factors are close."""
+    cluster_ranks: str = ""
+    """Rank of each cluster, at most ``rank``, separated by commas, for ``average`` = ``products``; B A counts times
+    alpha / r with the r of ``rank`` everywhere. Empty: all have that."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
@@ -56,6 +63,35 @@ class LoraConfig:
             raise ValueError(f"lora.dropout: expected a number in [0, 1), found {self.dropout}")
         if self.targets and not all(self.target_names):
             raise ValueError(f"lora.targets: expected names separated by commas, found {self.targets!r}")
+        if self.average not in LORA_AVERAGES:
+            raise ValueError(f"lora.average: expected one of {', '.join(LORA_AVERAGES)}, found {self.average!r}")
+        if self.cluster_ranks:
+            self._check_cluster_ranks()
+
+    def _check_cluster_ranks(self) -> None:
+        texts = [text.strip() for text in self.cluster_ranks.split(",")]
+        if not all(text.isdecimal() and 1 <= int(text) <= self.rank for text in texts):
+            raise ValueError(
+                f"lora.cluster-ranks: expected whole numbers from 1 to lora.rank = {self.rank}, separated by commas, "
+                f"found {self.cluster_ranks!r}"
+            )
+        if self.average != "products":
+            raise ValueError(
+                f"lora.cluster-ranks: {self.cluster_ranks}: factors of different ranks have no mean, found "
+                f'lora.average = {self.average!r}; set lora.average = "products"'
+            )
+
+    @property
+    def ranks(self) -> list[int]:
+        """``cluster_ranks``, one by one; empty where all clusters have ``rank``."""
+        return [int(text) for text in self.cluster_ranks.split(",")] if self.cluster_ranks else []
+
+    def of_cluster(self, cluster: int) -> LoraConfig:
+        """Return the adapters of one cluster: B A counts as much as everywhere."""
+        if not self.ranks:
+            return self
+        rank = self.ranks[cluster]
+        return replace(self, rank=rank, alpha=self.alpha * rank / self.rank, cluster_ranks="")
 
     @property
     def target_names(self) -> list[str]:
@@ -96,12 +132,18 @@ class ModelSpec:
         """Whether TEBs have layers in few bits."""
         return self.lora is not None and self.base_dtype != "float32"
 
+    def of_cluster(self, cluster: int) -> ModelSpec:
+        """Return the model as one cluster has it: with adapters of its own rank."""
+        return self if self.lora is None else replace(self, lora=self.lora.of_cluster(cluster))
+
     def to_json(self) -> str:
         """Return the specification as JSON with sorted keys (equal specifications give equal text)."""
         values = asdict(self)
+        # As before there were others.
         if self.base_dtype == "float32":
-            # As before there were others.
             del values["base_dtype"]
+        if self.lora is not None and self.lora.average == "factors":
+            del values["lora"]["average"], values["lora"]["cluster_ranks"]
         return json.dumps(values, sort_keys=True)
 
     @classmethod

@@ -86,10 +86,18 @@ def arrange(
             f'runtime.devices-per-actor = {runtime.devices_per_actor}: device-emulation = "paced" needs an actor for '
             "each device; set runtime.devices-per-actor to 1, or to 0 for automatic"
         )
+    limited = runtime.memory_limit != "none"
+    if runtime.devices_per_actor > 1 and limited:
+        raise ValueError(
+            f"runtime.devices-per-actor = {runtime.devices_per_actor}: runtime.memory-limit = {runtime.memory_limit} "
+            "is the limit of a process, which is to be one device's; set runtime.devices-per-actor to 1, or to 0 for "
+            "automatic"
+        )
     if runtime.devices_per_actor:
         devices, why = _actors(total, runtime.devices_per_actor), "runtime.devices-per-actor"
-    elif kills_devices or paced:
-        devices, why = 0, "faults end or stop single devices" if kills_devices else "devices are paced"
+    elif kills_devices or paced or limited:
+        paced_or_limited = "devices are paced" if paced else "each has a limit of its memory"
+        devices, why = 0, "faults end or stop single devices" if kills_devices else paced_or_limited
     else:
         devices, why = (0 if total <= cores else cores), f"{total} devices on {cores} cores"
     if runtime.fused_micro_batches > 1 and (faults.any or not devices):

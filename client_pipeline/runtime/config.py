@@ -8,6 +8,7 @@ from dataclasses import dataclass
 PRECISIONS = ("float32", "bfloat16")
 """bfloat16 has the exponents of float32, so that losses need no scaling."""
 SNAPSHOTS = ("step", "round")
+MEMORY_LIMITS = ("none", "scenario")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,9 @@ class RuntimeConfig:
     snapshots: str = "step"
     """After what the control unit keeps a copy of all TEBs and their optimizer states: ``step``, or ``round``: a device
     that is lost then costs its cluster the round."""
+    memory_limit: str = "none"
+    """``scenario``: each device has an actor of its own, whose process cannot have more private memory than the
+    scenario's ``memory-gb`` beside what it had before it held anything; needs ``costs = "model"``. ``none``: any."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
@@ -46,6 +50,10 @@ class RuntimeConfig:
             raise ValueError(f"runtime.precision: expected one of {', '.join(PRECISIONS)}, found {self.precision!r}")
         if self.snapshots not in SNAPSHOTS:
             raise ValueError(f"runtime.snapshots: expected one of {', '.join(SNAPSHOTS)}, found {self.snapshots!r}")
+        if self.memory_limit not in MEMORY_LIMITS:
+            raise ValueError(
+                f"runtime.memory-limit: expected one of {', '.join(MEMORY_LIMITS)}, found {self.memory_limit!r}"
+            )
         for name in ("devices_per_actor", "clusters_per_actor"):
             if getattr(self, name) < 0:
                 raise ValueError(f"runtime.{name.replace('_', '-')}: expected at least 0, found {getattr(self, name)}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +13,19 @@ import ray
 import torch
 from torch import Tensor
 
+from client_pipeline.partition.families import build_block
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
-from client_pipeline.runtime.faults import NotFinite
+from client_pipeline.runtime.faults import NotFinite, OutOfMemory
 from client_pipeline.runtime.memory import (
     forget_peak,
     give_freed_memory_back,
+    is_out_of_memory,
     keep_freed_memory,
+    limit_private_memory,
     peak_bytes,
     resident_bytes,
+    use_reserve,
 )
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.shared_process import join_group
@@ -48,9 +53,18 @@ class StepReport:
 class DeviceActor:
     """Methods that the control unit calls on one device; each answers before the next begins."""
 
-    def __init__(self, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig) -> None:
+    def __init__(
+        self, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig, memory_limit: float = 0.0
+    ) -> None:
         torch.set_num_threads(runtime.threads)
         keep_freed_memory()
+        self._memory_limit = 0.0
+        """Private memory beside what this process has before it holds a TEB [byte]; 0: any."""
+        if memory_limit:
+            # The libraries that a TEB needs are the process's, not the model's.
+            with torch.device("meta"):
+                build_block(spec, 0)
+            self._memory_limit = memory_limit if limit_private_memory(memory_limit) else 0.0
         self._idle_bytes = resident_bytes()
         self.stage = Stage(spec, optimizer, recompute=runtime.recompute, precision=runtime.precision)
         self.transport: Transport | None = None
@@ -87,8 +101,9 @@ class DeviceActor:
         Bytes that were brought, for each TEB.
         """
         with self.watch:
-            for index, brought in zip(blocks, moved, strict=True):
-                self.stage.place(index, brought, version)
+            with self._within_limit():
+                for index, brought in zip(blocks, moved, strict=True):
+                    self.stage.place(index, brought, version)
             return [0 if brought is None else brought.nbytes for brought in moved]
 
     def take(self, index: int) -> MovedBlock:
@@ -106,6 +121,8 @@ class DeviceActor:
         with self.watch:
             self.disconnect()
             self.stage.discard()
+            if self._memory_limit:
+                use_reserve(False)
             if lineage != self._lineage:
                 self.stage.blocks.clear()
                 self._lineage = lineage
@@ -140,7 +157,8 @@ class DeviceActor:
             for index, place in blocks:
                 block = MovedBlock() if place < 0 else MovedBlock.from_arrays(copies[place][index])
                 brought.append(block._replace(frozen=frozen[index]))
-                self.stage.place(index, brought[-1], version)
+                with self._within_limit():
+                    self.stage.place(index, brought[-1], version)
             return [moved.nbytes for moved in brought]
 
     def snapshot(self) -> tuple[int, dict[int, BlockArrays]]:
@@ -180,6 +198,21 @@ class DeviceActor:
                 "peak_bytes": peak_bytes(),
             }
 
+    @contextmanager
+    def _within_limit(self) -> Iterator[None]:
+        """Say what this device holds, if the limit of its memory is what stops it."""
+        try:
+            yield
+        except Exception as error:
+            if not self._memory_limit or not is_out_of_memory(error):
+                raise
+            use_reserve(True)
+            raise OutOfMemory(
+                f"it needs more than its {self._memory_limit / 1e6:.0f} MB of memory (runtime.memory-limit): it holds "
+                f"{self.stage.held_bytes() / 1e6:.0f} MB for {len(self.stage.blocks)} TEBs, and could not have more; "
+                "give it fewer TEBs, smaller micro-batches or more memory"
+            ) from error
+
     def gradients(self) -> dict[int, dict[str, Tensor]]:
         """Give the gradients that wait to be applied."""
         with self.watch:
@@ -211,7 +244,8 @@ class DeviceActor:
             # Of this thread: that of the liveness group is another.
             torch.set_num_threads(self._threads)
             try:
-                done_actions = run_actions(self.stage, self.transport, order)
+                with self._within_limit():
+                    done_actions = run_actions(self.stage, self.transport, order)
             except BaseException:
                 # Neighbours must not wait for the group's timeout.
                 self.stage.discard()
@@ -225,13 +259,13 @@ class DeviceActor:
                     f"the gradients of TEBs {blocks} hold NaN or Inf: training diverged; lower optimizer.lr"
                 )
             if apply_step is not None:
-                self.stage.apply(apply_step, 1.0)
+                self.apply(apply_step, 1.0)
             work = float(len(self.stage.blocks) * order.mask_BT.numel())
             return StepReport(actions=done_actions, norm_sq=norm_sq, work=work)
 
     def apply(self, step: int, scale: float) -> None:
         """Take optimizer step ``step`` with the gradients times ``scale``."""
-        with self.watch:
+        with self.watch, self._within_limit():
             self.stage.apply(step, scale)
 
     def discard(self) -> None:

@@ -139,7 +139,7 @@ class DevicePool:
                 num_cpus=0,
                 **self._placement.device_options(device),
             )
-            .remote(*self._made_with)
+            .remote(*self._made_with, self._placement.memory_of(device))
         )
 
     def silent(self, devices: Iterable[int]) -> dict[int, str]:

@@ -36,6 +36,10 @@ class NotFinite(PipelineError):
     """Gradients hold NaN or Inf: no optimizer has taken them."""
 
 
+class OutOfMemory(PipelineError):
+    """A device needs more than its limit: on those who are left it would be no better."""
+
+
 class LostRound(PipelineError):
     """The cluster cannot go on with this round; the message says why."""
 

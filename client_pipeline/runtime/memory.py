@@ -9,6 +9,10 @@ from pathlib import Path
 
 import psutil
 
+STACKS_BYTES = 8 * 8 << 20
+"""Of threads that come later (a group's, gloo's): the system counts a stack whole, however little of it is used."""
+RESERVE_BYTES = 32 << 20
+"""Kept back of a limit, for who has to say that it was reached."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """``M_TRIM_THRESHOLD`` and ``M_MMAP_THRESHOLD`` of glibc's ``mallopt``."""
 
@@ -59,13 +63,51 @@ def forget_peak() -> None:
         pass
 
 
+def limit_private_memory(num_bytes: float) -> bool:
+    """Allow this process so much private memory beside what it has, for good; files that it maps do not count.
+
+    It is Linux's ``RLIMIT_DATA``: what goes beyond it is not killed, but cannot be had, so that whoever asks can say
+    so. A control group would count a file's mapped pages, which the system may drop, and needs rights that a process
+    seldom has.
+
+    Returns
+    -------
+    Whether the system keeps the limit; others than Linux do not.
+    """
+    now_bytes = _of_status("VmData:")
+    if not now_bytes:
+        return False
+    most = now_bytes + int(num_bytes) + STACKS_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    whole = most + RESERVE_BYTES if hard == resource.RLIM_INFINITY else min(most + RESERVE_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (min(most, whole), whole))
+    return True
+
+
+def use_reserve(used: bool) -> None:
+    """Have the reserve of :func:`limit_private_memory`, or keep it back again."""
+    _, whole = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (whole if used else whole - RESERVE_BYTES, whole))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had: Python's, numpy's, torch's or the C++ library's."""
+    texts = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot allocate memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+
+
 def _high_water_mark() -> int:
-    """The peak that can be forgotten, which Linux alone knows, and psutil does not read [byte]; 0 elsewhere."""
+    """The peak that can be forgotten, which psutil does not read [byte]; 0 where nobody knows it."""
+    return _of_status("VmHWM:")
+
+
+def _of_status(key: str) -> int:
+    """A size that Linux alone tells [byte]; 0 elsewhere."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return 0
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(key)), 0)
 
 
 def _largest_resident() -> int:

@@ -47,6 +47,8 @@ class Placement:
     """Name of the shared actor that hosts each device; empty: each device has an actor of its own."""
     shared_actor: str = ""
     """Name of the shared actor that hosts the control unit; empty: it has one of its own."""
+    device_memory: tuple[float, ...] = ()
+    """Private memory that each device's own process may have beside what it has at its start [byte]; empty: any."""
 
     @property
     def spread(self) -> bool:
@@ -56,6 +58,10 @@ class Placement:
     def shared_actor_of(self, device: int) -> str:
         """Name of the shared actor that hosts a device; empty: it has one of its own."""
         return self.shared_actors[device] if self.shared_actors else ""
+
+    def memory_of(self, device: int) -> float:
+        """Limit of a device's own process [byte]; 0: none."""
+        return self.device_memory[device] if self.device_memory else 0.0
 
     def device_options(self, device: int) -> dict[str, Any]:
         """Ray options that put an actor on its device."""

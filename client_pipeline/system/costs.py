@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_pipeline.partition.spec import SEQUENCE_CLASSIFICATION
+from client_pipeline.system.device_memory import TebMemory
 from client_pipeline.system.scenario import Costs
 
 if TYPE_CHECKING:
@@ -27,13 +28,17 @@ class TebCosts(NamedTuple):
     """[FLOP]."""
     num_parameters: int
     parameter_bytes: int
-    """[byte]."""
+    """Of frozen matrices as ``model.base-dtype`` holds them [byte]."""
     trained_bytes: int
     """Bytes of the parameters that are trained."""
     saved_bytes: int
     """Kept from the forward pass for the backward one [byte]."""
     weight_flop: int
     """Part of ``backward_flop`` that makes weight gradients [FLOP]."""
+    pass_bytes: int
+    """What a pass needs beside that for a moment, however many samples it has [byte]."""
+    pass_sample_bytes: int
+    """The same of each sample [byte]."""
     activation_bits: int
     """What goes over a link to the next segment [bit]; the gradient comes back with as many."""
 
@@ -52,27 +57,24 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     from torch.utils.flop_counter import FlopCounterMode
 
     from client_pipeline.partition.families import adapter, build_block, carried_examples
+    from client_pipeline.partition.low_bits import compress, fill_without_data
+    from client_pipeline.system.live_memory import pass_memory
 
-    saved_storages: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, torch.nn.Parameter):
-            storage = tensor.untyped_storage()
-            saved_storages[id(storage)] = storage.nbytes()
-            kept.append(storage)
-        return tensor
-
-    # Storages that live on keep their identities apart.
-    kept: list[torch.UntypedStorage] = []
+    width = adapter(spec.family).width(spec)
     with torch.device("meta"):
         block = build_block(spec, 0)
+        num_parameters = sum(p.numel() for p in block.parameters())
+        packed = fill_without_data(compress(block, spec.base_dtype)) if spec.low_bits else 0
         carried = carried_examples(spec)
-        x_BTD = torch.empty(1 + carried, sequence_length, adapter(spec.family).width(spec), requires_grad=True)
-    weights = {id(p.untyped_storage()) for p in block.parameters()}
-    with FlopCounterMode(display=False) as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        x_BTD = torch.empty(1 + carried, sequence_length, width, requires_grad=True)
+    with FlopCounterMode(display=False) as forward:
         y_BTD = block(x_BTD, None)
     with FlopCounterMode(display=False) as backward:
         y_BTD.sum().backward()
+    # Both are straight lines over the samples.
+    one, two = (pass_memory(block, (samples + carried, sequence_length, width)) for samples in (1, 2))
+    saved_sample = two.saved_bytes - one.saved_bytes
+    pass_sample = two.peak_bytes - one.peak_bytes - saved_sample
     trained = [p for p in block.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -84,11 +86,13 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     return TebCosts(
         forward_flop=forward.get_total_flops(),
         backward_flop=backward.get_total_flops(),
-        num_parameters=sum(p.numel() for p in parameters),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        trained_bytes=sum(p.numel() * p.element_size() for p in trained),
-        saved_bytes=sum(size for storage, size in saved_storages.items() if storage not in weights),
         weight_flop=backward.get_total_flops() - input_flop,
+        num_parameters=num_parameters,
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters) + packed,
+        trained_bytes=sum(p.numel() * p.element_size() for p in trained),
+        saved_bytes=one.saved_bytes,
+        pass_bytes=max(one.peak_bytes - one.saved_bytes - pass_sample, 0),
+        pass_sample_bytes=max(pass_sample, 0),
         activation_bits=8 * y_BTD[0].numel() * y_BTD.element_size(),
     )
 
@@ -107,9 +111,10 @@ def model_costs(
     """Costs of a model in the terms of a scenario's ``[block]``, per sample.
 
     gamma_0 holds weights, gradients and optimizer state of a TEB, and what GPipe keeps of all micro-batches of a batch;
-    frozen weights have neither gradient nor state. The upload D_e is what is trained of embedding and encoder,
-    compressed as it is sent. Its time D_t counts what the local steps send to the decoder, too: activations, masks and
-    labels, and the matrices that the decoder reads of the embedding, which go up anew for every step but the first.
+    frozen weights are as ``model.base-dtype`` holds them, and have neither gradient nor state. The upload D_e is what
+    is trained of embedding and encoder, compressed as it is sent. Its time D_t counts what the local steps send to the
+    decoder, too: activations, masks and labels, and the matrices that the decoder reads of the embedding, which go up
+    anew for every step but the first.
 
     Bytes are those of the tensors that are sent. Names, shapes and headers around them (of Flower's arrays, of the
     stream's frames, of gRPC) are not counted.
@@ -155,6 +160,13 @@ def model_costs(
     target_bits = 8.0 * (sequence_length + torch.int64.itemsize * labels)
     shared = sum(embedding[name].numel() * embedding[name].element_size() for name in tied(spec).values())
     samples = local_steps * gradient_accumulation * batch_size
+    memory = TebMemory(
+        held_bytes=teb.parameter_bytes + teb.trained_bytes * (1.0 + OPTIMIZER_STATES[optimizer]),
+        saved_sample_bytes=teb.saved_bytes,
+        activation_sample_bytes=teb.activation_bits / 8,
+        pass_bytes=teb.pass_bytes,
+        pass_sample_bytes=teb.pass_sample_bytes,
+    )
     stream_bits = samples * (activation_bits + target_bits) + 8.0 * (local_steps - 1) * shared
     return Costs(
         o_f=float(teb.forward_flop),
@@ -167,9 +179,9 @@ def model_costs(
         lat=0.0,
         upload_time_bits=update_bits + (0.0 if trains_head else stream_bits),
         upload_energy_bits=update_bits,
-        block_memory=teb.parameter_bytes
-        + teb.trained_bytes * (1.0 + OPTIMIZER_STATES[optimizer])
-        + batch_size * teb.saved_bytes,
+        block_memory=memory.block_memory(batch_size),
+        device_memory=memory.device_memory(batch_size),
+        memory=memory,
         weight_share=teb.weight_flop / teb.backward_flop,
         activation_memory=float(batch_size * teb.saved_bytes),
     )

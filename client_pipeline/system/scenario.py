@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from client_pipeline.near_names import did_you_mean
 from client_pipeline.system.cluster_tables import CLUSTER_TABLES, NOT_NEGATIVE, ScenarioClusters
+from client_pipeline.system.device_memory import TebMemory
 from client_pipeline.system.devices import DeviceProfile, UplinkProfile
 from client_pipeline.system.energy import EnergyMode, TailEnergy
 from client_pipeline.system.latency import Scaling, Tail
@@ -101,6 +102,11 @@ class Costs:
     """Part of o_b that makes weight gradients."""
     activation_memory: float = 0.0
     """Part of ``block_memory`` that is activations of a whole batch, as GPipe keeps them [byte]."""
+    device_memory: float = 0.0
+    """What a device needs beside its TEBs, taken off its memory before they are counted (C7) [byte]; 0 but for costs of
+    a model."""
+    memory: TebMemory | None = None
+    """The parts of both; None but for costs of a model."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from flwr.serverapp.strategy import Strategy
 
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.run_config import RunConfig
+from strategies.aggregation.product_mean import check_lora_average
 from strategies.aggregation.rules import build_aggregator, rule_class
 from strategies.aggregation.secagg import FEWEST_CLUSTERS
 from strategies.baselines.stock import make_stock
@@ -115,6 +116,13 @@ def _adaptation(config: RunConfig, scenario: Scenario, cls: type[PlannedStrategy
 
 def _check_joining(config: RunConfig, scenario: Scenario, *, takes_aggregator: bool) -> None:
     """Refuse settings of the average where nothing reads them, or that exclude each other."""
+    check_lora_average(
+        config.lora,
+        trainable=config.model.trainable,
+        strategy=config.strategy,
+        takes_aggregator=takes_aggregator,
+        num_clusters=scenario.num_clusters,
+    )
     if takes_aggregator:
         run_aggregator(config, scenario)
         return
@@ -196,7 +204,10 @@ def run_aggregator(config: RunConfig, scenario: Scenario) -> Strategy:
             f"privacy.secure-aggregation: expected at least {FEWEST_CLUSTERS} clusters in a round, found {in_a_round}: "
             "of fewer each could take its own update off the mean; use more clusters and channels"
         )
-    return build_aggregator(config.aggregator, config.server_optimizer, config.privacy, num_clusters=in_a_round)
+    adapters = config.lora if config.model.trainable == "lora" else None
+    return build_aggregator(
+        config.aggregator, config.server_optimizer, config.privacy, num_clusters=in_a_round, adapters=adapters
+    )
 
 
 def work_of(config: RunConfig) -> Work:

@@ -12,6 +12,7 @@ from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import check_first_round, check_pace, make_planner
 from flower_app.tasks.base import TASKS, task
 from flower_app.tasks.partition import weighted_partition
+from flower_app.training.memory_limit import check_memory_limit
 from flower_app.training.network import training_scenario
 from strategies.decoder.service import DecoderService
 from strategies.decoder.trainer import DecoderTrainer
@@ -36,6 +37,7 @@ def check_run(config: RunConfig) -> int:
     scenario = training_scenario(config)
     num_clusters = config.num_clusters or scenario.num_clusters
     scenario = scenario.first(num_clusters)
+    check_memory_limit(config.runtime.memory_limit, config.costs, scenario)
     planner = make_planner(config, scenario)
     data = weighted_partition(config.data, scenario.data_shares)
     if data.source == "generated" and config.task.name in TASKS:

@@ -23,6 +23,7 @@ from flower_app.runs.run_inputs import input_digests
 from flower_app.tasks.base import Prepared, Task, task
 from flower_app.tasks.partition import weighted_partition
 from flower_app.training.frozen_weights import frozen_digest
+from flower_app.training.memory_limit import check_memory_limit
 from flower_app.training.network import training_scenario
 from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.checkpoint import Checkpoint
@@ -112,6 +113,7 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     )
     PrivacyAccountant(config.privacy, {})  # says at once if there is no library to account with
     planner = make_planner(config, scenario)
+    check_memory_limit(config.runtime.memory_limit, config.costs, scenario)
     if planner is not None:
         check_first_round(planner)
     frozen = parts.frozen_weights() if parts.base is None else parts.base

@@ -12,9 +12,11 @@ from typing import Any, cast
 from flwr.serverapp.strategy import Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Strategy
 
 from client_pipeline.link.privacy_config import PrivacyConfig
+from client_pipeline.partition.spec import LoraConfig
 from client_pipeline.plugins import class_named
 from strategies.aggregation.central_privacy import with_central_noise
 from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
+from strategies.aggregation.product_mean import ProductMean
 from strategies.aggregation.server_optimizers import averaging_strategy
 from strategies.aggregation.update_rule import OnUpdates, UpdateRule
 
@@ -132,15 +134,21 @@ def build_aggregator(
     privacy: PrivacyConfig = PrivacyConfig(),  # noqa: B008 (it is frozen)
     *,
     num_clusters: int,
+    adapters: LoraConfig | None = None,
 ) -> Strategy:
     """Build the strategy whose ``aggregate_train`` joins the encoders of ``num_clusters`` in a round.
+
+    ``adapters`` are those that are trained, where some are.
 
     Raises
     ------
     ValueError
-        For two of a robust rule, a server optimizer and noise on the server: Flower has no such strategy. For too few
-        clusters.
+        For two of a robust rule, a server optimizer, noise on the server and the mean of adapters' products: Flower has
+        no such strategy. For too few clusters.
     """
+    if adapters is not None and adapters.average == "products":
+        _check_plain_mean(config, optimizer, privacy)
+        return ProductMean(adapters)
     check_clusters_of_rule(config, num_clusters)
     if privacy.update_mechanism != "local":
         for key, name, none in (("aggregator", config.name, "mean"), ("server-optimizer", optimizer.name, "none")):
@@ -163,3 +171,18 @@ def build_aggregator(
     elif config.name == "trimmed-mean":
         arguments["beta"] = config.trim
     return rule_class(config.name)(config, num_clusters, **arguments)
+
+
+def _check_plain_mean(config: AggregatorConfig, optimizer: ServerOptimizerConfig, privacy: PrivacyConfig) -> None:
+    """Refuse what goes weight by weight over factors, or shows the server their mean alone."""
+    for key, value, plain in (
+        ("aggregator.name", config.name, "mean"),
+        ("server-optimizer.name", optimizer.name, "none"),
+        ("privacy.update-mechanism", privacy.update_mechanism, "local"),
+        ("privacy.secure-aggregation", privacy.secure_aggregation, False),
+    ):
+        if value != plain:
+            raise ValueError(
+                f"lora.average: products takes each cluster's factors and no other rule, found {key} = {value}; set "
+                f'{key} to {plain}, or lora.average = "factors"'
+            )

@@ -87,7 +87,8 @@ def _cluster(scenario: Scenario, network: NetworkState, weights: DriftWeights, n
                 B=d.link_bandwidth_hz,
                 h=d.link_gain,
                 I=d.link_interference_w,
-                mem=d.memory,
+                # A model's costs tell apart what a device needs however many TEBs it holds.
+                mem=max(d.memory - costs.device_memory, 0.0),
                 Emax=d.energy_budget_j,
             )
             for d, frequency in zip(scenario.clusters[n], network.frequency[n], strict=True)

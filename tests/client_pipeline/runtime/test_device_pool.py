@@ -52,10 +52,10 @@ def three(pool, ray):
 
 
 def test_a_device_is_a_named_actor_that_outlives_who_made_it_and_answers_while_it_computes(ray):
-    placement = Placement(ray_address="10.0.0.1:6379", num_devices=3)
+    placement = Placement(ray_address="10.0.0.1:6379", num_devices=3, device_memory=(0.0, 0.0, 5e8))
     DevicePool("cluster", *MADE_WITH, placement).start([2])
     [(cls, options, arguments)] = ray.made
-    assert cls is DeviceActor and arguments == MADE_WITH
+    assert cls is DeviceActor and arguments == (*MADE_WITH, 5e8)
     assert options.pop("resources").keys() == {"collapipe-device-2"}
     assert options == {
         "name": "cluster/device-2",

@@ -1,0 +1,118 @@
+"""What a TEB's passes hold, byte by byte, on tensors without data.
+
+A dispatch mode sees every tensor that an operation of torch makes, and when its storage goes: the sum is what a process
+needs for them, without the allocator's own. Attention is counted as the processor's kernel computes it, which stores
+neither scores nor probabilities: on tensors without data torch would choose the plain formula.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from client_pipeline.partition.low_bits import low_bit_layers
+
+
+class PassMemory(NamedTuple):
+    """A forward and a backward pass of one TEB [byte]."""
+
+    saved_bytes: int
+    """Kept between the two."""
+    peak_bytes: int
+    """Most at any time, gradients of parameters that were there before left out."""
+
+
+class ProcessorAttention(TorchFunctionMode):
+    """Computes attention without dropout by the processor's kernel, also of tensors that have no data."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function of torch."""
+        kwargs = dict(kwargs or {})
+        if func is not F.scaled_dot_product_attention or kwargs.get("dropout_p"):
+            return func(*args, **kwargs)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        mask, scale = kwargs.get("attn_mask"), kwargs.get("scale")
+        return kernel(*args[:3], 0.0, bool(kwargs.get("is_causal")), attn_mask=mask, scale=scale)[0]
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Bytes of the storages that were made within, and have not gone; those of ``there`` were there before."""
+
+    def __init__(self, there: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._counted = {tensor.untyped_storage()._cdata for tensor in there}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and count what it has made."""
+        given = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(given):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return given
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._counted:
+            return
+        self._counted.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._counted.discard(key)
+        self.now -= size
+
+
+@contextmanager
+def _saved_storages(block: nn.Module) -> Iterator[dict[int, torch.UntypedStorage]]:
+    weights = {p.untyped_storage()._cdata for p in block.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            storages[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield storages
+
+
+def pass_memory(block: nn.Module, shape_BTD: tuple[int, int, int]) -> PassMemory:
+    """Count one TEB's passes over a micro-batch without padding.
+
+    Parameters
+    ----------
+    block : on the meta device; afterwards it has gradients
+    shape_BTD : of its input
+    """
+    there: list[Tensor] = [*block.parameters(), *block.buffers()]
+    for parameter in block.parameters():
+        if parameter.requires_grad:
+            # That of the micro-batch before: this one's is added to it.
+            parameter.grad = torch.zeros_like(parameter)
+            there.append(parameter.grad)
+    there += [tensor for _, layer in low_bit_layers(block) for tensor in layer.packed_matrix]
+    x_BTD = torch.empty(shape_BTD, device="meta", requires_grad=True)
+    gradient_BTD = torch.empty(shape_BTD, device="meta")
+    with ProcessorAttention(), _LiveBytes(there) as live:
+        with _saved_storages(block) as storages:
+            y_BTD = block(x_BTD, None)
+        saved_bytes = sum(storage.nbytes() for storage in storages.values())
+        storages.clear()
+        torch.autograd.backward(y_BTD, gradient_BTD)
+    return PassMemory(saved_bytes, live.peak)

@@ -1,0 +1,108 @@
+"""A device whose memory is a hard limit: what it says when it needs more, and what is refused before."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.spec import LoraConfig
+from client_pipeline.runtime.arrangement import arrange
+from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.control_unit import RoundOrder
+from client_pipeline.runtime.fault_config import FaultConfig
+from client_pipeline.runtime.faults import FailedRound
+from client_pipeline.runtime.memory import is_out_of_memory
+from client_pipeline.runtime.placement import Placement
+from client_pipeline.system.costs import model_costs
+from client_pipeline.system.scenario import load_scenario
+from flower_app.training.memory_limit import check_memory_limit
+from helpers.federated_rounds import PLANS, control_units
+from helpers.recovery_cases import ADAMW
+from helpers.repository import ROOT
+from helpers.tiny_models import tiny_batch, tiny_spec
+
+MB = 1e6
+LIMITED = RuntimeConfig(memory_limit="scenario")
+
+SCRIPT = """
+import sys
+import torch
+from client_pipeline.runtime.memory import is_out_of_memory, limit_private_memory
+
+kept = []
+if not limit_private_memory(float(sys.argv[1])):
+    print("none")
+    sys.exit()
+try:
+    for _ in range(64):
+        kept.append(torch.zeros(1 << 22))  # 16 MiB
+except RuntimeError as error:
+    assert is_out_of_memory(error), error
+print(len(kept))
+"""
+
+
+def tensors_of_16_mib(limit_bytes):
+    command = [sys.executable, "-c", SCRIPT, str(limit_bytes)]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout.strip()
+    if out == "none":
+        pytest.skip("the system keeps no limit")
+    return int(out)
+
+
+@pytest.mark.slow
+def test_a_process_gets_its_memory_and_what_stacks_may_take_and_no_more():
+    # 320 MiB are 20 of them, 64 MiB of stacks 4; what the process had before does not count.
+    assert 18 <= tensors_of_16_mib(20 * (1 << 24)) <= 25
+    assert tensors_of_16_mib(2 * (1 << 24)) <= 7
+
+
+def test_errors_of_all_who_ask_for_memory_are_known():
+    torch_says = RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you")
+    assert all(map(is_out_of_memory, (MemoryError(), RuntimeError("std::bad_alloc"), torch_says)))
+    assert not is_out_of_memory(RuntimeError("the size of tensor a must match"))
+
+
+@pytest.mark.slow
+def test_a_device_that_needs_more_than_its_limit_is_named_with_what_it_holds(local_ray):
+    spec = tiny_spec("bert", "token-classification", dropout=0.0)
+    wide = replace(spec, config=spec.config | {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4})
+    batch = tiny_batch(wide, size=256, length=30)
+    # The second device of the plan, 0, holds three TEBs and 256 sentences; the first has room enough.
+    placement = Placement(device_memory=(40 * MB, 4000 * MB, 4000 * MB))
+    weights = build_parts(wide, seed=1).weights()
+    (unit,) = control_units([batch], ADAMW, "limited", spec=wide, placement=placement)
+    try:
+        with pytest.raises(FailedRound, match=r"device 0: .*more than its 40 MB of memory \(runtime.memory-limit\)"):
+            unit.train_round(RoundOrder(round=1, weights=weights, plan=PLANS[0]))
+    finally:
+        unit.close()
+
+
+def test_a_limit_gives_every_device_a_process_of_its_own_or_is_refused():
+    arrangement, why = arrange(LIMITED, FaultConfig(), paced=False, num_devices=[4, 4], cores=2)
+    assert not arrangement.device_actors and "each has a limit of its memory" in why
+    with pytest.raises(ValueError, match="runtime.devices-per-actor = 2: runtime.memory-limit = scenario"):
+        arrange(replace(LIMITED, devices_per_actor=2), FaultConfig(), paced=False, num_devices=[4], cores=2)
+    with pytest.raises(ValueError, match="runtime.memory-limit: expected one of none, scenario, found 'cgroup'"):
+        RuntimeConfig(memory_limit="cgroup")
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers():
+    spec = replace(tiny_spec("llama"), lora=LoraConfig(rank=2))
+    scenario = load_scenario("two-clusters")
+    settings = replace(scenario.planner, num_blocks=5, batch_size=8)
+    costs = model_costs(spec, sequence_length=16, batch_size=8)
+    network = replace(scenario, planner=settings, costs=costs)
+    check_memory_limit("scenario", "model", network)
+    least = costs.block_memory + costs.device_memory
+    poor = tuple(tuple(replace(d, memory=least if i < 4 else 0.0) for i, d in enumerate(c)) for c in network.clusters)
+    with pytest.raises(ValueError, match=r"cluster 0: its devices of .* MB hold 4 of the model's 5 TEBs: a TEB needs"):
+        check_memory_limit("scenario", "model", replace(network, clusters=poor))
+    check_memory_limit("none", "scenario", replace(network, clusters=poor))
+    with pytest.raises(ValueError, match='runtime.memory-limit: scenario .* expected costs = "model", found'):
+        check_memory_limit("scenario", "measured", network)
+    # Before the model is there nobody knows what it needs.
+    check_memory_limit("scenario", "model", scenario)

@@ -1,0 +1,76 @@
+"""What a device is planned to need at its peak, by hand and against what its matrices and passes take."""
+
+from dataclasses import replace
+
+import pytest
+
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.spec import LoraConfig
+from client_pipeline.system.costs import model_costs, teb_costs
+from client_pipeline.system.device_memory import TebMemory
+from client_pipeline.system.scenario import load_scenario
+from helpers.tiny_models import tiny_spec
+from strategies.planning.planner import RoundPlanner
+from strategies.planning.policies import make_policy
+
+MEMORY = TebMemory(
+    held_bytes=1000.0,
+    saved_sample_bytes=100.0,
+    activation_sample_bytes=10.0,
+    pass_bytes=7.0,
+    pass_sample_bytes=3.0,
+)
+LLAMA = replace(tiny_spec("llama"), lora=LoraConfig(rank=2))
+
+
+@pytest.mark.parametrize(("schedule", "kept"), [("gpipe", (8, 8, 8)), ("1f1b", (6, 4, 2))])
+def test_a_stage_keeps_the_micro_batches_of_its_schedule(schedule, kept):
+    plan = ClusterPlan(delta=(1, 2, 0, 3), order=(3, 0, 1), m=4, schedule=schedule)
+    peaks = MEMORY.planned_peaks(plan, batch_size=8)
+    expected = {
+        device: blocks * 1000 + samples * (blocks * 100 + 10) + 7 + 2 * 3 + 8 * 10
+        for device, blocks, samples in zip((3, 0, 1), (3, 1, 2), kept, strict=True)
+    }
+    assert peaks == expected
+
+
+def test_teb_by_teb_and_beside_them_no_plan_needs_more_than_is_counted():
+    for m in (1, 2, 5, 8):
+        plan = ClusterPlan(delta=(3, 2), order=(0, 1), m=m)
+        for device, peak in MEMORY.planned_peaks(plan, batch_size=8).items():
+            most = plan.delta[device] * MEMORY.block_memory(8) + MEMORY.device_memory(8)
+            assert peak <= most and (peak == most) == (m == 1)
+
+
+def test_frozen_matrices_count_as_they_are_held_and_what_brings_them_back_for_a_moment():
+    def teb(base_dtype):
+        return teb_costs(replace(LLAMA, base_dtype=base_dtype), 8)
+
+    # 16 -> 16, 8, 8 and 16 of the attention, three of 16 x 32.
+    frozen, rows = 16 * (16 + 8 + 8 + 16) + 3 * 16 * 32, 16 + 8 + 8 + 16 + 32 + 32 + 16
+    whole = teb("float32")
+    assert whole.parameter_bytes - teb("bfloat16").parameter_bytes == 2 * frozen
+    assert whole.parameter_bytes - teb("int8").parameter_bytes == 3 * frozen - 4 * rows
+    assert teb("float32").pass_bytes == 0 < teb("bfloat16").pass_bytes < teb("int8").pass_bytes
+    assert {teb(dtype).num_parameters for dtype in ("float32", "int8", "nf4")} == {whole.num_parameters}
+    assert {teb(dtype).forward_flop for dtype in ("float32", "int8", "nf4")} == {whole.forward_flop}
+
+
+def test_the_planner_counts_tebs_in_what_a_device_has_left():
+    scenario = load_scenario("two-clusters")
+    costs = model_costs(LLAMA, sequence_length=8, batch_size=scenario.planner.batch_size)
+    assert costs.memory is not None and costs.device_memory > 0
+    room = 2 * costs.block_memory + costs.device_memory
+
+    def held(memory):
+        clusters = tuple(tuple(replace(d, memory=memory) for d in devices) for devices in scenario.clusters)
+        network = replace(scenario, clusters=clusters, costs=replace(scenario.costs, **memories(costs)))
+        decision = RoundPlanner(network, make_policy("dssda")).plan(1, [1.0] * scenario.num_clusters)
+        return max(max(plan.delta) for plan in decision.plans)
+
+    assert held(room) <= 2
+    assert held(room - 1) <= 1
+
+
+def memories(costs):
+    return {name: getattr(costs, name) for name in ("block_memory", "device_memory", "memory")}

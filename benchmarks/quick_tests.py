@@ -138,6 +138,7 @@ _TESTS: dict[str, str] = {
     "strategies/aggregation/central_privacy.py": "central_privacy",
     "strategies/aggregation/secagg*.py": "secure_aggregation",
     "strategies/aggregation/product_mean.py": "product_mean",
+    "strategies/aggregation/adapter_products.py": "product_mean",
 }
 
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 import click
 import typer
@@ -67,12 +68,17 @@ def _blocks(text):
         inside ^= is_fence
 
 
+@cache
+def click_command(program):
+    """A program as click has it: all its commands and their options."""
+    return typer.main.get_command({"collapipe": collapipe, "flwr": flwr}[program])
+
+
 def _is_name(text):
     program, *words = text.split()
-    command = {"collapipe": collapipe, "flwr": flwr}.get(program)
-    if command is None:
+    if program not in ("collapipe", "flwr"):
         return False
-    command = typer.main.get_command(command)
+    command = click_command(program)
     while isinstance(command, click.Group) and words and words[0] in command.commands:
         command = command.commands[words.pop(0)]
     return all(re.fullmatch(r"--[a-z-]+", word) for word in words)

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from helpers.repository import ROOT
+from helpers.repository import ROOT, imports_of
 
 LAYERS = ["client_pipeline", "strategies", "flower_app"]
 
 
 def imported(file):
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in imports_of(file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -155,14 +155,13 @@ def rooms_of(package):
 
     arrows = {}
     for name, file in modules.items():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in imports_of(file):
             if isinstance(node, ast.Import):
                 imports = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imports = [f"{node.module}.{alias.name}" for alias in node.names]
             else:
-                assert not isinstance(node, ast.ImportFrom), f"{file}: a relative import hides where it leads"
-                continue
+                raise AssertionError(f"{file}: a relative import hides where it leads")
             for target in imports:
                 while target and target not in modules:
                     target = target.rpartition(".")[0]

@@ -3,7 +3,7 @@
 import ast
 from collections import defaultdict
 
-from helpers.repository import ROOT
+from helpers.repository import ROOT, syntax_tree
 
 PACKAGES = ["client_pipeline", "strategies", "flower_app"]
 EXEMPT = {"app", "main", "logger"}
@@ -42,7 +42,7 @@ OF_THE_BASE = {
 def trees(*folders):
     for folder in folders:
         for file in sorted((ROOT / folder).rglob("*.py")):
-            yield file.relative_to(ROOT).as_posix(), ast.parse(file.read_text(encoding="utf-8"))
+            yield file.relative_to(ROOT).as_posix(), syntax_tree(file)
 
 
 def is_alias(value):

@@ -14,14 +14,11 @@ import tomllib
 
 import click
 import pytest
-import typer
-from flwr.cli.app import app as flwr
 
-from flower_app.cli.main import app
 from flower_app.config.other_names import OTHER_NAMES
 from flower_app.config.run_config import key_types
 from flower_app.config.sources import find_config, load_config
-from helpers.page_commands import page_commands
+from helpers.page_commands import click_command, page_commands
 from helpers.repository import ROOT
 
 RUN_ELSEWHERE = {"mkdocs build --strict": "tests/project/test_docs_site.py"}
@@ -35,9 +32,9 @@ RUN_HERE = [
 ]
 
 
-def options_of(tool, words):
+def options_of(program, words):
     """Options and values of a call, by the tool's own parser: a word that it does not know is an error."""
-    command = typer.main.get_command(tool)
+    command = click_command(program)
     while isinstance(command, click.Group) and words:
         name = words.pop(0)
         if name.startswith("-"):
@@ -51,7 +48,7 @@ def options_of(tool, words):
 
 
 def check_collapipe(words):
-    options = options_of(app, words)
+    options = options_of("collapipe", words)
     sets = [pair for pair in options.get("sets") or () if not re.search(r"=.*\b[A-Z]{3,}\b", pair)]
     for pair in options.get("sets") or ():
         key = pair.partition("=")[0]
@@ -65,7 +62,7 @@ def check_collapipe(words):
 
 
 def check_flwr(words):
-    options_of(flwr, words)
+    options_of("flwr", words)
 
 
 def check_python(words):
@@ -113,7 +110,7 @@ def test_a_command_of_the_pages_can_be_given(command):
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.is_name], ids=str)
 def test_a_command_that_is_named_exists(command):
     program, *words = command.text.split()
-    tool = typer.main.get_command({"collapipe": app, "flwr": flwr}[program])
+    tool = click_command(program)
     while words and not words[0].startswith("--"):
         tool = tool.commands[words.pop(0)]
     assert set(words) <= {option for parameter in tool.params for option in parameter.opts}

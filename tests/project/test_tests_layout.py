@@ -2,7 +2,7 @@
 
 import ast
 
-from helpers.repository import ROOT
+from helpers.repository import ROOT, imports_of
 
 TESTS = ROOT / "tests"
 PACKAGES = ("client_pipeline", "strategies", "flower_app")
@@ -11,7 +11,7 @@ OTHER_FOLDERS = {"helpers", "project", "whole"}
 
 
 def imported_modules(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in imports_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -29,6 +29,7 @@ from client_pipeline.partition.pretrained import load_pretrained
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.verification import random_batch
 from client_pipeline.runtime.whole import whole_step
+from client_pipeline.system import costs
 from client_pipeline.system.costs import model_costs
 from helpers.family_cases import CUTS, STEP, every_case, split_step
 from helpers.tiny_models import (
@@ -155,9 +156,11 @@ def test_a_specification_crosses_the_network_as_json_and_has_random_batches(name
 
 
 @every_case
-def test_the_costs_of_a_block_can_be_counted(name, head):
+def test_the_costs_of_a_block_can_be_counted(name, head, monkeypatch):
     spec = tiny_spec(name, head)
     family = adapter(spec.family)
+    counted = costs.teb_costs(spec, 8)
+    monkeypatch.setattr(costs, "teb_costs", lambda spec, length: counted)
     one, two = (model_costs(spec, sequence_length=8, batch_size=2, local_steps=n) for n in (1, 2))
     assert 0 < one.o_f < one.o_b
     # A tied matrix goes up anew with every step but the first.

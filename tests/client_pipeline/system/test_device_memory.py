@@ -43,17 +43,15 @@ def test_teb_by_teb_and_beside_them_no_plan_needs_more_than_is_counted():
 
 
 def test_frozen_matrices_count_as_they_are_held_and_what_brings_them_back_for_a_moment():
-    def teb(base_dtype):
-        return teb_costs(replace(LLAMA, base_dtype=base_dtype), 8)
-
+    teb = {name: teb_costs(replace(LLAMA, base_dtype=name), 8) for name in ("float32", "bfloat16", "int8", "nf4")}
     # 16 -> 16, 8, 8 and 16 of the attention, three of 16 x 32.
     frozen, rows = 16 * (16 + 8 + 8 + 16) + 3 * 16 * 32, 16 + 8 + 8 + 16 + 32 + 32 + 16
-    whole = teb("float32")
-    assert whole.parameter_bytes - teb("bfloat16").parameter_bytes == 2 * frozen
-    assert whole.parameter_bytes - teb("int8").parameter_bytes == 3 * frozen - 4 * rows
-    assert teb("float32").pass_bytes == 0 < teb("bfloat16").pass_bytes < teb("int8").pass_bytes
-    assert {teb(dtype).num_parameters for dtype in ("float32", "int8", "nf4")} == {whole.num_parameters}
-    assert {teb(dtype).forward_flop for dtype in ("float32", "int8", "nf4")} == {whole.forward_flop}
+    whole = teb["float32"]
+    assert whole.parameter_bytes - teb["bfloat16"].parameter_bytes == 2 * frozen
+    assert whole.parameter_bytes - teb["int8"].parameter_bytes == 3 * frozen - 4 * rows
+    assert teb["float32"].pass_bytes == 0 < teb["bfloat16"].pass_bytes < teb["int8"].pass_bytes
+    assert {teb[dtype].num_parameters for dtype in ("float32", "int8", "nf4")} == {whole.num_parameters}
+    assert {teb[dtype].forward_flop for dtype in ("float32", "int8", "nf4")} == {whole.forward_flop}
 
 
 def test_the_planner_counts_tebs_in_what_a_device_has_left():

@@ -1,5 +1,6 @@
 """The benchmark of mutants stays true to the code: its bugs can be made, and its tests are there."""
 
+import json
 import re
 import sys
 
@@ -28,6 +29,18 @@ def test_every_named_bug_can_be_made_and_its_tests_are_there(benchmark):
             file, _, name = test.partition("::")
             assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), test
             assert (ROOT / file).is_file(), test
+
+
+def test_every_bug_of_the_sample_that_nobody_notices_has_its_reason(benchmark):
+    results = ROOT / "docs" / "results" / "mutants"
+    sample = json.loads((results / "sample-1.json").read_text(encoding="utf-8"))
+    assert sample["bugs"] == len(sample["verdicts"]) >= 200
+    assert sample["noticed"] == sum(verdict["noticed_by"] is not None for verdict in sample["verdicts"])
+    assert sample["noticed"] >= 0.85 * sample["bugs"]
+    assert all(verdict["explanation"] for verdict in sample["verdicts"] if verdict["noticed_by"] is None)
+    for key in json.loads((results / "survivors.json").read_text(encoding="utf-8")):
+        file, text, _ = key.split(" | ", 2)
+        assert text in (ROOT / file).read_text(encoding="utf-8"), key
 
 
 def test_every_mutated_file_has_quick_tests(benchmark):

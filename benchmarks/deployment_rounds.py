@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -141,6 +142,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure, print the table."""
     args = arguments()
+    # Whoever ends this ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="collapipe-rounds-") as folder:
         parts = measure(Path(folder), args.clusters, args.rounds, args.local_steps)
     print("\n".join(table(parts)), file=sys.stderr if args.json else sys.stdout)

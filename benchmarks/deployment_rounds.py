@@ -1,9 +1,9 @@
 """Where does the wall time of a round on real machines go? Deployed programs on this machine, watched from outside.
 
 An edge server and some control units, each its own device, run as docs/deployment.md starts them, on addresses of the
-loopback. A round begins when the line of the one before is written. It is then seen from outside when the SuperNode
-has its order (its log), when the client app's process begins (the system), when the SuperNode sends the answer, and
-when the round's line is written; the round's own report says what it trained. Of several clusters the last one counts.
+loopback. A round begins when the line of the one before is written. It is then seen in the logs when the SuperNode has
+its order and when it sends the answer, and in the run's directory when the round's line is written; the round's own
+report says what it trained. Of several clusters the last one counts.
 
     python benchmarks/deployment_rounds.py [--clusters 2] [--rounds 12] [--local-steps 2] [--json]
 """
@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -28,31 +27,27 @@ from helpers.lost_machines import lone_stack
 
 LOOK_S = 0.02
 PATIENCE_S = 1800.0
-CLIENT_APP = "flwr-clientapp"
 ORDER, ANSWER = "Receiving: train message", "Sending: train message"
 """What a SuperNode's log says of a round."""
 MEANING = {
     "order": "until the SuperNode has its order: the server sends it, the SuperNode looks for it",
-    "process": "until the client app's process has begun",
-    "client app": "its imports, the app's bundle, joining Ray, the order's weights and the answer's",
+    "client app": "its process begins and imports, the app's bundle, Ray, the order's weights and the answer's",
     "training": "the control unit's own time: weights to the devices, local steps, weights back",
     "server": "the answer's way, average, checkpoint, and the round's line",
 }
 
 
 class Watcher:
-    """Stamps what programs do, as it is seen."""
+    """Stamps what logs and the run's directory say, as it is seen."""
 
     def __init__(self, logs: list[Path], run_dir: Path) -> None:
         self._logs, self._rounds = dict.fromkeys(logs, 0), run_dir / "rounds.jsonl"
-        self._seen: set[int] = set()
         self.orders: list[float] = []
         self.answers: list[float] = []
-        self.processes: list[float] = []
         self.lines: list[float] = []
 
     def look(self) -> None:
-        """Read what was added to the logs, and which processes are new."""
+        """Read what was added."""
         now = time.time()
         for log, offset in self._logs.items():
             text = log.read_bytes()[offset:].decode(errors="replace")
@@ -62,15 +57,6 @@ class Watcher:
             self.answers += [now] * text.count(ANSWER)
         count = self._rounds.read_bytes().count(b"\n") if self._rounds.exists() else 0
         self.lines += [now] * (count - len(self.lines))
-        for pid in psutil.pids():
-            if pid not in self._seen:
-                self._seen.add(pid)
-                try:
-                    process = psutil.Process(pid)
-                    if any(word.endswith(CLIENT_APP) for word in process.cmdline()[:3]):
-                        self.processes.append(process.create_time())
-                except psutil.Error:
-                    continue
 
 
 def measure(folder: Path, clusters: int, rounds: int, local_steps: int) -> list[dict[str, float]]:
@@ -96,21 +82,16 @@ def measure(folder: Path, clusters: int, rounds: int, local_steps: int) -> list[
 
 def _parts(watcher: Watcher, line: dict[str, Any], i: int) -> dict[str, float]:
     begin, end = watcher.lines[i - 1], watcher.lines[i]
-    last = {
-        name: max(moment for moment in moments if begin - LOOK_S <= moment <= end)
-        for name, moments in (
-            ("order", watcher.orders),
-            ("process", watcher.processes),
-            ("answer", watcher.answers),
-        )
-    }
+    order, answer = (
+        max(moment for moment in moments if begin - LOOK_S <= moment <= end)
+        for moments in (watcher.orders, watcher.answers)
+    )
     trained = max(sum(report[key] for key in ("prepare_s", "train_s", "collect_s")) for report in line["clusters"])
     return {
-        "order": last["order"] - begin,
-        "process": max(last["process"] - last["order"], 0.0),
-        "client app": max(last["answer"] - max(last["process"], last["order"]) - trained, 0.0),
+        "order": order - begin,
+        "client app": answer - order - trained,
         "training": trained,
-        "server": end - last["answer"],
+        "server": end - answer,
         "round": end - begin,
     }
 
@@ -141,6 +122,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure, print the table."""
     args = arguments()
+    # Whoever ends this ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="collapipe-rounds-") as folder:
         parts = measure(Path(folder), args.clusters, args.rounds, args.local_steps)
     print("\n".join(table(parts)), file=sys.stderr if args.json else sys.stdout)

@@ -101,7 +101,7 @@ def shared_batch_seconds(instance: Instance, cluster: int) -> float:
     return float(np.sort(times.ravel())[instance.b - 1])
 
 
-def exchange_seconds(instance: Instance, cluster: int) -> float:
+def all_reduce_seconds(instance: Instance, cluster: int) -> float:
     """Seconds of a ring all-reduce of what a round uploads, over the slowest of the cluster's links."""
     devices = instance.device_arrays(cluster)
     num_devices = len(devices.rate)
@@ -143,7 +143,7 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
                     if plan is not None:
                         work = pipeline_work(instance, n, plan)
                         times[name].append((work.pipeline_eq15_s, work.pipeline_s))
-                shared_s, exchange_s = shared_batch_seconds(instance, n), exchange_seconds(instance, n)
+                shared_s, exchange_s = shared_batch_seconds(instance, n), all_reduce_seconds(instance, n)
                 times["VanillaFL, shares by speed"].append((shared_s, shared_s))
                 times["VanillaFL, shares by speed, gradients exchanged"].append((shared_s + exchange_s,) * 2)
             for name, of_clusters in times.items():

@@ -10,7 +10,7 @@ from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario
 from flower_app.experiments.queue_region import largest_gamma, levels_off
 from flower_app.experiments.tuned_baselines import (
-    exchange_seconds,
+    all_reduce_seconds,
     findings,
     holm,
     proportional_parts,
@@ -68,7 +68,7 @@ def test_shares_of_a_batch_end_together_as_nearly_as_whole_samples_allow(instanc
 
     assert samples_within(found) >= 64 > samples_within(found * (1 - 1e-6))
     # A ring sends 2 (K - 1) / K of what is averaged.
-    assert exchange_seconds(instance, 0) == pytest.approx(2 * 5 / 6 * 19e6 / devices.rate.min())
+    assert all_reduce_seconds(instance, 0) == pytest.approx(2 * 5 / 6 * 19e6 / devices.rate.min())
 
 
 def test_several_tests_are_corrected_by_holm():

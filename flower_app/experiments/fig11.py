@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PAPER = {"loss-only": "-46.44 %", "delay-only": "-15.48 %", "random": "-7.12 %"}
-"""By baseline: the published change of the delay, for one of V = 0.01, 10 and 100; the paper does not say which."""
+"""By baseline: the published change of the delay; that of loss-only is for V = 0.01, of the others it does not say."""
 _RANKS = {
     "delay-only": "the clusters whose own round would be shortest; some are never selected, and their queues grow",
     "random": "clusters by chance, others in every round",

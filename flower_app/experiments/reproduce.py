@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from flower_app.experiments import computation, drift, fig4, fig5, fig6, fig11, grid, table3, theorem1
+from flower_app.experiments import (
+    computation,
+    drift,
+    fig4,
+    fig5,
+    fig6,
+    fig11,
+    grid,
+    queue_region,
+    table3,
+    theorem1,
+    tuned_baselines,
+)
 from flower_app.experiments.curves import load_curves
 from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row
 from flower_app.experiments.results import COMPACT, PICTURE, ROWS, read_rows, write_findings, write_rows, write_table
@@ -26,6 +38,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         table3.EXPERIMENT,
         theorem1.EXPERIMENT,
         drift.EXPERIMENT,
+        queue_region.EXPERIMENT,
+        tuned_baselines.EXPERIMENT,
     )
 }
 ALL = "all"

@@ -232,6 +232,7 @@ class MeasuredNetwork:
             np.vstack([(1 - share) * stages, np.zeros_like(decoder_s)]),
             link_s / 2,
             link_s / 2,
+            np.vstack([instance.weight_share * (1 - share) * stages, np.zeros_like(decoder_s)]),
             links="blocking" if self.paced else "overlapping",
             answers_at_once=True,
         ).makespan

@@ -142,13 +142,13 @@ class RoundPlanner:
         """
         network = NetworkTrace(self.scenario).round(number)
         absent = absent or {}
-        window = self._window(network, losses, absent)
+        policy: RoundPolicy = self.policy
+        if self._schedules and self.adaptation is None:
+            policy = ScheduledPolicy(policy, self._schedules)
+        window = self._window(policy, network, losses, absent)
         prices = self.queues if window is None else replace(self.queues, virtual=window.prices)
         declared = instance = round_instance(self.scenario, network, prices, drift=self.drift)
-        policy = self.policy
-        if self.adaptation is None:
-            policy = ScheduledPolicy(policy, self._schedules) if self._schedules else policy
-        else:
+        if self.adaptation is not None:
             instance, policy = self.adaptation.network.instance(declared), SettledPolicy(policy, self.adaptation)
         round_ = Round(number=number, instance=instance, losses=losses, per_round=per_round_bound(self.scenario))
         answer, left_out = plan_whom_it_fits(policy, round_, absent)
@@ -184,7 +184,9 @@ class RoundPlanner:
             window=window,
         )
 
-    def _window(self, network: NetworkState, losses: Sequence[float], absent: Mapping[int, str]) -> WindowPrices | None:
+    def _window(
+        self, policy: RoundPolicy, network: NetworkState, losses: Sequence[float], absent: Mapping[int, str]
+    ) -> WindowPrices | None:
         """Look at the rounds after this one; None without lookahead, or where one of them has no plan."""
         if self.lookahead == 1:
             return None
@@ -193,7 +195,7 @@ class RoundPlanner:
 
         def plan(state: NetworkState, prices: Queues) -> Answer:
             round_ = Round(number=state.number, instance=round_instance(self.scenario, state, prices), losses=losses)
-            return plan_whom_it_fits(self.policy, round_, absent)[0]
+            return plan_whom_it_fits(policy, round_, absent)[0]
 
         return window_prices(self.scenario, networks, self.queues, plan)
 

@@ -14,6 +14,7 @@ from strategies.dssda.instance import Instance
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
 from strategies.dssda.segments import segment_table
+from strategies.planning.plan_demands import least_block_memory, memory_violations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,15 @@ class ScheduledReplan:
         devices = instance.clusters[self.cluster].devices
         speed = [device.phi * device.f for device in devices]
         if not self.any_memory:
-            choices = segment_table(instance, self.cluster).choices.values()
-            if choices:
-                best = min(choices, key=lambda choice: (choice.pipeline_s, choice.num_segments))
+            # Under the plan's schedule TEBs may need less than under GPipe; what is found must fit with it.
+            lean = replace(instance, gamma0=least_block_memory(instance)) if plan.schedule != "gpipe" else instance
+            choices = segment_table(lean, self.cluster).choices.values()
+            plans = {choice: replace(plan, delta=choice.delta, order=choice.order(speed)) for choice in choices}
+            fitting = [c for c, tried in plans.items() if not memory_violations(instance, self.cluster, tried)]
+            if not fitting and lean is not instance:
+                fitting = list(segment_table(instance, self.cluster).choices.values())
+            if fitting:
+                best = min(fitting, key=lambda choice: (choice.pipeline_s, choice.num_segments))
                 return replace(plan, delta=best.delta, order=best.order(speed))
         rest = ProportionalReplan(speed=tuple(speed), capacity=tuple(self._capacity(instance, d.mem) for d in devices))
         # The speeds have the slowdown already.

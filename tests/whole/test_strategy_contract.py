@@ -20,6 +20,7 @@ from flower_app.report.pictures import write_pictures
 from flower_app.saved_model import load_model
 from flower_app.training.network import training_scenario
 from helpers.command_line import TINY, rounds
+from strategies.planned_strategy import plan_record
 from strategies.registry import COLLAPIPE, STRATEGIES
 
 pytestmark = pytest.mark.slow
@@ -216,6 +217,9 @@ def test_a_pace_that_outlasts_a_time_limit_is_refused():
         ({"strategy": "titanic", "planner.drift": "printed"}, 'set policy = "dssda-paper"'),
         ({"strategy": "FedAvg", "planner.c11": True}, 'set policy = "dssda-paper"'),
         ({"policy": "best"}, "policy: expected one of dssda"),
+        ({"planner.schedule": "2f2b"}, "planner.schedule: expected one of gpipe, 1f1b, zb-h1 or auto, found '2f2b'"),
+        ({"planner.lookahead": 0}, "planner.lookahead: expected at least 1 round, found 0"),
+        ({"strategy": "titanic", "planner.lookahead": 2}, "planner.lookahead: 2 rounds need a policy"),
         ({"costs": "guess"}, "costs: expected one of scenario, model, measured, found 'guess'"),
     ],
 )
@@ -228,3 +232,17 @@ def test_settings_that_do_not_go_together_are_refused(changes, message):
     else:
         with pytest.raises(ValueError, match=message):
             choose()
+
+
+def test_schedule_and_lookahead_of_a_configuration_are_those_of_its_rounds():
+    config = RunConfig.from_flat({"planner.schedule": "auto", "planner.lookahead": 3, "planner.power-control": "exact"})
+    decision = make_planner(config, load_scenario("default")).plan(1, [1.0] * 3)
+    assert decision.window.rounds == 3 and decision.window.gap >= 0
+    record = plan_record("dssda", decision)
+    assert record["lookahead"] == json.loads(json.dumps(decision.window.to_dict()))
+    plain = make_planner(RunConfig(), load_scenario("default")).plan(1, [1.0] * 3)
+    assert plain.window is None and "lookahead" not in plan_record("dssda", plain)
+    assert {plan.schedule for plan in plain.plans} == {"gpipe"} != {plan.schedule for plan in decision.plans}
+    titanic = RunConfig.from_flat({"strategy": "titanic", "planner.schedule": "1f1b"})
+    decided = make_planner(titanic, load_scenario("default")).plan(1, [1.0] * 3)
+    assert {plan.schedule for plan in decided.plans} == {"1f1b"}

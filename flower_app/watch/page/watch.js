@@ -106,7 +106,7 @@ function drawPipeline() {
       svg.append(element("text", { x: 0, y: y + stage * row + 11 }, `device ${device}`));
     });
     for (const [kind, stage, micro, from, to] of events) {
-      const box = element("rect", { x: x(from).toFixed(1), y: y + stage * row, width: Math.max(x(to) - x(from), 0.5).toFixed(1), height: row - 3, class: kind === "B" ? "f1" : "f0", opacity: micro % 2 ? 0.7 : 1 });
+      const box = element("rect", { x: x(from).toFixed(1), y: y + stage * row, width: Math.max(x(to) - x(from), 0.5).toFixed(1), height: row - 3, class: kind === "B" ? "f1" : kind === "W" ? "f2" : "f0", opacity: micro % 2 ? 0.7 : 1 });
       box.append(element("title", {}, `${kind}${micro}: ${short(from)} to ${short(to)} s`));
       svg.append(box);
     }

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,11 @@ from client_pipeline.runtime.device import StepReport
 from client_pipeline.runtime.replanning import NoPlan, ProportionalReplan, equal_devices
 from client_pipeline.runtime.speed import SpeedWatch
 from client_pipeline.runtime.stage import DoneAction
+from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import load_scenario
+from strategies.dssda.queues import Queues
+from strategies.dssda.round_problem import round_instance
+from strategies.planning.plan_demands import memory_violations
 from strategies.planning.replan import ScheduledReplan
 
 PLAN = ClusterPlan(delta=(2, 0, 1, 3), order=(3, 0, 2), m=5, schedule="1f1b", channel=1, power_w=0.25)
@@ -109,6 +114,26 @@ def test_without_room_for_all_tebs_the_scheduler_says_so_unless_memory_is_waived
         ScheduledReplan(scenario=scenario, cluster=0, round=1)(plan, [1, 2], {})
     waived = ScheduledReplan(scenario=scenario, cluster=0, round=1, any_memory=True)
     assert sum(waived(plan, [1, 2], {}).delta) == 12
+
+
+def test_those_who_are_left_hold_more_under_a_schedule_that_keeps_less(scenario):
+    mostly_activations = replace(scenario, costs=replace(scenario.costs, activation_memory=0.3e9))
+    replan = ScheduledReplan(scenario=mostly_activations, cluster=1, round=3)
+    plan = ClusterPlan(delta=(2,) * 6, order=tuple(range(6)), m=16)
+    instance = round_instance(mostly_activations, NetworkTrace(mostly_activations).round(3), Queues.empty(3))
+    only_there = 0
+    for left in range(1, 7):
+        found = {}
+        for schedule in ("gpipe", "1f1b"):
+            try:
+                found[schedule] = replan(replace(plan, schedule=schedule), range(left), {})
+            except NoPlan:
+                continue
+            assert found[schedule].schedule == schedule
+            assert memory_violations(instance, 1, found[schedule]) == []
+        only_there += "gpipe" not in found and "1f1b" in found
+        assert "gpipe" not in found or "1f1b" in found
+    assert only_there
 
 
 def report(seconds, work=100.0):

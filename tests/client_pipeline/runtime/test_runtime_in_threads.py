@@ -137,7 +137,8 @@ def test_fused_micro_batches_are_those_of_a_smaller_m(m, fused, computed, units)
 
 def test_every_plan_trains_the_same_as_one_device(units):
     alone, _ = train(units(), plan=ClusterPlan(delta=(4,), order=(0,), m=3))
-    for plan in (EVEN, replace(EVEN, delta=(1, 2, 1), order=(2, 0, 1), schedule="gpipe")):
+    others = (("gpipe", (1, 2, 1), (2, 0, 1)), ("zb-h1", (1, 2, 1), (0, 2, 1)))
+    for plan in (EVEN, *(replace(EVEN, delta=d, order=o, schedule=name) for name, d, o in others)):
         unit = units()
         weights, results = train(unit, plan=plan)
         assert weights.keys() == alone.keys()

@@ -2,10 +2,12 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from client_pipeline.runtime.schedules import SCHEDULES
 from client_pipeline.system.scenario import load_scenario
 from helpers.repository import ROOT
 from strategies.estimation.cluster_times import DEVICE, LINK, UPLOAD
@@ -40,6 +42,18 @@ def test_before_anything_is_measured_the_scenario_plans():
     measured = planner_of().plan(1, [1.0])
     assert measured.instance == measured.declared == plain.instance
     assert measured.plans == plain.plans
+
+
+def test_the_schedule_is_the_one_of_least_predicted_time():
+    network = MeasuredNetwork(1)
+    planner = RoundPlanner(bench.scenario(), DSSDA(), adaptation=Adaptation(network), schedule="auto")
+    decision = planner.plan(1, [1.0])
+    [plan] = decision.plans
+    times = {s: network.predict(decision.instance, 0, replace(plan, schedule=s)).pipeline_s for s in SCHEDULES}
+    assert times[plan.schedule] == min(times.values())
+    assert times["zb-h1"] < times["1f1b"]
+    with pytest.raises(ValueError, match="planner.lookahead: 2 rounds need a policy that weighs the bound"):
+        RoundPlanner(bench.scenario(), DSSDA(), adaptation=Adaptation(network), lookahead=2)
 
 
 def test_measured_times_are_those_of_the_problem():

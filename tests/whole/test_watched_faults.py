@@ -15,7 +15,7 @@ from helpers.signals import default_signals
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 500
+PATIENCE_S = 1_000
 FAULTS = {
     "num_rounds": 10,
     "local_steps": 8,
@@ -27,7 +27,7 @@ FAULTS = {
     "faults.partition-seconds": 6.0,
     "faults.seed": 3,
     "runtime.devices-per-actor": 1,
-    "scenario": "two-clusters",
+    "scenario": "edge-boxes",
 }
 
 

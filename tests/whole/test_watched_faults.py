@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 PATIENCE_S = 1_000
 FAULTS = {
-    "num_rounds": 10,
+    "num_rounds": 8,
     "local_steps": 8,
     "faults.device": 0.5,
     "faults.freeze": 0.5,

@@ -105,7 +105,7 @@ def run_command(
         overrides += [] if resume else deployment.settings(config, overrides)
     run_dir, resolved = continued_run(resume, overrides) if resume else new_run(config, overrides, say)
     say(f"run: {run_dir}")
-    with watch_command.page_of(run_dir, watch_port) if watch else nullcontext():
+    with watch_command.page_of(run_dir, resolved, watch_port) if watch else nullcontext():
         outcome = launch_run(run_dir, resolved, say, deployment)
     if as_json:
         print_json({"run_dir": str(run_dir), "status": outcome.status, "error": outcome.error} | outcome.summary)

@@ -6,12 +6,15 @@ import os
 import secrets
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flower_app.cli.options import Run
 from flower_app.console import say
+
+if TYPE_CHECKING:
+    from flower_app.config.run_config import RunConfig
 
 
 def register(app: typer.Typer) -> None:
@@ -30,10 +33,14 @@ def register(app: typer.Typer) -> None:
         serve_watch(find_run(run), port, _checked(token), say)
 
 
-def page_of(run_dir: Path, port: int) -> AbstractContextManager[None]:
+def page_of(run_dir: Path, config: RunConfig, port: int) -> AbstractContextManager[None]:
     """The page beside a run of this process; its token is new, or that of the environment."""
+    from flower_app.runs.run_directory import CONFIG, write_config
     from flower_app.watch.server import watched
 
+    if not (run_dir / CONFIG).is_file():
+        # A new run's own launch writes it a moment later.
+        write_config(run_dir, config)
     return watched(run_dir, port, _checked(os.environ.get("COLLAPIPE_WATCH_TOKEN", "")), say)
 
 

@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.live import Live
 from rich.table import Table
 
 from flower_app.launch.live_lines import LiveLines
+from flower_app.launch.terminal_view import TerminalView, clock_text
 from flower_app.plain_console import PlainConsole
 from flower_app.runs.live_faults import faults_of_round, missing_signs
 from flower_app.runs.phases import LAUNCHING, TRAINING, phases_size, read_phases
@@ -34,7 +35,7 @@ _REMINDER_S = 30.0
 
 
 class RunProgress:
-    """Follows a run: start-up by phases, a bar on a terminal or else a line a round, faults and waits as they happen.
+    """Follows a run: start-up by phases, a view on a terminal or else a line a round, faults and waits as they happen.
 
     Parameters
     ----------
@@ -66,22 +67,19 @@ class RunProgress:
         self._start_up_s = 0.0
         """From the start to the first round [s]; 0 before it."""
         self._spoke = -math.inf
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
-        """Of the bar: its one line."""
+        self._view = TerminalView(num_rounds)
+        self._bar: Live | None = None
+        """Where there is a terminal."""
         self._waits: dict[str, Wait] = {}
         """Whom the round waits for, by cluster, as it was shown last."""
         self._reminded: dict[str, float] = {}
         self._live = LiveLines()
 
     def __enter__(self) -> RunProgress:
-        """Show the bar where there is a terminal."""
+        """Show the lines that stay, where there is a terminal."""
         if self.console.is_terminal:
-            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn())
-            self._bar = Progress(
-                *columns, TextColumn("{task.description}", markup=False), console=self.console, transient=True
-            )
-            self._task = self._bar.add_task(f"starting: {self._phase}", total=self.num_rounds)
+            self._view.doing = self._phase
+            self._bar = Live(self._view, console=self.console, transient=True)
             self._bar.start()
         else:
             self.console.print("starting")
@@ -90,7 +88,7 @@ class RunProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Take the bar away."""
+        """Take the lines away."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -107,8 +105,9 @@ class RunProgress:
                 self.console.print(f"round {record['round']}/{self.num_rounds}  {self.status()}", soft_wrap=True)
             if self._on_round is not None:
                 self._on_round(record)
-        if new_records and self._bar is not None:
-            self._bar.update(self._task, completed=int(new_records[-1]["round"]), description=self.status())
+        if new_records:
+            left_s = self.seconds_left()
+            self._view.show(self.rounds, self._scores_in_words(), clock_text(left_s) if left_s else "")
         self._show_waits()
         self._show_present()
 
@@ -122,13 +121,12 @@ class RunProgress:
             self._phase, self._phase_began = str(phase["phase"]), float(phase["began"])
             if self._phase == TRAINING and not self._start_up_s:
                 self._start_up_s = max(self._phase_began - self._began, _WORTH_TELLING_S)
-            if self._bar is not None and not self.rounds:
-                self._bar.update(self._task, description=f"starting: {self._phase}")
+            self._view.doing = self._phase
 
     def _show_faults(self, record: Mapping[str, Any]) -> None:
         """Say what was lost in a round, and what it cost to go on."""
         for line in self._live.of_round(record.get("faults") or ()):
-            self._tell(line)
+            self._tell_fault(line)
         for failed in record.get("failed") or ():
             self._tell(f"round {record['round']}: cluster {failed.get('cluster')} failed: {failed.get('reason', '')}")
 
@@ -136,7 +134,7 @@ class RunProgress:
         """Say what goes wrong in the round under way."""
         first = int(self.rounds[-1]["round"]) + 1 if self.rounds else 1
         for line in self._live.present(faults_of_round(self.run_dir, first), missing_signs(self.run_dir, first)):
-            self._tell(line)
+            self._tell_fault(line)
 
     def _show_waits(self) -> None:
         """Say whom the round waits for and why, whenever that changes, again where it lasts, and how long it was."""
@@ -154,11 +152,19 @@ class RunProgress:
                 self._tell(f"no longer waiting for cluster {cluster}, after {waited_s:.0f} s")
         self._waits = waits
 
+    def _tell_fault(self, line: str) -> None:
+        self._view.newest_fault = line
+        self._tell(line)
+
     def _tell(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, markup=False)
 
     def status(self) -> str:
         """Loss of the last round, metrics of the last evaluation and its round, failures, time left."""
+        left_s = self.seconds_left()
+        return self._scores_in_words() + (f"  {clock_text(left_s)} left" if left_s else "")
+
+    def _scores_in_words(self) -> str:
         last_record = self.rounds[-1]
         words = [f"loss {_number(last_record.get('train_loss'))}"]
         evaluated = next((record for record in reversed(self.rounds) if record.get("metrics")), None)
@@ -168,8 +174,7 @@ class RunProgress:
                 words[-1] += f" (round {evaluated['round']})"
         if last_record.get("failed"):
             words.append(f"{len(last_record['failed'])} clusters failed")
-        left = self.seconds_left()
-        return "  ".join([*words, f"{_clock(left)} left"] if left else words)
+        return "  ".join(words)
 
     def seconds_left(self) -> float:
         """Expected time to the end of the last round [s], from the recent rounds."""
@@ -196,12 +201,12 @@ class RunProgress:
         scores = "  ".join(f"{name} {_number(value)}" for name, value in summary.get("metrics", {}).items())
         scored_round = summary.get("scored_round")
         mark = f" (model of round {scored_round})" if scores and scored_round else ""
-        self._tell(f"test: {scores or 'not scored'}{mark}  ({_clock(float(summary.get('wall_s') or 0.0))})")
+        self._tell(f"test: {scores or 'not scored'}{mark}  ({clock_text(float(summary.get('wall_s') or 0.0))})")
         if self._start_up_s:
             all_s = time.time() - self._began
             self._tell(
-                f"time: {_clock(all_s)} in all: {_clock(self._start_up_s)} until round 1, "
-                f"{_clock(all_s - self._start_up_s)} since"
+                f"time: {clock_text(all_s)} in all: {clock_text(self._start_up_s)} until round 1, "
+                f"{clock_text(all_s - self._start_up_s)} since"
             )
         self.console.print(f"run: {self.run_dir}", soft_wrap=True)
 
@@ -212,9 +217,3 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else "-"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

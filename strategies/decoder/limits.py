@@ -96,11 +96,8 @@ class HelloGuard:
             If the peer has got too many wrong.
         """
         end_oldest: Callable[[], object] = int
+        self.check(peer)
         with self._lock:
-            allowance = self._wrong.get(peer)
-            if allowance is not None and allowance.empty:
-                self._num_refused["too many wrong hellos"] += 1
-                raise TooManyHellos("too many wrong hellos from this peer; wait, then use the round's token")
             if len(self._waiting_streams) >= self.most_waiting:
                 peers = Counter(waiting_peer for waiting_peer, _ in self._waiting_streams.values())
                 crowded = max(peers, key=lambda name: peers[name])
@@ -113,6 +110,14 @@ class HelloGuard:
             self._waiting_streams[place] = (peer, give_way)
         end_oldest()
         return place
+
+    def check(self, peer: str) -> None:
+        """Raise TooManyHellos if a peer has got too many wrong."""
+        with self._lock:
+            allowance = self._wrong.get(peer)
+            if allowance is not None and allowance.empty:
+                self._num_refused["too many wrong hellos"] += 1
+                raise TooManyHellos("too many wrong hellos from this peer; wait, then use the round's token")
 
     def leave(self, place: int) -> bool:
         """Note that a stream waits for its hello no longer; returns whether it still had its place."""

@@ -192,7 +192,7 @@ class Reception:
             As for :meth:`greet`.
         """
         peer = peer_name(context.peer_identities(), context.peer())
-        place = self.hellos.enter(peer, context.cancel)
+        self.hellos.check(peer)
         try:
             frame = decode(data, _HELLO_BYTES)
             if frame.kind != "news":
@@ -210,8 +210,6 @@ class Reception:
         except (PermissionError, ValueError):
             self.hellos.wrong(peer, "wrong news")
             raise
-        finally:
-            self.hellos.leave(place)
 
     def heard(self, stream: OpenStream) -> None:
         """Note that a stream's first frame after its hello has come: it needs no older token."""

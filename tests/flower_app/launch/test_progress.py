@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from flower_app.launch.progress import RunProgress
+from flower_app.launch.terminal_view import loss_curve
 from flower_app.runs.phases import LOADING, NODES, SETTING_UP, TESTING, TRAINING, begin_phase
 from flower_app.runs.run_directory import append_round, read_waiting, write_waiting
 
@@ -163,13 +164,75 @@ def test_the_report_shows_the_way_of_the_metrics_the_result_and_where_it_lies(pr
     assert len(table) <= 8 and table[-1] == ["30", "3.142", "30"]
 
 
-def test_a_terminal_gets_a_bar(tmp_path):
+def drawn(progress):
+    """The lines that stay, as they are on a terminal at this moment."""
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100)
+    console.print(progress._view)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def view_of(folder, *lines):
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with RunProgress(tmp_path, 4, console) as progress:
-        append_round(tmp_path, round_line(3))
+    with RunProgress(folder, 20, console) as progress:
+        for line in lines:
+            append_round(folder, line)
         progress.update()
         progress._bar.refresh()
-    assert "3/4" in console.file.getvalue() and "loss 3.142" in console.file.getvalue()
+        return drawn(progress), console.file.getvalue()
+
+
+def test_a_terminal_shows_what_is_done_before_the_first_round(tmp_path):
+    begin_phase(tmp_path, SETTING_UP)
+    lines, _ = view_of(tmp_path)
+    assert lines[0].startswith("round 0/20 ") and "gone" in lines[0]
+    assert lines[1:] == ["starting: Flower's programs"]
+
+
+def test_a_terminal_shows_loss_metric_rate_time_left_clusters_and_faults(tmp_path):
+    virtual = {"clusters": [{"cluster": n} for n in range(4)]}
+    fault = {"round": 3, "cluster": 0, "device": 1, "kind": "device", "recovered": True, "seconds": 0.3}
+    lines, output = view_of(
+        tmp_path,
+        round_line(1, train_loss=4.0, weight=100),
+        round_line(2, train_loss=3.0, weight=100, metrics={"bleu": 41.25}),
+        round_line(
+            3,
+            train_loss=2.0,
+            weight=300,
+            virtual=virtual,
+            clusters=[{"cluster": 0}, {"cluster": 3}],
+            failed=[{"cluster": 1, "reason": "gone"}],
+            faults=[fault],
+        ),
+    )
+    assert lines[0].startswith("round 3/20 ") and lines[0].endswith("gone, 0:34 left")
+    assert lines[1:] == [
+        "loss 2  bleu 41.25 (round 2)  1 clusters failed █▅▁",
+        "2 s a round, 100 targets/s",
+        "clusters: 0, 3 train · 2 wait · 1 failed",
+        "faults: 1; newest: round 3: cluster 0, device 1: lost its process; recovered in 0.3 s",
+    ]
+    # What is said once stays above the lines.
+    assert output.count("lost its process") >= 2
+
+
+def test_many_clusters_and_a_narrow_terminal_take_no_more_lines(tmp_path):
+    line = round_line(1, clusters=[{"cluster": n} for n in range(100)])
+    append_round(tmp_path, line)
+    progress = RunProgress(tmp_path, 20, Console(file=io.StringIO(), width=100))
+    progress.update()
+    assert "clusters: 100 of them train" in drawn(progress)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=30)
+    console.print(progress._view)
+    assert max(map(len, console.file.getvalue().splitlines())) <= 30
+
+
+@pytest.mark.parametrize(
+    ("losses", "blocks"),
+    [([], ""), ([1.0], ""), ([1.0, None, float("nan"), 1.0], "▁▁"), ([8.0, 1.0], "█▁"), (range(8), "▁▂▃▄▅▆▇█")],
+)
+def test_the_curve_of_the_losses(losses, blocks):
+    assert loss_curve(list(losses)) == blocks
 
 
 def test_brackets_and_colons_in_a_message_are_shown_and_change_nothing(tmp_path, capsys):

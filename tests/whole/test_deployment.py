@@ -150,7 +150,8 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
     assert loss_on_test_text(run_dir) == pytest.approx(loss_on_test_text(alone), abs=1e-4)
     # Every machine has named itself, before the first round and again when the run went on.
     starts = read_machines(run_dir)
-    assert [start["after_round"] for start in starts] == [0, len(before)]
+    # A round whose line was written may not have been committed.
+    assert [start["after_round"] for start in starts] in ([0, len(before)], [0, len(before) - 1])
     for cluster, number in enumerate(NUM_DEVICES):
         machines = starts[0]["clusters"][str(cluster)]
         assert set(machines["devices"]) == set(map(str, range(number)))

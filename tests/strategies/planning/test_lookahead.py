@@ -87,7 +87,7 @@ def certified(scenario):
     return lambda network, prices: plan_round(round_instance(scenario, network, prices))
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("rounds", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_windows_bound_and_plans_stand_around_the_best_of_all_combinations(rounds):
     generator, excess = np.random.default_rng(rounds), []
     for seed in range(12 // rounds):

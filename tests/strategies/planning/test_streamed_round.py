@@ -1,5 +1,6 @@
 """A round with activations that stream up: against the longest path, and at the ends of its rates."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from strategies.planning.policies import DSSDA
 from strategies.planning.streamed_round import streamed_latency, streamed_step
 
 
+@functools.cache
 def decided(name="table2-activations", **changes):
     scenario = load_scenario(name)
     scenario = replace(scenario, costs=replace(scenario.costs, **changes))

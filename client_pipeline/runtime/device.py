@@ -25,6 +25,7 @@ from client_pipeline.runtime.memory import (
     limit_private_memory,
     peak_bytes,
     resident_bytes,
+    return_freed_memory,
     use_reserve,
 )
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
@@ -57,7 +58,8 @@ class DeviceActor:
         self, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig, memory_limit: float = 0.0
     ) -> None:
         torch.set_num_threads(runtime.threads)
-        keep_freed_memory()
+        # Under a limit what is freed must not be in the way of what comes.
+        _ = return_freed_memory() if memory_limit else keep_freed_memory()
         self._memory_limit = 0.0
         """Private memory beside what this process has before it holds a TEB [byte]; 0: any."""
         if memory_limit:

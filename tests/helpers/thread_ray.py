@@ -35,7 +35,7 @@ AT_ONCE = ("alive", "interrupt")
 class ThreadActor:
     """One actor: a thread for its work, and one for what it answers at once."""
 
-    def __init__(self, cls, args, process=-1):
+    def __init__(self, cls, args, process=-1, starts_s=0.0):
         self._process = process
         self._queues = {"work": queue.Queue(), "alive": queue.Queue()}
         self._instance = None
@@ -45,6 +45,7 @@ class ThreadActor:
         self._open = set()
         self._lock = threading.Lock()
         self._make = lambda: cls(*pickle.loads(pickle.dumps(args)))
+        self._starts_s = starts_s
         self._made = threading.Event()
         for name in self._queues:
             threading.Thread(target=self._run, args=(name,), daemon=True).start()
@@ -71,6 +72,7 @@ class ThreadActor:
 
     def _run(self, name):
         if name == "work":
+            time.sleep(self._starts_s)
             self._instance = self._make()
             self._made.set()
         self._made.wait()
@@ -145,7 +147,9 @@ class ThreadRay:
     def _actor(self, name, cls, args):
         if name not in self.actors or self.actors[name].has_ended:
             self.number_made += 1
-            self.actors[name] = ThreadActor(cls, args, self.process_of(name) or -self.number_made)
+            # One that is started again takes a while, as a process does.
+            starts_s = 0.1 if name in self.actors else 0.0
+            self.actors[name] = ThreadActor(cls, args, self.process_of(name) or -self.number_made, starts_s)
             if name in self.refuses:
                 self.actors[name].end_process()
         return self.actors[name]

@@ -148,7 +148,7 @@ class ThreadRay:
         if name not in self.actors or self.actors[name].has_ended:
             self.number_made += 1
             # One that is started again takes a while, as a process does.
-            starts_s = 0.1 if name in self.actors else 0.0
+            starts_s = 0.03 if name in self.actors else 0.0
             self.actors[name] = ThreadActor(cls, args, self.process_of(name) or -self.number_made, starts_s)
             if name in self.refuses:
                 self.actors[name].end_process()

@@ -163,10 +163,11 @@ def test_a_device_that_ends_in_a_step_changes_nothing(units, undisturbed, kind, 
     assert (what, who, round_) == ("device", number, 2) and step in (2, 3)
     [fault] = results[1].report["faults"]
     assert fault["recovered"] and fault["seconds"] > 0 and fault["bytes"] > 0
-    assert number not in [segment.device for segment in unit.pipeline.segments]
-    # It was started again at once, and takes part from the next round on.
+    # It was started again at once, and takes part from the next round on; on a busy machine it may be back before the
+    # others have been planned for.
+    was_back = number in [segment.device for segment in unit.pipeline.segments]
     _, [later] = train(unit, [3], weights=weights)
-    assert [f["kind"] for f in later.report["faults"]] == ["joined"]
+    assert [f["kind"] for f in later.report["faults"]] == ([] if was_back else ["joined"])
     assert unit.pipeline.segments == THREE.segments()
 
 

@@ -1,6 +1,7 @@
 """A cluster's whole runtime, but for Ray: its actors are threads here, so that a test takes less than a second."""
 
 import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -210,6 +211,7 @@ def test_a_device_that_is_back_and_not_needed_disturbs_nobody(units, undisturbed
     weights, _ = train(unit, [1])
     two = ClusterPlan(delta=(2, 0, 2), order=tuple(unit.recovery.plan.order), m=4)
     assert [segment.device for segment in unit.pipeline.segments] == two.devices
+    time.sleep(0.2)  # as the server takes between two rounds: until then it has started
     found, [result] = train(unit, [2], plan=two, weights=weights)
     assert [f["kind"] for f in result.report["faults"]] == ["joined"]
     assert_equal(found, undisturbed[0])

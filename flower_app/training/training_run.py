@@ -121,10 +121,10 @@ def _declared(run: PreparedRun, cluster: int) -> ClusterState:
     return ClusterState(cluster=cluster, node_id=0, devices=devices, block_memory=block_memory, num_examples=0)
 
 
-def decoder_service(run: PreparedRun, news: LiveNews) -> DecoderService:
+def decoder_service(run: PreparedRun, news: LiveNews | None = None) -> DecoderService:
     """Make the service that trains the run's decoder, where the run goes on with the checkpoint's state.
 
-    ``news`` hears what control units tell of the round in progress.
+    ``news`` hears what control units tell of the round in progress; without it nobody does.
     """
     config = run.config
     trainer = DecoderTrainer(
@@ -143,7 +143,8 @@ def decoder_service(run: PreparedRun, news: LiveNews) -> DecoderService:
     codec = ActivationCodec(config.compression.activations)
     most = config.batch_size * config.gradient_accumulation
     limits = StepLimits.of(run.parts.spec, most, config.data.max_length)
-    return DecoderService(config.decoder, trainer, run.num_clusters, codec, limits, news.hear)
+    listener = {} if news is None else {"on_news": news.hear}
+    return DecoderService(config.decoder, trainer, run.num_clusters, codec, limits, **listener)
 
 
 def _train_rounds(

@@ -32,4 +32,4 @@ def test_under_a_limit_a_device_has_little_but_its_tensors_also_while_it_trains(
     held = max(row["end_mb"] for row in rows)
     # Kept as by default, freed memory adds tens of megabytes to this.
     assert held < rows[0]["tensors_mb"] + 15
-    assert rows[-1]["end_mb"] - rows[2]["end_mb"] < 5
+    assert rows[-1]["end_mb"] - rows[2]["end_mb"] < 10

@@ -122,7 +122,7 @@ def machine_of(box: Mapping[str, Any], folder: BoxFolder, state: Path) -> Contro
     options = box["options"]
     shared = {name: options[name] for name in ("ray_port", "object_store_mb")}
     if box["kind"] == CU_KIND:
-        own = ("data", "model", "device_profile", "allowed_apps", "allowed_modules", "runtime_port")
+        names = ("data", "model", "device_profile", "allowed_apps", "allowed_modules", "runtime_port")
         return ControlUnitBox(
             cluster=int(box["cluster"]),
             host=str(box["host"]),
@@ -130,7 +130,7 @@ def machine_of(box: Mapping[str, Any], folder: BoxFolder, state: Path) -> Contro
             certs=folder.files,
             state=state,
             devices=box["devices"],
-            **{name: options[name] for name in own},
+            **{name: options[name] for name in names},
             **shared,
         )
     return DeviceBox(

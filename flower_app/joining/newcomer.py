@@ -179,11 +179,11 @@ def join_deployment(
         "claim": base64.b64encode(claim).decode(),
         "request": request.to_fields(),
     }
-    said = False
+    is_named = False
     while (answer := _patiently(lambda: connection.ask(question, authority), deadline, say))["status"] == WAITING:
-        if not said:
+        if not is_named:
             say(f"this box is {request.box_id}; on the edge server: collapipe approve {request.box_id}")
-            said = True
+            is_named = True
         if time.monotonic() > deadline:
             raise ValueError(
                 f"nobody has approved {request.box_id} within {wait_s:g} s; the same command goes on waiting"
@@ -197,8 +197,8 @@ def join_deployment(
     _check_own(answer, key)
     superlink = str(HostPort(code.address.host, int(answer["superlink_port"])))
     say(f"this box is {answer['name']}")
-    own = {"kind": wish.kind, "host": request.host, "superlink": superlink, "options": dict(options or {})}
-    return folder.keep(answer, own)
+    box_entry = {"kind": wish.kind, "host": request.host, "superlink": superlink, "options": dict(options or {})}
+    return folder.keep(answer, box_entry)
 
 
 class _Connection:
@@ -263,7 +263,7 @@ class _Connection:
 
 def _patiently(call: Callable[[], Any], deadline: float, say: Callable[[str], None]) -> Any:
     """Call until there is an answer: the edge server may start a little later, or anew."""
-    said = False
+    is_reported = False
     while True:
         try:
             return call()
@@ -272,9 +272,9 @@ def _patiently(call: Callable[[], Any], deadline: float, say: Callable[[str], No
                 raise ValueError(
                     f"CODE: the edge server does not answer: {error}; start it, or check the address"
                 ) from error
-            if not said:
+            if not is_reported:
                 say(f"the edge server does not answer yet ({error}); trying again")
-                said = True
+                is_reported = True
             time.sleep(_AGAIN_S)
 
 

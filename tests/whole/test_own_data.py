@@ -1,6 +1,7 @@
 """Real text as a new user has it, a CSV with named columns: what ``init`` writes, three commands to a prediction."""
 
 import csv
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,11 @@ import pytest
 from flower_app.config.sources import load_config
 from flower_app.first_config.first_config import FirstConfigRequest, make_first_config
 from helpers.command_line import collapipe, rounds
+from helpers.repository import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import own_data
 
 TEXTS = [("trec6", "question", "test"), ("toutiao", "title", "dev")]
 """Folder and tuned recipe, the column of the texts, the held-out file."""
@@ -17,15 +23,7 @@ TEXTS = [("trec6", "question", "test"), ("toutiao", "title", "dev")]
 def tables(request, real_data, tmp_path, monkeypatch):
     """The text as CSV files in a new user's folder; its recipe and its held-out file."""
     name, column, held_out = request.param
-    source = real_data(name)
-    names = (source / "labels.txt").read_text(encoding="utf-8").split()
-    for table in source.glob("*.tsv"):
-        with (tmp_path / f"{table.stem}.csv").open("w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow([column, "kind"])
-            for line in table.read_text(encoding="utf-8").splitlines():
-                label, _, text = line.partition("\t")
-                rows.writerow([text, names[int(label)]])
+    own_data.write_tables(real_data(name), column, tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path, name, held_out
 

@@ -244,7 +244,10 @@ class _Connection:
                 with context.wrap_socket(raw, server_hostname=host) as tls:
                     tls.sendall(json.dumps(question).encode() + b"\n")
                     while not data.endswith(b"\n") and len(data) <= _MOST_ANSWER_BYTES:
-                        tls.settimeout(max(deadline - time.monotonic(), 0.1))
+                        # A timeout of each piece would let one byte after the other go on for hours.
+                        if (remaining_s := deadline - time.monotonic()) <= 0:
+                            raise TimeoutError(f"its answer does not end within {_CALL_S:g} s")
+                        tls.settimeout(remaining_s)
                         if not (piece := tls.recv(4096)):
                             break
                         data += piece

@@ -7,14 +7,16 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from client_pipeline.link.hosts import HostPort
 from flower_app.deployment.authority import supernode_keys
-from flower_app.joining import join_service
+from flower_app.joining import join_service, newcomer
 from flower_app.joining.join_code import JoinCode
 from flower_app.joining.join_request import MOST_REQUEST_BYTES, JoinRequest, read_line
 from flower_app.joining.newcomer import _signing_request
@@ -195,6 +197,27 @@ def test_a_line_that_comes_byte_by_byte_is_cut(server, monkeypatch):
                 continue
             except OSError:
                 ended = True
+
+
+def test_an_answer_that_comes_byte_by_byte_is_not_waited_for(server, monkeypatch):
+    """Whoever has the address answers before a box knows whom it speaks with."""
+    monkeypatch.setattr(newcomer, "_CALL_S", 0.5)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(server.folder.server.certificate, server.folder.server.key)
+    code = server.code()
+    with socket.create_server((HOST, 0)) as listener:
+
+        def drip():
+            with suppress(OSError), context.wrap_socket(listener.accept()[0], server_side=True) as tls:
+                for _ in range(100):
+                    tls.send(b" ")
+                    time.sleep(0.05)
+
+        threading.Thread(target=drip, daemon=True).start()
+        address = HostPort(HOST, listener.getsockname()[1])
+        slow = JoinCode(address=address, token=code.token, fingerprint=code.fingerprint)
+        with pytest.raises(OSError, match="its answer does not end within 0.5 s"):
+            newcomer._Connection(slow).authority()
 
 
 def test_a_line_that_is_too_long_gets_no_answer(server):

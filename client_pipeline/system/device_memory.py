@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
-
 
 @dataclass(frozen=True, kw_only=True)
 class TebMemory:
@@ -36,29 +34,17 @@ class TebMemory:
         """Most that a device needs beside its TEBs under any plan [byte]: under that of one micro-batch."""
         return self.pass_bytes + batch_size * (self.pass_sample_bytes + 2 * self.activation_sample_bytes)
 
-    def stage_peak(self, num_blocks: int, schedule: str, stage: int, num_stages: int, sizes: Sequence[int]) -> float:
+    def stage_peak(self, num_blocks: int, num_held: int, sizes: Sequence[int]) -> float:
         """Peak of one stage [byte].
 
         Parameters
         ----------
         num_blocks : TEBs of the stage
-        schedule : ``gpipe`` or ``1f1b``
-        stage, num_stages : its place in the pipeline, from 0
-        sizes : samples of each micro-batch
+        num_held : micro-batches that it holds at once, :func:`client_pipeline.runtime.schedules.held_micro_batches`
+        sizes : samples of each micro-batch, the largest first
         """
-        # GPipe keeps all micro-batches, 1F1B as many as have stages to go through; the first are the largest.
-        kept = len(sizes) if schedule == "gpipe" else min(num_stages - stage, len(sizes))
-        stored_bytes = sum(sizes[:kept]) * (num_blocks * self.saved_sample_bytes + self.activation_sample_bytes)
+        stored_bytes = sum(sizes[:num_held]) * (num_blocks * self.saved_sample_bytes + self.activation_sample_bytes)
         moment_bytes = self.pass_bytes + sizes[0] * self.pass_sample_bytes
         # All receives of gradients are posted before the step begins.
         posted_bytes = sum(sizes) * self.activation_sample_bytes
         return num_blocks * self.held_bytes + stored_bytes + moment_bytes + posted_bytes
-
-    def planned_peaks(self, plan: ClusterPlan, batch_size: int) -> dict[int, float]:
-        """Peak of each device that has TEBs [byte], by device."""
-        segments = plan.segments()
-        sizes = micro_batch_sizes(batch_size, plan.m)
-        return {
-            segment.device: self.stage_peak(plan.delta[segment.device], plan.schedule, stage, len(segments), sizes)
-            for stage, segment in enumerate(segments)
-        }

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.plan import micro_batch_sizes
 from client_pipeline.partition.spec import LoraConfig
+from client_pipeline.runtime.schedules import held_micro_batches
 from client_pipeline.system.costs import model_costs, teb_costs
 from client_pipeline.system.device_memory import TebMemory
 from client_pipeline.system.scenario import load_scenario
@@ -23,23 +24,23 @@ MEMORY = TebMemory(
 LLAMA = replace(tiny_spec("llama"), lora=LoraConfig(rank=2))
 
 
-@pytest.mark.parametrize(("schedule", "kept"), [("gpipe", (8, 8, 8)), ("1f1b", (6, 4, 2))])
+@pytest.mark.parametrize(
+    ("schedule", "kept"),
+    [("gpipe", (8, 8, 8)), ("1f1b", (6, 4, 2)), ("zb-h1", (6, 6, 6))],
+    ids=lambda value: str(value),
+)
 def test_a_stage_keeps_the_micro_batches_of_its_schedule(schedule, kept):
-    plan = ClusterPlan(delta=(1, 2, 0, 3), order=(3, 0, 1), m=4, schedule=schedule)
-    peaks = MEMORY.planned_peaks(plan, batch_size=8)
-    expected = {
-        device: blocks * 1000 + samples * (blocks * 100 + 10) + 7 + 2 * 3 + 8 * 10
-        for device, blocks, samples in zip((3, 0, 1), (3, 1, 2), kept, strict=True)
-    }
-    assert peaks == expected
+    for stage, (blocks, samples) in enumerate(zip((3, 1, 2), kept, strict=True)):
+        num_held = held_micro_batches(schedule, stage, 3, 4)
+        expected = blocks * 1000 + samples * (blocks * 100 + 10) + 7 + 2 * 3 + 8 * 10
+        assert MEMORY.stage_peak(blocks, num_held, [2, 2, 2, 2]) == expected
 
 
 def test_teb_by_teb_and_beside_them_no_plan_needs_more_than_is_counted():
     for m in (1, 2, 5, 8):
-        plan = ClusterPlan(delta=(3, 2), order=(0, 1), m=m)
-        for device, peak in MEMORY.planned_peaks(plan, batch_size=8).items():
-            most = plan.delta[device] * MEMORY.block_memory(8) + MEMORY.device_memory(8)
-            assert peak <= most and (peak == most) == (m == 1)
+        peak = MEMORY.stage_peak(3, m, micro_batch_sizes(8, m))
+        most = 3 * MEMORY.block_memory(8) + MEMORY.device_memory(8)
+        assert peak <= most and (peak == most) == (m == 1)
 
 
 def test_frozen_matrices_count_as_they_are_held_and_what_brings_them_back_for_a_moment():

@@ -74,6 +74,16 @@ class EncodedText:
         return {"input_ids": input_ids, "attention_mask": torch.arange(input_ids.shape[1]) < lengths[:, None]}
 
 
+def batches_by_length(lengths: npt.NDArray[np.int64], size: int) -> list[list[int]]:
+    """Return the examples in batches of ``size``, the longest first: neighbours of like length waste little on padding.
+
+    >>> batches_by_length(np.array([3, 9, 5]), 2)
+    [[1, 2], [0]]
+    """
+    order = np.argsort(-lengths, kind="stable").tolist()
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
 @contextmanager
 def evaluating(parts: ModelParts) -> Iterator[torch.device]:
     """Switch dropout off and gradients off; yield the model's device."""

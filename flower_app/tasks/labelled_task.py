@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Generic
 
-import numpy as np
 import torch.nn.functional as F
 
 from client_pipeline.partition.families import max_length
@@ -18,11 +18,13 @@ from client_pipeline.partition.parts import IGNORED_LABEL, Batch, ModelParts
 from client_pipeline.partition.spec import ModelSpec
 from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
 from flower_app.tasks.corpus import GENERATED_EVALUATION_SEED, OWN_FILES, DataConfig, listed
-from flower_app.tasks.encoded import evaluating
+from flower_app.tasks.encoded import batches_by_length, evaluating
 from flower_app.tasks.labelled import Examples, LabelledData, X, balanced_weights, in_order
 from flower_app.tasks.partition import training_share, training_shares
 from flower_app.tasks.start import check_model, load_start, ready_tokenizer
 from flower_app.tasks.tokenizer import TextTokenizer, train_wordpiece
+
+logger = logging.getLogger("flwr.collapipe.text")
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class LabelledTask(ABC, Generic[X]):
         return LabelledEvaluator(self, data, TextTokenizer.from_json(tokenizer_json), self._held_out(data))
 
     def predict(self, parts: ModelParts, tokenizer_json: str, inputs: Sequence[str]) -> list[str]:
-        """Label texts; an empty one, or one longer than the model, is an error."""
+        """Label texts; one longer than the model is cut, as in training, with a warning; an empty one is an error."""
         tokenizer = TextTokenizer.from_json(tokenizer_json)
         labels, longest = labels_of(parts.spec), max_length(parts.spec) or sys.maxsize
         examples = [self.from_text(text, tokenizer) for text in inputs]
@@ -162,13 +164,15 @@ class LabelledTask(ABC, Generic[X]):
                 raise ValueError(f"expected a text, found {text!r}")
         if not examples:
             return []
-        data = self.encode(examples, [[0] * len(self.parts_of(x)) for x in examples], tokenizer, longest + 1)
-        for text, length in zip(inputs, data.sequences.lengths().tolist(), strict=True):
-            if length > longest:
-                raise ValueError(f"a text of over {longest} tokens does not fit the model: {text[:60]!r}...; split it")
+        data = self.encode(examples, [[0] * len(self.parts_of(x)) for x in examples], tokenizer, longest)
+        if data.truncated:
+            logger.warning("%d of %d texts are over %d tokens and were cut", data.truncated, len(inputs), longest)
+        best: list[list[int]] = [[] for _ in examples]
         with evaluating(parts) as device:
-            batch = {name: tensor.to(device) for name, tensor in data.collate(range(len(examples))).items()}
-            best, _, _ = predict_batch(parts, batch)
+            for indices in batches_by_length(data.sequences.lengths(), self.config.evaluate_batch_size):
+                batch = {name: tensor.to(device) for name, tensor in data.collate(indices).items()}
+                for i, ids in zip(indices, predict_batch(parts, batch)[0], strict=True):
+                    best[i] = ids
         return [
             self.to_text(value, self.join(value, [labels[i] for i in ids]))
             for value, ids in zip(examples, best, strict=True)
@@ -278,12 +282,10 @@ class LabelledEvaluator(Generic[X]):
         number, size = len(examples), task.config.evaluate_batch_size
         if split == "validation" and task.config.evaluate_examples:
             number = min(number, task.config.evaluate_examples)
-        # Neighbours of like length waste little on padding.
-        order = np.argsort(-encoded.sequences.lengths()[:number], kind="stable").tolist()
         names: list[list[str]] = [[] for _ in range(number)]
         loss_sum, weight = 0.0, 0
         with evaluating(parts) as device:
-            for indices in (order[start : start + size] for start in range(0, number, size)):
+            for indices in batches_by_length(encoded.sequences.lengths()[:number], size):
                 batch = {name: tensor.to(device) for name, tensor in encoded.collate(indices).items()}
                 best, loss, count = predict_batch(parts, batch)
                 loss_sum, weight = loss_sum + loss, weight + count

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
-
 from client_pipeline.partition.families import max_length
 from client_pipeline.partition.parts import ModelParts, target_weight, targets
 from flower_app.tasks.base import ClusterData, ModelOptions, Prepared, Score, TaskConfig
 from flower_app.tasks.corpus import DataConfig
-from flower_app.tasks.encoded import EncodedText, evaluating
+from flower_app.tasks.encoded import EncodedText, batches_by_length, evaluating
 from flower_app.tasks.partition import training_share, training_shares
 from flower_app.tasks.plain_text import PlainText, load_text
 from flower_app.tasks.start import check_model, load_start, ready_tokenizer
@@ -156,11 +154,9 @@ class LanguageModelEvaluator:
         number, size = len(data), self.config.evaluate_batch_size
         if split == "validation" and self.config.evaluate_examples:
             number = min(number, self.config.evaluate_examples)
-        # Neighbours of like length waste little on padding.
-        order = np.argsort(-data.sequences.lengths()[:number], kind="stable").tolist()
         loss_sum, weight = 0.0, 0
         with evaluating(parts) as device:
-            for indices in (order[start : start + size * _TOGETHER] for start in range(0, number, size * _TOGETHER)):
+            for indices in batches_by_length(data.sequences.lengths()[:number], size * _TOGETHER):
                 pieces = [indices[start : start + size] for start in range(0, len(indices), size)]
                 batches = [data.collate(piece, _EVALUATION_SEED) for piece in pieces]
                 batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
 from flower_app.tasks import decoding
 from flower_app.tasks.base import ModelOptions, Prepared, Score, TaskConfig
 from flower_app.tasks.corpus import DataConfig, Pairs, load_pairs
-from flower_app.tasks.encoded import EncodedText, evaluating
+from flower_app.tasks.encoded import EncodedText, batches_by_length, evaluating
 from flower_app.tasks.partition import training_share, training_shares
 from flower_app.tasks.start import (
     check_length,
@@ -87,13 +86,10 @@ class TranslationEvaluator:
         number = len(pairs)
         if split == "validation" and self.config.evaluate_examples:
             number = min(number, self.config.evaluate_examples)
-        # Neighbours of like length waste little on padding.
-        order = np.argsort(-encoded.source.lengths()[:number], kind="stable").tolist()
         translations: list[list[int]] = [[] for _ in range(number)]
         loss_sum, weight = 0.0, 0
         with evaluating(parts) as device:
-            for start in range(0, number, self.config.evaluate_batch_size):
-                indices = order[start : start + self.config.evaluate_batch_size]
+            for indices in batches_by_length(encoded.source.lengths()[:number], self.config.evaluate_batch_size):
                 batch = {name: tensor.to(device) for name, tensor in encoded.collate(indices).items()}
                 memory = parts.encode(batch)
                 loss, tokens = _plain_loss(parts, memory, batch)
@@ -180,9 +176,13 @@ class TranslationTask:
                     f"a sentence of over {longest} tokens does not fit the model: {text[:60]!r}...; split it"
                 )
         data = TranslationData(encoded, encoded, tokenizer.pad_id)
+        translations: list[list[int]] = [[] for _ in inputs]
         with evaluating(parts) as device:
-            batch = {name: tensor.to(device) for name, tensor in data.collate(range(len(inputs))).items()}
-            return tokenizer.decode(_search(self.config, parts, parts.encode(batch), batch))
+            for indices in batches_by_length(encoded.lengths(), self.config.evaluate_batch_size):
+                batch = {name: tensor.to(device) for name, tensor in data.collate(indices).items()}
+                for i, ids in zip(indices, _search(self.config, parts, parts.encode(batch), batch), strict=True):
+                    translations[i] = ids
+        return tokenizer.decode(translations)
 
     def saved(self, data: DataConfig) -> dict[str, Any]:
         """Name of the task, and how its text is written."""

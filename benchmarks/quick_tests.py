@@ -18,12 +18,12 @@ MODULES = (
 )
 
 _TESTS: dict[str, str] = {
-    "strategies/dssda/answer.py": "evaluation segments",
+    "strategies/dssda/answer.py": "evaluation segments split_band",
     "strategies/dssda/block_price.py": "planner_scale",
     "strategies/dssda/bottleneck.py": "segments planner_scale",
     "strategies/dssda/branching.py": "certificate planner planner_scale",
     "strategies/dssda/convergence.py": "convergence queues",
-    "strategies/dssda/deadline.py": "certificate planner planner_scale",
+    "strategies/dssda/deadline.py": "certificate planner planner_scale uploaded_activations",
     "strategies/dssda/closed_form_segments.py": "segments planner_scale",
     "strategies/dssda/evaluation.py": "evaluation",
     "strategies/dssda/flow_shop.py": "segments planner_scale",
@@ -57,7 +57,7 @@ _TESTS: dict[str, str] = {
     "client_pipeline/system/latency.py": "latency",
     "client_pipeline/system/radio.py": "radio power",
     "client_pipeline/system/cluster_tables.py": "unequal_clusters scenario",
-    "client_pipeline/system/scenario*.py": "scenario",
+    "client_pipeline/system/scenario*.py": "scenario unequal_clusters",
     "client_pipeline/system/units.py": "scenario radio",
     "client_pipeline/link/activation_codec.py": "activation_codec",
     "client_pipeline/link/address.py": "addresses decoder_tls",
@@ -117,6 +117,10 @@ _TESTS: dict[str, str] = {
     "client_pipeline/runtime/snapshots.py": "block_moves runtime_in_threads",
     "client_pipeline/runtime/stage.py": "stage run_actions device",
     "client_pipeline/runtime/transport.py": "stage measured_links",
+    "client_pipeline/runtime/control_unit_actor.py": "control_unit_actor asking_control_units",
+    "client_pipeline/runtime/life_signs.py": "life_signs",
+    "client_pipeline/runtime/round_times.py": "round_times",
+    "client_pipeline/runtime/stage.py": "stage waiting_weights runtime_in_threads",
     "client_pipeline/runtime/verification.py": "split_verification",
     "client_pipeline/runtime/whole.py": "split_verification",
     "client_pipeline/runtime/*.py": "runtime_in_threads",
@@ -144,9 +148,9 @@ _TESTS: dict[str, str] = {
 
 def tests_of(file: str) -> tuple[str, ...]:
     """Test files of a module, the most likely to notice first."""
-    for pattern, names in _TESTS.items():
-        if fnmatch(file, pattern):
-            return tuple(test_file(name) for name in names.split())
+    if patterns := [pattern for pattern in _TESTS if fnmatch(file, pattern)]:
+        # The longest says most of the file.
+        return tuple(test_file(name) for name in _TESTS[max(patterns, key=len)].split())
     raise SystemExit(f"{file}: benchmarks/quick_tests.py names no tests for it")
 
 

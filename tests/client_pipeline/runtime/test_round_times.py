@@ -96,6 +96,15 @@ def test_a_message_that_waits_for_another_on_the_link_counts_from_its_arrival():
     assert [seconds for *_, seconds in measured["links"]["4"]] == pytest.approx([2 * LINK_S] * 2, abs=1e-6)
 
 
+def test_steps_whose_backward_passes_are_in_two_have_three_actions_for_each_micro_batch():
+    step = outcome()
+    for report in step.devices.values():
+        report.actions.extend(DoneAction("W", i, HOUR, HOUR + 0.01) for i in range(3))
+    measured = round_times([step])
+    # The gradients of weights count for the TEBs of their micro-batch.
+    assert {samples: count for samples, count, _ in measured["tebs"]["4"]} == {3: 2, 2: 1}
+
+
 def test_a_step_that_is_not_whole_tells_nothing():
     step = outcome()
     broken = StepOutcome(**vars(step) | {"exchange": step.exchange[:1]})

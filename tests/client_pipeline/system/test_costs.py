@@ -83,6 +83,7 @@ def test_memory_counts_optimizer_state_and_all_micro_batches():
     assert memory(optimizer="adamw") - memory(optimizer="sgd") == 2 * teb.parameter_bytes
     assert memory(batch_size=17) - memory() == teb.saved_bytes
     assert memory() == pytest.approx(0.25e9, rel=0.3)
+    assert model_costs(BERT_BASE, sequence_length=128, batch_size=16).activation_memory == 16 * teb.saved_bytes
 
 
 def test_uploads_count_the_encoder_and_the_activations_of_the_local_steps():

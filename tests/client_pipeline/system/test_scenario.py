@@ -15,6 +15,12 @@ def test_values_are_converted_to_si():
     scenario = load_scenario("default")
     assert scenario.num_clusters == 3
     assert scenario.block_memory == 0.375e9
+    # What a file does not say of the decoder and of the downlink costs nothing.
+    assert (scenario.costs.decoder_s, scenario.costs.downlink_rate, scenario.costs.upload_activation_bits) == (
+        0.0,
+        0.0,
+        0.0,
+    )
     for cluster in scenario.clusters:
         assert len(cluster) == 6
         for device in cluster:

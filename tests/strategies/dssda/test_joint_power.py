@@ -73,6 +73,16 @@ def test_the_same_round_has_the_same_powers_after_any_other_rounds():
     assert solve_joint_powers(first, matches) == before
 
 
+def test_a_channel_on_which_no_power_will_do_is_refused_by_its_cluster():
+    _, instance, matches, _ = planned(np.random.default_rng(25), num_clusters=3, num_channels=3)
+    number = next(n for n, match in enumerate(matches) if match)
+    silent = [
+        replace(c, up=replace(c.up, eps_max=1e-300)) if n == number else c for n, c in enumerate(instance.clusters)
+    ]
+    with pytest.raises(ValueError, match=f"cluster {number}: expected a channel on which some power meets"):
+        solve_joint_powers(replace(instance, clusters=tuple(silent)), matches)
+
+
 def test_a_limit_of_programs_is_told():
     generator = np.random.default_rng(24)
     while True:

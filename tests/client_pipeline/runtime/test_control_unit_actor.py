@@ -1,0 +1,42 @@
+"""The control unit to those who have no torch: arrays in, arrays out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from client_pipeline.runtime.control_unit_actor import ControlUnitActor
+from client_pipeline.runtime.round_order import RoundResult
+from helpers.actor_cases import order, setup_of
+
+
+class Doubler:
+    """Stands for a control unit: its round writes over the weights that it is given."""
+
+    def train_round(self, order):
+        assert all(isinstance(weight, torch.Tensor) for weight in order.weights.values())
+        weights = {name: weight.mul_(2) for name, weight in order.weights.items()}
+        return RoundResult(weights=weights, weight=1, loss=0.0, steps=1, wall_s=0.0, report={})
+
+
+@pytest.fixture
+def actor(monkeypatch):
+    made = ControlUnitActor(setup_of("arrays"))
+    monkeypatch.setattr(made, "_made", Doubler)
+    return made
+
+
+def test_weights_come_and_go_as_arrays_and_what_may_only_be_read_is_copied(actor):
+    shared = np.arange(3, dtype=np.float32)
+    shared.setflags(write=False)
+    own, tensor = np.ones(2, dtype=np.float32), torch.full((1,), 3.0)
+    told = replace(order(), weights={"shared": shared, "own": own, "tensor": tensor})
+    result = actor.train_round(told)
+    assert {name: weight.tolist() for name, weight in result.weights.items()} == {
+        "shared": [0.0, 2.0, 4.0],
+        "own": [2.0, 2.0],
+        "tensor": [6.0],
+    }
+    assert all(isinstance(weight, np.ndarray) for weight in result.weights.values())
+    assert shared.tolist() == [0.0, 1.0, 2.0]

@@ -8,6 +8,11 @@ by round in changing order, so that all meet about the same load; the figures ar
 run the forward and backward pass of the embedding and the TEBs of a classic Transformer under a trivial loss, without
 an optimizer step, GPipe schedule, one thread a stage; gradients are cleared between the steps, outside the clock.
 
+Two cores share caches, memory and the machine's other work, so that two processes that never speak to each other are
+slower than one. The column "machine" is the efficiency of a pipeline without any cost of its own on them: two whole
+models at the same time take r times as long as one alone, and all slots but the bubble's two are taken by both stages,
+so it is (m + 1) / (2 + (m - 1) r) for S = 2.
+
 Ours counts everything from the control unit's call to the last device's answer, and sends the activations and their
 gradients to the control unit and back. It runs in the two arrangements of a simulation: "ours" is the automatic one,
 two shared actors, with the control unit in the first device's; "alone" gives each of the three a process of its own, as
@@ -16,19 +21,22 @@ run the case: it fails on uneven micro-batches (m = 7).
 
     python benchmarks/pipeline_efficiency.py                       a table, and the overhead per action
     python benchmarks/pipeline_efficiency.py --json                [{"width": .., "segments": .., "micro_batches": ..,
-                                                                     "ours": .., "alone": .., "torch": ..}, ..]
+                                                                     "ours": .., "alone": .., "torch": ..,
+                                                                     "machine": ..}, ..]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import queue
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,7 +48,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 import ray
 import torch
 from torch import Tensor
-from torch_peer import STEP_TIMEOUT_S, Case, TorchPipeline, trivial_loss
+from torch_peer import START_TIMEOUT_S, STEP_TIMEOUT_S, Case, TorchPipeline, trivial_loss
 
 from client_pipeline.link.base import Gradient
 from client_pipeline.partition import transformer
@@ -129,6 +137,44 @@ class WholeModel:
         for _, parameter in self._parts.named_parameters():
             parameter.grad = None
         return seconds
+
+
+class TwoWholes:
+    """The whole model here and, at the same time, in another process."""
+
+    def __init__(self, case: Case, whole: WholeModel) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._whole = whole
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_step_when_asked, args=(case, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._answer()
+
+    def step(self) -> float:
+        """Seconds of one step, the mean of both."""
+        self._pipe.send("step")
+        own_s = self._whole.step()
+        return statistics.fmean([own_s, self._answer()])
+
+    def close(self) -> None:
+        """End the other process."""
+        self._pipe.send("end")
+        self._process.join(STEP_TIMEOUT_S)
+
+    def _answer(self) -> float:
+        if not self._pipe.poll(START_TIMEOUT_S):
+            raise RuntimeError(f"the other process did not answer within {START_TIMEOUT_S:g} s")
+        return float(self._pipe.recv())
+
+
+def _step_when_asked(case: Case, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    whole = WholeModel(case)
+    pipe.send(whole.step())
+    while pipe.recv() == "step":
+        pipe.send(whole.step())
 
 
 class Ours:
@@ -226,7 +272,13 @@ def measure(case: Case, ours: OursShared, alone: Ours, rounds: int) -> dict[str,
     ours.cut_into(m)
     alone.cut_into(m)
     whole, peer = WholeModel(case), start_torch(case)
-    contenders: dict[str, Callable[[], float]] = {"whole": whole.step, "ours": ours.step, "alone": alone.step}
+    two = TwoWholes(case, whole)
+    contenders: dict[str, Callable[[], float]] = {
+        "whole": whole.step,
+        "two": two.step,
+        "ours": ours.step,
+        "alone": alone.step,
+    }
     if peer is not None:
         contenders["torch"] = peer.step
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -238,8 +290,10 @@ def measure(case: Case, ours: OursShared, alone: Ours, rounds: int) -> dict[str,
                 if number >= WARM_UP:
                     times[name].append(seconds)
     finally:
+        two.close()
         if peer is not None:
             peer.close()
+    slower = statistics.median(both / one for one, both in zip(times["whole"], times["two"], strict=True))
     ideal = (num_stages + m - 1) / (num_stages * m)
 
     def efficiency(name: str) -> float | None:
@@ -254,6 +308,7 @@ def measure(case: Case, ours: OursShared, alone: Ours, rounds: int) -> dict[str,
         "ours": efficiency("ours"),
         "alone": efficiency("alone"),
         "torch": efficiency("torch"),
+        "machine": round((m + 1) / (2 + (m - 1) * slower), 3),
         "seconds": {name: statistics.median(values) for name, values in times.items()},
     }
 
@@ -291,7 +346,10 @@ def main() -> int:
     print(load_average(), file=out, flush=True)
     results = []
     with private_ray(num_cpus=2):
-        print(f"{'width':>6} {'S':>2} {'m':>3} {'ours':>7} {'alone':>7} {'torch':>7}   seconds of a step", file=out)
+        print(
+            f"{'width':>6} {'S':>2} {'m':>3} {'ours':>7} {'alone':>7} {'torch':>7} {'machine':>7}   seconds of a step",
+            file=out,
+        )
         for width in given.widths:
             cases = [make_case(width, SEGMENTS, m, SIZES[width]) for m in given.micro_batches]
             ours, alone = OursShared(cases[0]), Ours(cases[0])
@@ -301,7 +359,7 @@ def main() -> int:
                 peer = "-" if result["torch"] is None else f"{result['torch']:.3f}"
                 row = (
                     f"{width:>6} {result['segments']:>2} {result['micro_batches']:>3} {result['ours']:>7.3f} "
-                    f"{result['alone']:>7.3f} {peer:>7}"
+                    f"{result['alone']:>7.3f} {peer:>7} {result['machine']:>7.3f}"
                 )
                 print(f"{row}   {seconds}", file=out, flush=True)
                 results.append(result)

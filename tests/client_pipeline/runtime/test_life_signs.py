@@ -48,12 +48,14 @@ def test_devices_that_answer_are_not_told_of(devices):
 
 
 def test_one_that_is_stopped_is_silent_for_longer_and_longer_and_then_there_again(devices):
-    signs = LifeSigns(lambda: devices, lambda _: None)
+    signs, begun = LifeSigns(lambda: devices, lambda _: None), time.monotonic()
     signs.look()
     devices[1].stop_process()
     (first,) = looked_for(signs, lambda seen: [(s.device, s.state) for s in seen] == [(1, "silent")])
     (later,) = looked_for(signs, lambda seen: seen and seen[0].seconds >= first.seconds + 0.2)
     assert first.seconds >= QUICK_S / 2 and later.state == "silent"
+    # Not since the machine started, or the like.
+    assert later.seconds <= time.monotonic() - begun + 0.1
     devices[1].continue_process()
     looked_for(signs, lambda seen: seen == [])
 

@@ -46,14 +46,15 @@ class ControlUnitActor:
         Raises
         ------
         ValueError
-            If the files of the frozen weights are not here, or not the server's. Else as ControlUnit does.
+            If the files of the frozen weights are not here and cannot be pulled, or are not the server's. Else as
+            ControlUnit does.
         """
         return self._made().prepare()
 
     def _made(self) -> ControlUnit:
         if self._unit is None:
             setup = self._setup
-            frozen = _of_files(setup.base, setup.base_source) if setup.base else _tensors(setup.frozen)
+            frozen = _of_files(setup) if setup.base else _tensors(setup.frozen)
             self._unit = importlib.import_module(CONTROL_UNIT).ControlUnit(replace(setup, frozen=frozen))
         return self._unit
 
@@ -78,11 +79,13 @@ class ControlUnitActor:
             self._unit.close()
 
 
-def _of_files(text: str, source: str) -> BaseWeights:
-    """Frozen weights in this machine's files, after a look at their digests."""
+def _of_files(setup: ClusterSetup) -> BaseWeights:
+    """Frozen weights in this machine's files, after a look at their digests; files that it lacks are pulled."""
+    from client_pipeline.link.weight_pull import weights_here
     from client_pipeline.partition.base_weights import BaseWeights
 
-    return BaseWeights.from_json(text, source).check()
+    base = BaseWeights.from_json(setup.base, setup.base_source)
+    return weights_here(base, setup.weight_cache, setup.pull_from, setup.certificates)
 
 
 def _tensors(weights: Mapping[str, Any]) -> dict[str, Tensor]:

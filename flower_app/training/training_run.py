@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from logging import INFO
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from client_pipeline.link.activation_codec import ActivationCodec
+from client_pipeline.link.address import DecoderAddress
 from client_pipeline.partition.base_weights import BaseWeights
 from client_pipeline.partition.plan import read_plans
 from client_pipeline.runtime.decoder_update import HeadTrainer
@@ -81,7 +82,7 @@ def train_prepared(run: PreparedRun, grid: Grid) -> None:
             service = decoder_service(run, news) if run.config.traits.decoder_on_server else None
             with news, service or nullcontext():
                 begin_phase(run.run_dir, SETTING_UP)
-                clusters = set_up(run, flower_grid, nodes)
+                clusters = set_up(run, flower_grid, nodes, service)
                 note_machines(run.run_dir, run.completed, clusters.machines)
                 if service is not None:
                     settle_decoder_sync(service.trainer, clusters)
@@ -89,8 +90,11 @@ def train_prepared(run: PreparedRun, grid: Grid) -> None:
         finish(run, models, standing, clock)
 
 
-def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
-    """Tell every node about the run, and learn the clusters; see :func:`set_up_clusters`."""
+def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int], service: DecoderService | None = None) -> Clusters:
+    """Tell every node about the run, and learn the clusters; see :func:`set_up_clusters`.
+
+    With a service nodes that lack the files of the frozen weights may pull them until all have answered.
+    """
     base = run.frozen if isinstance(run.frozen, BaseWeights) else None
     plans, arrangement = run.config.plan, arranged(run.config, run.scenario, grid)
     message: dict[str, str | int] = {
@@ -112,7 +116,12 @@ def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
     lines, _ = run_directory.read_rounds(run.run_dir) if run.completed else ([], 0)
     trained = {report["cluster"] for line in lines for report in line["clusters"]}
     sent = run.frozen if base is None else {}
-    return set_up_clusters(grid, nodes, message, sent, run.num_clusters, max_length, trained)
+    pulling: AbstractContextManager[list[DecoderAddress]] = nullcontext([])
+    if base is not None and service is not None:
+        pulling = service.pulls(len(nodes))
+    with pulling as addresses:
+        pulls = {node: json.dumps(address.to_dict()) for node, address in zip(nodes, addresses, strict=False)}
+        return set_up_clusters(grid, nodes, message, sent, run.num_clusters, max_length, trained, pulls)
 
 
 def _declared(run: PreparedRun, cluster: int) -> ClusterState:
@@ -144,7 +153,8 @@ def decoder_service(run: PreparedRun, news: LiveNews | None = None) -> DecoderSe
     most = config.batch_size * config.gradient_accumulation
     limits = StepLimits.of(run.parts.spec, most, config.data.max_length)
     listener = {} if news is None else {"on_news": news.hear}
-    return DecoderService(config.decoder, trainer, run.num_clusters, codec, limits, **listener)
+    base = run.frozen if isinstance(run.frozen, BaseWeights) else None
+    return DecoderService(config.decoder, trainer, run.num_clusters, codec, limits, base=base, **listener)
 
 
 def _train_rounds(

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import socket
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,8 +36,35 @@ class BaseFile(NamedTuple):
     sha256: str
 
 
+class FrozenBase(Mapping[str, Tensor]):
+    """What adapters are added to, by name: no process holds all of it, and what travels is where to get it.
+
+    Names are those of the model without adapters: global ones, or of :meth:`part` the part's own.
+    """
+
+    @abstractmethod
+    def check(self) -> FrozenBase:
+        """Make sure that the weights are the run's; raises ``ValueError`` if they are not."""
+
+    @abstractmethod
+    def part(self, prefix: str) -> FrozenBase:
+        """Those of one part, ``embedding.`` or ``blocks.<i>.``, under its own names."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give back the memory of tensors that were asked for."""
+
+    @abstractmethod
+    def stored(self, name: str) -> Tensor:
+        """Return a tensor in the type that it is kept in."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """Write what another machine needs."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class BaseWeights(Mapping[str, Tensor]):
+class BaseWeights(FrozenBase):
     """Frozen float32 weights by name, in files: views of them where they are float32 there, else copies.
 
     Names are those of the model without adapters: global ones, or of :meth:`part` the part's own.

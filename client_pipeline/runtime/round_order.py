@@ -57,8 +57,8 @@ class ClusterSetup:
     """What adapters are added to, by global name; empty without adapters. Tensors, or arrays on their way; those of
     ``base`` are not among them."""
     base: str = ""
-    """Files and places of the frozen weights where the machines have them, as JSON of
-    :class:`client_pipeline.partition.base_weights.BaseWeights`."""
+    """Where each machine gets the frozen weights by itself, as JSON of
+    :class:`client_pipeline.partition.base_weights.FrozenBase`."""
     base_source: str = ""
     """Folder or hub id of these files on this machine; empty: as ``base`` says."""
     weight_cache: Path | None = None

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from logging import INFO
 from pathlib import Path
 
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.address import DecoderAddress
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.base_weights import BaseWeights, FrozenBase
 from client_pipeline.partition.plan import read_plans
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from flower_app.config.strategy_choice import make_strategy
@@ -95,7 +95,7 @@ def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int], service: DecoderS
 
     With a service nodes that lack the files of the frozen weights may pull them until all have answered.
     """
-    base = run.frozen if isinstance(run.frozen, BaseWeights) else None
+    base = run.frozen if isinstance(run.frozen, FrozenBase) else None
     plans, arrangement = run.config.plan, arranged(run.config, run.scenario, grid)
     message: dict[str, str | int] = {
         "spec": run.prepared_task.spec.to_json(),
@@ -117,7 +117,7 @@ def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int], service: DecoderS
     trained = {report["cluster"] for line in lines for report in line["clusters"]}
     sent = run.frozen if base is None else {}
     pulling: AbstractContextManager[list[DecoderAddress]] = nullcontext([])
-    if base is not None and service is not None:
+    if isinstance(base, BaseWeights) and service is not None:
         pulling = service.pulls(len(nodes))
     with pulling as addresses:
         pulls = {node: json.dumps(address.to_dict()) for node, address in zip(nodes, addresses, strict=False)}
@@ -182,11 +182,8 @@ def _train_rounds(
         round_bounds(config, run.scenario.planner.num_blocks, states),
         releases.begin_round if releases else None,
     )
-    weights = run.parts.weights()
     if run.resumed is not None:
         grid.receipts.restore(run.resumed.state["updates-counted"])
-        # In the model's order: Flower's FedAvgM goes by places, not by names.
-        weights = {name: run.resumed.weights[name] for name in weights}
         restore_kept(strategy, run.resumed.state.get("strategy"), run.resumed.server)
     board = open_sinks(config.report_to, config.tensorboard, run.run_dir, run.completed + 1, config.to_flat())
     closer = RoundCloser(
@@ -209,7 +206,7 @@ def _train_rounds(
     try:
         started.start(
             grid,
-            initial_arrays=to_arrays(weights),
+            initial_arrays=_initial_arrays(run),
             num_rounds=config.num_rounds - run.completed,
             timeout=MESSAGE_TIMEOUT_S,
             train_config=ConfigRecord({RUN_KEY: run.run_dir.name}),
@@ -228,6 +225,14 @@ def _train_rounds(
         run_directory.write_waiting(run.run_dir, {})
         if board is not None:
             board.close()
+
+
+def _initial_arrays(run: PreparedRun) -> ArrayRecord:
+    """The weights that the rounds begin with; nobody keeps the tensors beside them."""
+    if run.resumed is None:
+        return to_arrays(run.parts.weights())
+    # In the model's order: Flower's FedAvgM goes by places, not by names.
+    return to_arrays({name: run.resumed.weights[name] for name, _ in run.parts.named_parameters()})
 
 
 def finish(run: PreparedRun, models: GlobalModels, standing: RunStanding, clock: RoundClock) -> None:

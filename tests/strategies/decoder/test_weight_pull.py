@@ -369,7 +369,7 @@ def test_a_control_unit_without_the_folder_has_the_parts_that_it_would_have_with
             pull_from=address,
             certificates=LinkCertificates(),
         )
-        found = control_unit_actor._of_files(setup)
+        found = control_unit_actor._base_of(setup)
     assert len(found.files) > 3 and found.source == str(tmp_path / "cache")
     for name, value in base.items():
         assert torch.equal(found[name], value)

@@ -20,6 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from numpy.typing import NDArray
 
+from client_pipeline.link.address import DecoderAddress
 from client_pipeline.partition.spec import ModelSpec, is_outside
 from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime import fault_files
@@ -51,6 +52,7 @@ from strategies.records import (
     ARRAYS,
     BASE_KEY,
     CONFIG,
+    PULL_KEY,
     failure_reason,
     read_train_config,
     reply_content,
@@ -59,6 +61,8 @@ from strategies.records import (
 
 STATE = "collapipe"
 """Record of this app in a node's state."""
+_STATE_DIR = "~/.collapipe"
+"""Folder of a node that names none."""
 _CLIPPING: dict[str, Mod] = {"client-fixed": fixedclipping_mod, "client-adaptive": adaptiveclipping_mod}
 
 app = ClientApp()
@@ -114,6 +118,8 @@ def _setup(
     described = start_control_unit(_cluster_setup(context, node, setup_values, sent, folder, len(state.devices)))
     # Not before: a control unit that another run needs would start again with it.
     kept_values = {**setup_values, "num-blocks": described["num_blocks"]}
+    # Worth nothing from round 1 on; what was pulled with it is in the node's cache.
+    kept_values.pop(PULL_KEY, None)
     kept_setup.write(folder, kept_values, sent)
     state = replace(state, num_examples=described["num_examples"])
     _keep(context, kept_values, state, folder)
@@ -204,6 +210,8 @@ def _cluster_setup(
         frozen=sent,
         base=str(setup_values.get(BASE_KEY, "")),
         base_source=node.model_path,
+        weight_cache=Path(node.state_dir or _STATE_DIR).expanduser() / "weights",
+        pull_from=_pull_address(str(setup_values.get(PULL_KEY, ""))),
         certificates=node.certificates,
         checkpoints=folder if config.checkpoint_every else None,
         folder=folder,
@@ -234,7 +242,11 @@ def node_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path:
     if not node.state_dir and (config.run_dir or node.simulated):
         run_dir = Path(config.run_dir) if config.run_dir else Path(config.runs_dir).expanduser() / run_name
         return run_dir.resolve() / CLUSTERS / cluster_name
-    return Path(node.state_dir or "~/.collapipe").expanduser() / run_name / cluster_name
+    return Path(node.state_dir or _STATE_DIR).expanduser() / run_name / cluster_name
+
+
+def _pull_address(text: str) -> DecoderAddress | None:
+    return DecoderAddress.from_dict(json.loads(text)) if text else None
 
 
 @app.train()

@@ -16,8 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from client_pipeline import durable
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.base_weights import FrozenBase
 from client_pipeline.partition.families import build_over, build_parts
+from client_pipeline.partition.fresh_base import frozen_base
 from client_pipeline.partition.parts import ModelParts, part_weights
 from client_pipeline.partition.spec import ModelSpec, is_outside
 
@@ -55,7 +56,7 @@ def save_model(
     tokenizer_json: str,
     task: Mapping[str, Any],
     round_: int = 0,
-    base: BaseWeights | None = None,
+    base: FrozenBase | None = None,
 ) -> Path:
     """Write the model folder of a run; one that is there is replaced as a whole, in one step.
 
@@ -67,7 +68,7 @@ def save_model(
     tokenizer_json : text of the tokenizer
     task : what the task wants to remember: JSON values
     round_ : that it is of
-    base : what adapters are added to, where that is in files: they are named, with their digests, and not copied
+    base : what adapters are added to, where that is in files or drawn from a seed: they are named, and not copied
 
     Returns
     -------
@@ -170,7 +171,7 @@ def load_model(run_dir: Path, family: str = "") -> SavedModel:
                 f"alone, found {family!r}; if you trust that module, set model.family"
             )
         text = (folder / BASE_FILES).read_text(encoding="utf-8") if (folder / BASE_FILES).is_file() else ""
-        base = BaseWeights.from_json(text) if text else None
+        base = frozen_base(text, spec) if text else None
         parts = build_parts(spec, seed=0) if base is None else None
         task = json.loads((folder / TASK).read_text(encoding="utf-8"))
     except (ValueError, TypeError) as error:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from client_pipeline.partition import transformer
+from client_pipeline.partition.base_weights import FrozenBase
 from client_pipeline.partition.families import (
     adapter,
     build_over,
@@ -17,11 +19,12 @@ from client_pipeline.partition.families import (
     library_adapter,
     read_library_config,
 )
+from client_pipeline.partition.fresh_base import FreshBase
 from client_pipeline.partition.hugging_face import spec_from_config
 from client_pipeline.partition.parts import ModelParts, part_weights
 from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
 from client_pipeline.partition.pretrained import load_pretrained, load_pretrained_weights
-from client_pipeline.partition.spec import LoraConfig, check_base_dtype
+from client_pipeline.partition.spec import LoraConfig, ModelSpec, check_base_dtype, has_seeds_of_parts
 from client_pipeline.runtime.verification import Verification, random_batch, verify_split
 from flower_app.config.run_config import RunConfig
 
@@ -89,7 +92,7 @@ def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
     try:
         model_config = read_library_config(model)
         head = head_of(model_config)
-        if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
+        if _has_no_weights(model):
             spec = spec_from_config(model_config, head)
             library_adapter(spec.family).library_config(spec)
             return lambda: build_parts(spec, seed)
@@ -109,12 +112,12 @@ def adapted_builder(model: str, seed: int, base_dtype: str) -> Callable[[], Mode
     ValueError
         If it cannot be split, its files do not hold embedding and TEBs as they are used, or the type is unknown.
     """
-    check_base_dtype(base_dtype, "lora", model)
+    check_base_dtype(base_dtype, "lora", model, "")
     try:
-        spec, weights = load_pretrained_weights(model, head_of(read_library_config(model)), seed=seed)
+        spec, base, head = _base_and_head(model, seed)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"--model: {error}") from error
-    if (base := weights.base) is None:
+    if base is None:
         raise ValueError(
             f"--base-dtype: {model} has embedding or TEBs that are converted or computed, and not as they are used in "
             "its safetensors files; verify it without --base-dtype"
@@ -122,7 +125,7 @@ def adapted_builder(model: str, seed: int, base_dtype: str) -> Callable[[], Mode
     adapted = replace(spec, lora=LoraConfig(), base_dtype=base_dtype)
 
     def build() -> ModelParts:
-        parts = build_over(adapted, base, part_weights(weights, "head"), seed)
+        parts = build_over(adapted, base, head, seed)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in parts.named_parameters():
@@ -131,6 +134,22 @@ def adapted_builder(model: str, seed: int, base_dtype: str) -> Callable[[], Mode
         return parts
 
     return build
+
+
+def _base_and_head(model: str, seed: int) -> tuple[ModelSpec, FrozenBase | None, Mapping[str, Tensor]]:
+    """What adapters are added to, and the head: in the model's files, or drawn where a folder has a config alone."""
+    config = read_library_config(model)
+    head = head_of(config)
+    if _has_no_weights(model) and has_seeds_of_parts(config.model_type):
+        spec = spec_from_config(config, head)
+        drawn = FreshBase(spec, seed)
+        return spec, drawn, drawn.part("head.")
+    spec, weights = load_pretrained_weights(model, head, seed=seed)
+    return spec, weights.base, part_weights(weights, "head")
+
+
+def _has_no_weights(model: str) -> bool:
+    return Path(model).is_dir() and not any(Path(model).glob("*.safetensors"))
 
 
 def _plan(

@@ -34,6 +34,8 @@ FAULTS_PREFIX = "faults: "
 """What the line of an error's text that has the round's faults begins with."""
 BASE_KEY = "base"
 """In the set-up: files and places of the frozen weights, as JSON; empty: they are sent."""
+PULL_KEY = "pull-from"
+"""In the set-up: where, and with which token, a node may pull those files, as JSON; it is good until round 1."""
 SETUP = "query.setup"
 """Message type of the exchange before round 1."""
 

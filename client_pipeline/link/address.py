@@ -15,6 +15,7 @@ from client_pipeline.link.hosts import is_loopback
 SERVICE = "collapipe.Decoder"
 METHOD = "Exchange"
 NEWS_METHOD = "News"
+WEIGHTS_METHOD = "Weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +93,14 @@ def channel_options(max_frame_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def open_channel(address: DecoderAddress, certificates: LinkCertificates) -> grpc.Channel:
+def open_channel(address: DecoderAddress, certificates: LinkCertificates, most_bytes: int = 0) -> grpc.Channel:
     """Open a channel to the decoder, with TLS where the address says so.
+
+    Parameters
+    ----------
+    address : the decoder's
+    certificates : the CU's own
+    most_bytes : of a message, either way; 0: as the address says
 
     Raises
     ------
@@ -106,7 +113,7 @@ def open_channel(address: DecoderAddress, certificates: LinkCertificates) -> grp
             "would be sent unencrypted; start the run with decoder.tls-certificate, decoder.tls-key and decoder.tls-ca"
         )
     # One connection per stream; a proxy for the outer world must not stand between two local processes.
-    options = [*channel_options(address.max_frame_bytes), ("grpc.use_local_subchannel_pool", 1)]
+    options = [*channel_options(most_bytes or address.max_frame_bytes), ("grpc.use_local_subchannel_pool", 1)]
     if is_loopback(address.target.rpartition(":")[0]):
         options.append(("grpc.enable_http_proxy", 0))
     if not address.tls:

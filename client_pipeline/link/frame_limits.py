@@ -6,3 +6,5 @@ MAX_HEADER_BYTES = 64 * 2**10
 MAX_DIMENSIONS = 8
 LARGEST_INT = 2**63 - 1
 """Whole numbers of a header are at most as large, either way."""
+PULLED_BYTES = 2**20
+"""Of one piece of a file of frozen weights, at most [byte]."""

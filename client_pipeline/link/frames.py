@@ -14,6 +14,7 @@ Up, from a CU::
     bye
     leave        reason; token, round, cluster (as first frame)
     news         token, round, cluster, text (a call of its own, beside the stream)
+    pull         token, node, sha256, offset, size (a call of its own, before round 1; its answer is the bytes)
 
 Down, from the decoder::
 
@@ -85,6 +86,7 @@ _FIELDS: dict[str, dict[str, tuple[type, float | None]]] = {
     "bye": {},
     "leave": {"reason": (str, None), "token?": (str, None), "round?": (int, 1), "cluster?": (int, 0)},
     "news": {"token": (str, None), "round": (int, 1), "cluster": (int, 0), "text": (str, None)},
+    "pull": {"token": (str, None), "node": (int, 0), "sha256": (str, None), "offset": (int, 0), "size": (int, 1)},
     "welcome": {
         "version": (int, 0),
         "decoder_sync": (str, None),

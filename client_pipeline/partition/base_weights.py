@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,8 +36,35 @@ class BaseFile(NamedTuple):
     sha256: str
 
 
+class FrozenBase(Mapping[str, Tensor]):
+    """What adapters are added to, by name: no process holds all of it, and what travels is where to get it.
+
+    Names are those of the model without adapters: global ones, or of :meth:`part` the part's own.
+    """
+
+    @abstractmethod
+    def check(self) -> FrozenBase:
+        """Make sure that the weights are the run's; raises ``ValueError`` if they are not."""
+
+    @abstractmethod
+    def part(self, prefix: str) -> FrozenBase:
+        """Those of one part, ``embedding.`` or ``blocks.<i>.``, under its own names."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give back the memory of tensors that were asked for."""
+
+    @abstractmethod
+    def stored(self, name: str) -> Tensor:
+        """Return a tensor in the type that it is kept in."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """Write what another machine needs."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class BaseWeights(Mapping[str, Tensor]):
+class BaseWeights(FrozenBase):
     """Frozen float32 weights by name, in files: views of them where they are float32 there, else copies.
 
     Names are those of the model without adapters: global ones, or of :meth:`part` the part's own.
@@ -75,6 +104,16 @@ class BaseWeights(Mapping[str, Tensor]):
         files = tuple(BaseFile(path.name, path.stat().st_size, checked_digest(path)) for path in paths)
         return cls(source=source, files=files, places=places, checked=tuple(map(_identity, paths)))
 
+    @property
+    def files_are_there(self) -> bool:
+        """Whether the source is a folder with all files, by name."""
+        return all((Path(self.source) / file.name).is_file() for file in self.files)
+
+    def by_digest(self, cache: Path) -> BaseWeights:
+        """Return the same with files that lie in a cache and are named by their digests."""
+        files = tuple(file._replace(name=f"{file.sha256}.safetensors") for file in self.files)
+        return replace(self, source=str(cache), files=files, checked=())
+
     @cached_property
     def folder(self) -> Path:
         """Where the files are on this machine.
@@ -84,7 +123,7 @@ class BaseWeights(Mapping[str, Tensor]):
         ValueError
             If there is no such folder; the message says what is expected of it.
         """
-        folder = weight_folder(self.source)
+        folder = Path(self.source) if self.files_are_there else weight_folder(self.source)
         if folder is None:
             raise ValueError(
                 f"model.pretrained: {self.source} is no folder with safetensors files on {socket.gethostname()}; "
@@ -176,12 +215,19 @@ class BaseWeights(Mapping[str, Tensor]):
         for file in files:
             if not PLAIN_NAME.fullmatch(file.name):
                 raise ValueError(f"frozen weights: expected the plain name of a safetensors file, found {file.name!r}")
+            # It names a file, too, where weights are pulled.
+            if not _DIGEST.fullmatch(file.sha256) or file.num_bytes < 1:
+                raise ValueError(
+                    f"frozen weights: expected bytes and SHA-256 of {file.name}, found {file.num_bytes} and "
+                    f"{file.sha256[:80]!r}"
+                )
         return cls(source=source, files=files, places=places)
 
     def _described(self, file: BaseFile) -> str:
         return f"{file.name} of {file.num_bytes} bytes with SHA-256 {file.sha256[:14]}"
 
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _REMEDY = "copy the model's folder there, or start the control unit with where it lies: collapipe up cu --model FOLDER"
 
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from client_pipeline.near_names import did_you_mean
 from client_pipeline.partition import lora
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.base_weights import FrozenBase
 from client_pipeline.partition.default_generator import drawn_aside, undisturbed
 from client_pipeline.partition.family import Family
+from client_pipeline.partition.fresh_base import FreshBase
 from client_pipeline.partition.hub_ids import check_source
 from client_pipeline.partition.hub_reach import offline_remedy
 from client_pipeline.partition.hugging_face import AUTO_MODELS
@@ -177,7 +178,7 @@ def build_parts(spec: ModelSpec, seed: int) -> ModelParts:
     return parts if spec.lora is None else lora.adapt(parts, spec.lora, seed)
 
 
-def build_embedding(spec: ModelSpec, base: BaseWeights | None = None) -> nn.Module:
+def build_embedding(spec: ModelSpec, base: FrozenBase | None = None) -> nn.Module:
     """Build the embedding alone, for a control unit; frozen beside adapters, over ``base`` if that is given."""
     with undisturbed(), no_storage(base is not None):
         embedding = adapter(spec.family).build_embedding(spec)
@@ -186,7 +187,7 @@ def build_embedding(spec: ModelSpec, base: BaseWeights | None = None) -> nn.Modu
     return embedding if spec.lora is None else embedding.requires_grad_(False)
 
 
-def build_block(spec: ModelSpec, index: int, base: BaseWeights | None = None) -> nn.Module:
+def build_block(spec: ModelSpec, index: int, base: FrozenBase | None = None) -> nn.Module:
     """Build TEB ``index`` alone, for a device; with its adapters if the model has some, over ``base`` if given."""
     with undisturbed():
         with no_storage(base is not None):
@@ -208,8 +209,10 @@ def build_head(spec: ModelSpec) -> nn.Module:
     return head if spec.lora is None else lora.untie(head)
 
 
-def build_over(spec: ModelSpec, base: BaseWeights, head: Mapping[str, Tensor], seed: int) -> ModelParts:
-    """Build a model with adapters over frozen weights in files; the TEBs have theirs while they run alone.
+def build_over(spec: ModelSpec, base: FrozenBase, head: Mapping[str, Tensor], seed: int) -> ModelParts:
+    """Build a model with adapters over frozen weights; the TEBs have theirs while they run alone.
+
+    So has an embedding that is drawn, unless the head reads it: one in files is mapped, and costs nothing.
 
     Parameters
     ----------
@@ -235,6 +238,8 @@ def build_over(spec: ModelSpec, base: BaseWeights, head: Mapping[str, Tensor], s
     blocks = nn.ModuleList(build_block(plain, index, part) for index, part in enumerate(blocks_base))
     parts = ModelParts(plain, embedding, blocks, own_head, family.mask_form, base=base)
     adapted = lora.adapt(parts, spec.lora, seed)
+    if isinstance(base, FreshBase) and not shared:
+        OnDemand(embedding, base.part("embedding."))
     on_demand = []
     for block, part in zip(blocks, blocks_base, strict=True):
         on_demand.append(OnDemand(compress(block, spec.base_dtype) if spec.low_bits else block, part))

@@ -106,6 +106,7 @@ def sized_config(
     bos_id: int,
     eos_id: int,
     decoder_layers: int = 0,
+    key_value_heads: int = 0,
 ) -> Any:
     """Build a library configuration from sizes, whatever the family calls them.
 
@@ -114,13 +115,14 @@ def sized_config(
     family : the library's model type
     vocab_size : tokens
     width : D
-    num_heads : of attention, keys and values alike
+    num_heads : of attention
     feed_forward : inner width of the feed-forward layers
     num_layers : all blocks, of an encoder-decoder those of the encoder
     dropout : rate, wherever the family has one but right before a classifier
     max_length : longest sequence
     pad_id, bos_id, eos_id : special tokens
     decoder_layers : blocks of an encoder-decoder's decoder
+    key_value_heads : of keys and values, where a family tells them apart; 0: ``num_heads``
     """
     from transformers import AutoConfig
 
@@ -132,7 +134,8 @@ def sized_config(
         "vocab_size": vocab_size,
         **dict.fromkeys(("hidden_size", "embedding_size", "pooler_hidden_size"), width),
         "num_hidden_layers": num_layers,
-        **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), num_heads),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": key_value_heads or num_heads,
         "head_dim": width // num_heads,
         **dict.fromkeys(("intermediate_size", "hidden_dim", "n_inner"), feed_forward),
         **dict.fromkeys(_DROPOUTS, dropout),

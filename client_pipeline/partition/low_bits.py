@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.base_weights import FrozenBase
 
 BLOCK = 64
 """Neighbours that have one scale in nf4."""
@@ -160,8 +160,8 @@ def compress(block: nn.Module, dtype: str) -> nn.Module:
     return block
 
 
-def fill_low_bits(block: nn.Module, base: BaseWeights) -> None:
-    """Fill the layers in few bits of a TEB from its weights in files, by its own names without adapters."""
+def fill_low_bits(block: nn.Module, base: FrozenBase) -> None:
+    """Fill the layers in few bits of a TEB from its frozen weights, by its own names without adapters."""
     for name, layer in low_bit_layers(block):
         layer.fill(base.stored(f"{name}.weight"))
 

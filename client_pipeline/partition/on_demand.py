@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.base_weights import FrozenBase
 from client_pipeline.partition.low_bits import fill_low_bits, low_bit_layers
 
 
@@ -21,7 +21,7 @@ class OnDemand:
     weights : by the block's own names without adapters
     """
 
-    def __init__(self, block: nn.Module, weights: BaseWeights) -> None:
+    def __init__(self, block: nn.Module, weights: FrozenBase) -> None:
         self._block = block
         self._weights = weights
         self._held = False

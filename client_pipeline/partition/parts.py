@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.base_weights import FrozenBase
 from client_pipeline.partition.on_demand import OnDemand
 from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
 
@@ -51,8 +51,8 @@ class ModelParts:
     """Builds what the blocks take from the mask [B, T] that travels."""
     reference: nn.Module | None = None
     """The library's own model over the same parameters, where there is one."""
-    base: BaseWeights | None = None
-    """The frozen weights by global name where they are in files, and the TEBs have them while they run alone."""
+    base: FrozenBase | None = None
+    """The frozen weights by global name where each part is had alone, and the TEBs have them while they run alone."""
     on_demand: tuple[OnDemand, ...] = ()
     """Of each TEB then: fills and empties it."""
 
@@ -86,7 +86,7 @@ class ModelParts:
         """
         if self.spec.lora is None:
             return {}
-        assert self.base is None, "its frozen weights are in files"
+        assert self.base is None, "its frozen weights are not in memory"
         return {name: p.detach() for name, p in self.all_parameters() if not p.requires_grad}
 
     def load(self, weights: Mapping[str, Tensor], head: bool = True) -> None:

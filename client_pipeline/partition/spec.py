@@ -22,14 +22,24 @@ BASE_DTYPES = ("float32", "bfloat16", "int8", "nf4")
 LORA_AVERAGES = ("factors", "products")
 
 
-def check_base_dtype(base_dtype: str, trainable: str, pretrained: str) -> None:
-    """Raise ``ValueError`` for a ``model.base-dtype`` that is none, or is of weights that are trained or fresh."""
+GROUPED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families of the library whose heads of attention may share keys and values."""
+
+
+def has_seeds_of_parts(family: str) -> bool:
+    """Whether fresh frozen weights are drawn part by part: of the library's decoder-only families."""
+    return family in (*GROUPED_FAMILIES, "gpt2")
+
+
+def check_base_dtype(base_dtype: str, trainable: str, pretrained: str, family: str) -> None:
+    """Raise ``ValueError`` for a ``model.base-dtype`` that is none, or is of weights that nobody has part by part."""
     if base_dtype not in BASE_DTYPES:
         raise ValueError(f"model.base-dtype: expected one of {', '.join(BASE_DTYPES)}, found {base_dtype!r}")
-    if base_dtype != BASE_DTYPES[0] and not (trainable == "lora" and pretrained):
+    if base_dtype != BASE_DTYPES[0] and not (trainable == "lora" and (pretrained or has_seeds_of_parts(family))):
         raise ValueError(
             f"model.base-dtype: {base_dtype} is of what is never trained: expected model.trainable = lora and a "
-            f"model.pretrained, found {trainable!r} and {pretrained!r}"
+            f"model.pretrained, or fresh weights of a decoder-only family, found {trainable!r}, {pretrained!r} and "
+            f"model.family = {family}"
         )
 
 

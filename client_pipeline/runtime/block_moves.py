@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.base_weights import FrozenBase
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import Segment
 from client_pipeline.runtime.device_pool import DevicePool
@@ -96,7 +96,7 @@ class BlockPlacement:
         self._owner, self._sure = owners, True
 
     def _frozen_of(self, index: int) -> Mapping[str, Tensor]:
-        if isinstance(self._frozen, BaseWeights):
+        if isinstance(self._frozen, FrozenBase):
             return self._frozen.part(f"blocks.{index}.")
         return block_weights(self._frozen, index)
 

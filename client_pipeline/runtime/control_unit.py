@@ -24,7 +24,7 @@ from client_pipeline.link.privacy import NoiseSource, private_update
 from client_pipeline.link.private_link import PrivateLink
 from client_pipeline.link.stream import DecoderStream
 from client_pipeline.link.update_codec import ErrorFeedback, update_codec
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.base_weights import FrozenBase
 from client_pipeline.partition.families import adapter, build_embedding, build_head
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import (
@@ -71,7 +71,7 @@ class ControlUnit:
         self.num_blocks = self.adapter.num_blocks(setup.spec)
         self.data: TrainingData | None = None
         self.order: DataOrder | None = None
-        base = setup.frozen.part("embedding.") if isinstance(setup.frozen, BaseWeights) else None
+        base = setup.frozen.part("embedding.") if isinstance(setup.frozen, FrozenBase) else None
         self.embedding = build_embedding(setup.spec, base).train()
         if setup.spec.lora is not None and base is None:
             frozen = part_weights(setup.frozen, "embedding")
@@ -276,7 +276,7 @@ class ControlUnit:
                 # What the head has in common with the embedding comes once.
                 tied = self.adapter.tied(spec)
                 shared = {name: frozen[f"embedding.{tied_to}"] for name, tied_to in tied.items()}
-                head_weights = {} if isinstance(frozen, BaseWeights) else part_weights(frozen, "head")
+                head_weights = {} if isinstance(frozen, FrozenBase) else part_weights(frozen, "head")
                 load_parameters(frozen_parameters(head), head_weights | shared, "head (frozen)")
             self._own_head = HeadTrainer(
                 head, self.setup.optimizer, unit=self.num_blocks, precision=self.setup.runtime.precision

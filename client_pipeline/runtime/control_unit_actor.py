@@ -21,7 +21,7 @@ from client_pipeline.runtime.unused_actors import LIVENESS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from client_pipeline.partition.base_weights import BaseWeights
+    from client_pipeline.partition.base_weights import FrozenBase
     from client_pipeline.runtime.control_unit import ControlUnit
 
 CONTROL_UNIT = "client_pipeline.runtime.control_unit"
@@ -46,14 +46,15 @@ class ControlUnitActor:
         Raises
         ------
         ValueError
-            If the files of the frozen weights are not here, or not the server's. Else as ControlUnit does.
+            If the files of the frozen weights are not here and cannot be pulled, or are not the server's. Else as
+            ControlUnit does.
         """
         return self._made().prepare()
 
     def _made(self) -> ControlUnit:
         if self._unit is None:
             setup = self._setup
-            frozen = _of_files(setup.base, setup.base_source) if setup.base else _tensors(setup.frozen)
+            frozen = _base_of(setup) if setup.base else _tensors(setup.frozen)
             self._unit = importlib.import_module(CONTROL_UNIT).ControlUnit(replace(setup, frozen=frozen))
         return self._unit
 
@@ -78,11 +79,16 @@ class ControlUnitActor:
             self._unit.close()
 
 
-def _of_files(text: str, source: str) -> BaseWeights:
-    """Frozen weights in this machine's files, after a look at their digests."""
+def _base_of(setup: ClusterSetup) -> FrozenBase:
+    """Frozen weights that this machine gets by itself: drawn, or in files that are compared, and pulled if missing."""
+    from client_pipeline.link.weight_pull import weights_here
     from client_pipeline.partition.base_weights import BaseWeights
+    from client_pipeline.partition.fresh_base import frozen_base
 
-    return BaseWeights.from_json(text, source).check()
+    base = frozen_base(setup.base, setup.spec, setup.base_source)
+    if not isinstance(base, BaseWeights):
+        return base
+    return weights_here(base, setup.weight_cache, setup.pull_from, setup.certificates)
 
 
 def _tensors(weights: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -57,10 +57,14 @@ class ClusterSetup:
     """What adapters are added to, by global name; empty without adapters. Tensors, or arrays on their way; those of
     ``base`` are not among them."""
     base: str = ""
-    """Files and places of the frozen weights where the machines have them, as JSON of
-    :class:`client_pipeline.partition.base_weights.BaseWeights`."""
+    """Where each machine gets the frozen weights by itself, as JSON of
+    :class:`client_pipeline.partition.base_weights.FrozenBase`."""
     base_source: str = ""
     """Folder or hub id of these files on this machine; empty: as ``base`` says."""
+    weight_cache: Path | None = None
+    """Folder of files that were pulled; None: none are."""
+    pull_from: DecoderAddress | None = None
+    """Where files that are not here can be pulled before round 1; None: nowhere."""
     gradient_accumulation: int = 1
     """Batches of a step, whose gradients are summed up before the optimizers take it."""
     certificates: LinkCertificates = field(default_factory=LinkCertificates)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.base_weights import FrozenBase
 from client_pipeline.partition.families import Adapter, adapter, build_block
 from client_pipeline.partition.low_bits import low_bit_layers
 from client_pipeline.partition.micro_batches import StepId
@@ -46,8 +46,8 @@ class MovedBlock(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its tensors, but those that each machine has in files."""
-        parts = self[:2] if isinstance(self.frozen, BaseWeights) else self
+        """Bytes of all its tensors, but those that each machine has by itself."""
+        parts = self[:2] if isinstance(self.frozen, FrozenBase) else self
         return sum(tensor.nbytes for part in parts for tensor in part.values())
 
     def as_arrays(self) -> BlockArrays:
@@ -106,8 +106,8 @@ class TrainedBlock:
     parameters: dict[str, nn.Parameter]
     frozen: dict[str, nn.Parameter]
     """What adapters are added to; empty without adapters."""
-    base: BaseWeights | None
-    """The same where it is in files; None: it is in memory alone."""
+    base: FrozenBase | None
+    """The same where each machine has it by itself; None: it is in memory alone."""
     optimizer: PartOptimizer
     version: int = 0
     """Optimizer step that it is after."""
@@ -147,7 +147,7 @@ class Stage:
     def place(self, index: int, moved: MovedBlock | None = None, version: int = 0) -> None:
         """Build TEB ``index`` here, with what it had elsewhere, if anything, after optimizer step ``version``."""
         moved = moved or MovedBlock()
-        base = moved.frozen.check() if isinstance(moved.frozen, BaseWeights) else None
+        base = moved.frozen.check() if isinstance(moved.frozen, FrozenBase) else None
         module = build_block(self.spec, index, base).train()
         parameters, frozen = own_parameters(module), frozen_parameters(module) if self.spec.lora else {}
         if base is None:

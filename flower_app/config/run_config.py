@@ -17,7 +17,7 @@ from typing import Any, cast, get_type_hints
 
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.privacy_config import PrivacyConfig
-from client_pipeline.partition.spec import LoraConfig, ModelSpec, check_base_dtype
+from client_pipeline.partition.spec import GROUPED_FAMILIES, LoraConfig, ModelSpec, check_base_dtype
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
@@ -61,6 +61,8 @@ class ModelConfig:
     width: int = 64
     """D."""
     num_heads: int = 4
+    key_value_heads: int = 0
+    """Of LLaMA, Mistral and Qwen: heads of keys and values, shared by groups of ``num-heads``; 0: as many as these."""
     feed_forward: int = 256
     """Inner width of the feed-forward layers."""
     encoder_layers: int = 4
@@ -92,11 +94,21 @@ class ModelConfig:
             raise ValueError(
                 f"model.width: {self.width} is not a multiple of model.num-heads = {self.num_heads}; change one of them"
             )
+        if self.key_value_heads and (self.key_value_heads < 0 or self.num_heads % self.key_value_heads):
+            raise ValueError(
+                f"model.key-value-heads: expected a divisor of model.num-heads = {self.num_heads}, or 0, found "
+                f"{self.key_value_heads}"
+            )
+        if self.key_value_heads and self.family not in GROUPED_FAMILIES:
+            raise ValueError(
+                f"model.key-value-heads: expected a model.family of {', '.join(GROUPED_FAMILIES)}, found "
+                f"{self.family!r}; leave it 0"
+            )
         if self.norm not in NORMS:
             raise ValueError(f"model.norm: expected pre or post, found {self.norm!r}")
         if self.trainable not in TRAINABLE:
             raise ValueError(f"model.trainable: expected full or lora, found {self.trainable!r}")
-        check_base_dtype(self.base_dtype, self.trainable, self.pretrained)
+        check_base_dtype(self.base_dtype, self.trainable, self.pretrained, self.family)
         if self.pretrained and self.from_:
             raise ValueError(
                 f"model.from: {self.from_} and model.pretrained = {self.pretrained} cannot both be set; leave one empty"

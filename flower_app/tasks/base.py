@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from client_pipeline.near_names import did_you_mean
+from client_pipeline.partition.spec import has_seeds_of_parts
 from client_pipeline.plugins import class_named
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class ModelOptions(Protocol):
     def width(self) -> int: ...  # noqa: D102
     @property
     def num_heads(self) -> int: ...  # noqa: D102
+    @property
+    def key_value_heads(self) -> int: ...  # noqa: D102
     @property
     def feed_forward(self) -> int: ...  # noqa: D102
     @property
@@ -178,15 +181,20 @@ class Prepared:
     def build(self, seed: int) -> ModelParts:
         """Build the model that training begins with; ``seed`` draws fresh weights."""
         from client_pipeline.partition.families import build_over, build_parts
+        from client_pipeline.partition.fresh_base import FreshBase
         from client_pipeline.partition.lora import adapt
         from client_pipeline.partition.parts import part_weights
 
         if (base := self.base) is not None:
             return build_over(self.spec, base, part_weights(self.weights, "head"), seed)
+        if self.spec.lora is not None and not self.weights and has_seeds_of_parts(self.spec.family):
+            drawn = FreshBase(self.spec, seed)
+            return build_over(self.spec, drawn, drawn.part("head."), seed)
         if self.spec.low_bits:
             raise ValueError(
-                f"model.base-dtype: {self.spec.base_dtype} needs a model whose embedding and TEBs are in its "
-                "safetensors files as they are used, found one that is converted or computed; use float32"
+                f"model.base-dtype: {self.spec.base_dtype} needs fresh weights of a decoder-only family, or a model "
+                "whose embedding and TEBs are in its safetensors files as they are used, found one that is converted, "
+                "computed or of another run; use float32"
             )
         parts = build_parts(replace(self.spec, lora=None), seed)
         parts.load({**dict(parts.named_parameters()), **self.weights})

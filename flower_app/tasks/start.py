@@ -167,6 +167,7 @@ def load_start(
         vocab_size=tokenizer.vocab_size,
         width=model.width,
         num_heads=model.num_heads,
+        key_value_heads=model.key_value_heads,
         feed_forward=model.feed_forward,
         num_layers=model.encoder_layers + library_values.get(SERVER_LAYERS, 0),
         dropout=model.dropout,

@@ -28,7 +28,7 @@ from strategies.grid.received_values import MalformedReply
 from strategies.grid.recording import array_bytes
 from strategies.grid.reply_matching import match_replies
 from strategies.printable import printable
-from strategies.records import ARRAYS, CONFIG, SETUP, to_arrays
+from strategies.records import ARRAYS, CONFIG, PULL_KEY, SETUP, to_arrays
 
 SETUP_TIMEOUT_S = 3600.0
 """How long a control unit may take to load and encode its data."""
@@ -62,6 +62,7 @@ def set_up_clusters(
     num_clusters: int,
     max_length: int,
     trained: Collection[int] = (),
+    pulls: Mapping[int, str] = MappingProxyType({}),
 ) -> Clusters:
     """Tell every node about the run; learn the clusters. A mistake that any node finds ends the run here.
 
@@ -74,6 +75,7 @@ def set_up_clusters(
     num_clusters : N
     max_length : at which sequences are cut [tokens], for the log
     trained : clusters that have trained in the run before it was continued
+    pulls : by node: where it may pull files of weights that it lacks
 
     Raises
     ------
@@ -83,10 +85,12 @@ def set_up_clusters(
         If a node finds a mistake in the configuration or its data, or the clusters are not 0 .. N - 1.
     """
     # Frozen weights go down here, and never with a round.
-    record, arrays = ConfigRecord(dict(setup_values)), to_arrays(sent)
-    messages = [
-        Message(RecordDict({CONFIG: record, ARRAYS: arrays}), dst_node_id=node, message_type=SETUP) for node in nodes
-    ]
+    arrays = to_arrays(sent)
+    messages = []
+    for node in nodes:
+        record = ConfigRecord({**setup_values, PULL_KEY: pulls.get(node, "")})
+        content = RecordDict({CONFIG: record, ARRAYS: arrays})
+        messages.append(Message(content, dst_node_id=node, message_type=SETUP))
     answers = match_replies(messages, grid.send_and_receive(messages, timeout=SETUP_TIMEOUT_S))
     if silent := sorted(node for node, reply in zip(nodes, answers, strict=True) if reply is None):
         raise RuntimeError(f"set-up: no answer from nodes {silent} within {SETUP_TIMEOUT_S:g} s")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.base_weights import BaseWeights, FrozenBase
 
 
 def frozen_digest(frozen: Mapping[str, torch.Tensor], resumed: Mapping[str, Any] | None, source: str) -> str:
@@ -40,6 +40,8 @@ def _digest(weights: Mapping[str, torch.Tensor]) -> str:
     if isinstance(weights, BaseWeights):
         # Of their files' digests: nobody reads a whole model for it.
         return hashlib.sha256(json.dumps([weights.files, dict(weights.places)]).encode()).hexdigest()
+    if isinstance(weights, FrozenBase):
+        return hashlib.sha256(weights.to_json().encode()).hexdigest()
     hashed = hashlib.sha256()
     for name, value in sorted(weights.items()):
         hashed.update(name.encode())

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import ArrayRecord
 from torch import Tensor
 
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.partition.base_weights import FrozenBase
 from flower_app.saved_model import load_model, save_model
 from flower_app.tasks.base import Prepared
 from strategies.records import to_tensors
@@ -58,6 +58,6 @@ class GlobalModels:
 
     def save(self, run_dir: Path, task: Mapping[str, Any], round_: int) -> None:
         """Write the run's model folder; where every cluster has a model of its own, cluster 0's stands for them."""
-        base = self._frozen if isinstance(self._frozen, BaseWeights) else None
+        base = self._frozen if isinstance(self._frozen, FrozenBase) else None
         weights = dict(self._models[0]) | ({} if base else dict(self._frozen))
         save_model(run_dir, self._prepared.spec, weights, self._prepared.tokenizer_json, task, round_, base)

@@ -54,7 +54,7 @@ class PreparedRun:
     """None for a strategy that plans nothing."""
     frozen: Mapping[str, Tensor]
     """Weights that are never trained, by global name: in memory, or a
-    :class:`~client_pipeline.partition.base_weights.BaseWeights`."""
+    :class:`~client_pipeline.partition.base_weights.FrozenBase`."""
     frozen_digest: str
     """Their SHA-256 in hexadecimal; empty if there are none."""
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from logging import INFO
 from pathlib import Path
 
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.partition.base_weights import BaseWeights
+from client_pipeline.link.address import DecoderAddress
+from client_pipeline.partition.base_weights import BaseWeights, FrozenBase
 from client_pipeline.partition.plan import read_plans
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from flower_app.config.strategy_choice import make_strategy
@@ -81,7 +82,7 @@ def train_prepared(run: PreparedRun, grid: Grid) -> None:
             service = decoder_service(run, news) if run.config.traits.decoder_on_server else None
             with news, service or nullcontext():
                 begin_phase(run.run_dir, SETTING_UP)
-                clusters = set_up(run, flower_grid, nodes)
+                clusters = set_up(run, flower_grid, nodes, service)
                 note_machines(run.run_dir, run.completed, clusters.machines)
                 if service is not None:
                     settle_decoder_sync(service.trainer, clusters)
@@ -89,9 +90,12 @@ def train_prepared(run: PreparedRun, grid: Grid) -> None:
         finish(run, models, standing, clock)
 
 
-def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
-    """Tell every node about the run, and learn the clusters; see :func:`set_up_clusters`."""
-    base = run.frozen if isinstance(run.frozen, BaseWeights) else None
+def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int], service: DecoderService | None = None) -> Clusters:
+    """Tell every node about the run, and learn the clusters; see :func:`set_up_clusters`.
+
+    With a service nodes that lack the files of the frozen weights may pull them until all have answered.
+    """
+    base = run.frozen if isinstance(run.frozen, FrozenBase) else None
     plans, arrangement = run.config.plan, arranged(run.config, run.scenario, grid)
     message: dict[str, str | int] = {
         "spec": run.prepared_task.spec.to_json(),
@@ -112,7 +116,12 @@ def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int]) -> Clusters:
     lines, _ = run_directory.read_rounds(run.run_dir) if run.completed else ([], 0)
     trained = {report["cluster"] for line in lines for report in line["clusters"]}
     sent = run.frozen if base is None else {}
-    return set_up_clusters(grid, nodes, message, sent, run.num_clusters, max_length, trained)
+    pulling: AbstractContextManager[list[DecoderAddress]] = nullcontext([])
+    if isinstance(base, BaseWeights) and service is not None:
+        pulling = service.pulls(len(nodes))
+    with pulling as addresses:
+        pulls = {node: json.dumps(address.to_dict()) for node, address in zip(nodes, addresses, strict=False)}
+        return set_up_clusters(grid, nodes, message, sent, run.num_clusters, max_length, trained, pulls)
 
 
 def _declared(run: PreparedRun, cluster: int) -> ClusterState:
@@ -144,7 +153,8 @@ def decoder_service(run: PreparedRun, news: LiveNews | None = None) -> DecoderSe
     most = config.batch_size * config.gradient_accumulation
     limits = StepLimits.of(run.parts.spec, most, config.data.max_length)
     listener = {} if news is None else {"on_news": news.hear}
-    return DecoderService(config.decoder, trainer, run.num_clusters, codec, limits, **listener)
+    base = run.frozen if isinstance(run.frozen, BaseWeights) else None
+    return DecoderService(config.decoder, trainer, run.num_clusters, codec, limits, base=base, **listener)
 
 
 def _train_rounds(
@@ -172,11 +182,8 @@ def _train_rounds(
         round_bounds(config, run.scenario.planner.num_blocks, states),
         releases.begin_round if releases else None,
     )
-    weights = run.parts.weights()
     if run.resumed is not None:
         grid.receipts.restore(run.resumed.state["updates-counted"])
-        # In the model's order: Flower's FedAvgM goes by places, not by names.
-        weights = {name: run.resumed.weights[name] for name in weights}
         restore_kept(strategy, run.resumed.state.get("strategy"), run.resumed.server)
     board = open_sinks(config.report_to, config.tensorboard, run.run_dir, run.completed + 1, config.to_flat())
     closer = RoundCloser(
@@ -199,7 +206,7 @@ def _train_rounds(
     try:
         started.start(
             grid,
-            initial_arrays=to_arrays(weights),
+            initial_arrays=_initial_arrays(run),
             num_rounds=config.num_rounds - run.completed,
             timeout=MESSAGE_TIMEOUT_S,
             train_config=ConfigRecord({RUN_KEY: run.run_dir.name}),
@@ -218,6 +225,14 @@ def _train_rounds(
         run_directory.write_waiting(run.run_dir, {})
         if board is not None:
             board.close()
+
+
+def _initial_arrays(run: PreparedRun) -> ArrayRecord:
+    """The weights that the rounds begin with; nobody keeps the tensors beside them."""
+    if run.resumed is None:
+        return to_arrays(run.parts.weights())
+    # In the model's order: Flower's FedAvgM goes by places, not by names.
+    return to_arrays({name: run.resumed.weights[name] for name, _ in run.parts.named_parameters()})
 
 
 def finish(run: PreparedRun, models: GlobalModels, standing: RunStanding, clock: RoundClock) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import grpc
 from torch import Tensor
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.link.address import NEWS_METHOD
+from client_pipeline.link.address import NEWS_METHOD, WEIGHTS_METHOD
 from client_pipeline.link.base import Gradient
 from client_pipeline.link.frames import PROTOCOL_VERSION, Frame, FrameError, decode, encode
 from client_pipeline.link.hosts import split_address
 from client_pipeline.link.stream import METHOD, SERVICE, DecoderAddress, channel_options, read_pem
 from client_pipeline.link.tied import pieces
+from client_pipeline.partition.base_weights import BaseWeights
 from client_pipeline.partition.micro_batches import StepId
 from strategies.aggregation.accountant import Sent
 from strategies.decoder.config import DecoderConfig, check_pair
@@ -26,6 +28,7 @@ from strategies.decoder.revoked_certificates import RevokedCertificates
 from strategies.decoder.seat import Seat
 from strategies.decoder.step_limits import StepLimits
 from strategies.decoder.trainer import DecoderTrainer, RoundSummary
+from strategies.decoder.weight_source import WeightSource
 from strategies.printable import printable
 
 NewsReader = Callable[[int, int, str], None]
@@ -45,6 +48,7 @@ class DecoderService:
     codec : how activations and gradients travel; a CU that declares another is refused
     limits : what a cluster's step may hold
     on_news : called with cluster, round and text of what a control unit tells; raises ValueError if that is none
+    base : frozen weights, whose files nodes that lack them may pull before round 1; None: there are none
 
     Raises
     ------
@@ -60,12 +64,14 @@ class DecoderService:
         codec: ActivationCodec = ActivationCodec(),  # noqa: B008 (it is frozen)
         limits: StepLimits = StepLimits(),  # noqa: B008
         on_news: NewsReader = lambda cluster, round_, text: None,
+        base: BaseWeights | None = None,
     ) -> None:
         self.config = config
         self.trainer = trainer
         self.codec = codec
         self.limits = limits
         self.reception = Reception(trainer, codec, num_clusters)
+        self._weights = WeightSource(base, self.reception.hellos, config.max_frame_bytes // 2)
         self._on_news = on_news
         self._certificate = read_pem(config.tls_certificate, "decoder.tls-certificate")
         self._key = read_pem(config.tls_key, "decoder.tls-key")
@@ -114,7 +120,8 @@ class DecoderService:
         server = grpc.server(threads, options=options, maximum_concurrent_rpcs=most)
         exchange = grpc.stream_stream_rpc_method_handler(self._serve, None, None)
         news = grpc.unary_unary_rpc_method_handler(self._hear_news, None, None)
-        methods = {METHOD: exchange, NEWS_METHOD: news}
+        weights = grpc.unary_unary_rpc_method_handler(self._give_weights, None, None)
+        methods = {METHOD: exchange, NEWS_METHOD: news, WEIGHTS_METHOD: weights}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         host, port = split_address("decoder.bind", self.config.bind)
         try:
@@ -154,7 +161,17 @@ class DecoderService:
         """
         clusters = list(clusters)
         self.trainer.open_round(round_, clusters, local_steps, tied)
-        tokens = self.reception.open_round(round_, clusters)
+        return self._addresses(round_, self.reception.open_round(round_, clusters))
+
+    @contextmanager
+    def pulls(self, num_nodes: int) -> Iterator[list[DecoderAddress]]:
+        """Let nodes pull the files of the frozen weights for as long as this goes on; yields what each is told."""
+        try:
+            yield list(self._addresses(0, self._weights.open(num_nodes)).values())
+        finally:
+            self._weights.close()
+
+    def _addresses(self, round_: int, tokens: Mapping[int, str]) -> dict[int, DecoderAddress]:
         root = self._ca or self._certificate or b""
         return {
             cluster: DecoderAddress(
@@ -248,18 +265,30 @@ class DecoderService:
 
     def _hear_news(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         """Take what a control unit tells beside its stream."""
+        with self._single_call(context):
+            with self.reception.news(data, context) as header:
+                self._on_news(header["cluster"], header["round"], header["text"])
+        return b""
+
+    def _give_weights(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        """Answer who pulls a piece of the frozen weights' files."""
+        with self._single_call(context):
+            piece = self._weights.piece(data, context)
+        return piece
+
+    @contextmanager
+    def _single_call(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """End a call beside the streams with its reason if it is refused."""
         try:
             if self._revoked is not None:
                 self._revoked.check(context.auth_context())
-            with self.reception.news(data, context) as header:
-                self._on_news(header["cluster"], header["round"], header["text"])
+            yield
         except TooManyHellos as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except PermissionError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, printable(str(error)))
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(error)))
-        return b""
 
     def _refuse(
         self, stream: OpenStream | None, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str

@@ -108,11 +108,11 @@ def all_at_once(*functions):
 
 
 @contextmanager
-def service_of(num_clusters=2, sync="step", optimizer=SGD, join_s=20.0, step_s=20.0, **config):
+def service_of(num_clusters=2, sync="step", optimizer=SGD, join_s=20.0, step_s=20.0, base=None, **config):
     """A real service on a free port."""
     trainer = DecoderTrainer(head_trainer(optimizer), sync, join_timeout_s=join_s, step_timeout_s=step_s)
     limits = StepLimits.of(SPEC, 2**16, LONGEST)
-    service = DecoderService(DecoderConfig(**config), trainer, num_clusters, limits=limits)
+    service = DecoderService(DecoderConfig(**config), trainer, num_clusters, limits=limits, base=base)
     service.start()
     try:
         yield service

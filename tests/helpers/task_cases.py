@@ -17,6 +17,7 @@ def options(**changes):
         "family": "bert",
         "width": 32,
         "num_heads": 2,
+        "key_value_heads": 0,
         "feed_forward": 64,
         "encoder_layers": 2,
         "decoder_layers": 1,

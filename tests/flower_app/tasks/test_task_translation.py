@@ -26,6 +26,7 @@ def options(**changes):
         "family": "transformer",
         "width": 32,
         "num_heads": 2,
+        "key_value_heads": 0,
         "feed_forward": 64,
         "encoder_layers": 1,
         "decoder_layers": 1,

@@ -79,7 +79,7 @@ def scripted(run_dir, monkeypatch, killed_after=0, set_up=lambda: None, **more):
     patch = partial(monkeypatch.setattr, training_run)
     # A node serves one run at a time, in all processes of the machine.
     patch("wait_for_nodes", lambda *_: [2 * os.getpid(), 2 * os.getpid() + 1])
-    patch("set_up", lambda run, grid, nodes: set_up() or Clusters([], 0, 2))
+    patch("set_up", lambda *_: set_up() or Clusters([], 0, 2))
     patch("run_grid", lambda *_: ScriptedGrid())
     patch("ResumedStrategy", lambda strategy, _: strategy)
     monkeypatch.setattr(RoundCloser, "_planned_and_spent", lambda self, server_round: {})

@@ -52,6 +52,20 @@ def test_the_machines_of_a_cluster_are_kept_as_it_names_them():
     assert clusters.machines == {1: ClusterMachines(box, {"1": device})}
 
 
+def test_each_node_is_told_where_it_may_pull_weights_and_no_other_nodes_token():
+    addresses = {}
+
+    def client(message, cluster):
+        addresses[message.metadata.dst_node_id] = message.content["config"]["pull-from"]
+        state = states()[cluster].to_dict() | {"node_id": message.metadata.dst_node_id, "num_examples": 10}
+        answer = {"state": state, "truncated": 0, "restored": False}
+        return Message(RecordDict({"config": ConfigRecord({"json": json.dumps(answer)})}), reply_to=message)
+
+    grid = FakeGrid(client, 2)
+    set_up_clusters(grid, list(grid.nodes), {}, {}, 2, 16, pulls={FIRST_NODE: "first"})
+    assert addresses == {FIRST_NODE: "first", FIRST_NODE + 1: ""}
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

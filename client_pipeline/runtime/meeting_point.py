@@ -19,6 +19,7 @@ import ssl
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from client_pipeline.runtime.transport import GroupAddress
 SECRET_BYTES = 16
 _MOST_LINE_BYTES = 64 * 1024
 _HANDSHAKE_S = 15.0
+_STACK_BYTES = 1 << 20
+_STARTING = threading.Lock()
 
 
 @dataclass
@@ -53,8 +56,7 @@ class MeetingPoint:
         listener = socket.create_server((host, 0), backlog=128, family=family_of(host))
         self.port = int(listener.getsockname()[1])
         register = _Register(timeout_s)
-        thread = threading.Thread(target=_serve, args=(listener, tls.server_context(), register), daemon=True)
-        thread.start()
+        start_thread(_serve, listener, tls.server_context(), register)
         self._end = weakref.finalize(self, shut, listener)
 
     def close(self) -> None:
@@ -129,7 +131,7 @@ def _serve(listener: socket.socket, context: ssl.SSLContext, register: _Register
             raw, _ = listener.accept()
         except OSError:
             return
-        threading.Thread(target=_admit, args=(raw, context, register), daemon=True).start()
+        start_thread(_admit, raw, context, register)
 
 
 def _admit(raw: socket.socket, context: ssl.SSLContext, register: _Register) -> None:
@@ -171,6 +173,16 @@ def read_into(connection: ssl.SSLSocket, view: memoryview) -> None:
         if not (num_read := connection.recv_into(view)):
             raise ConnectionError("the connection ended")
         view = view[num_read:]
+
+
+def start_thread(function: Callable[..., None], *arguments: Any) -> None:
+    """Start a thread that ends with the process, and takes little of a device's memory, which may be limited."""
+    with _STARTING:
+        usual_bytes = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=function, args=arguments, daemon=True).start()
+        finally:
+            threading.stack_size(usual_bytes)
 
 
 def shut(listener: socket.socket) -> None:

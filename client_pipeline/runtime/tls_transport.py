@@ -26,7 +26,16 @@ import torch
 from torch import Tensor
 
 from client_pipeline.link.activation_codec import ActivationCodec
-from client_pipeline.runtime.meeting_point import SECRET_BYTES, Meeting, family_of, meet, read_bytes, read_into, shut
+from client_pipeline.runtime.meeting_point import (
+    SECRET_BYTES,
+    Meeting,
+    family_of,
+    meet,
+    read_bytes,
+    read_into,
+    shut,
+    start_thread,
+)
 from client_pipeline.runtime.node_tls import NodeTls
 from client_pipeline.runtime.tensor_mailbox import SecureReceive, TensorKey, TensorMailbox
 from client_pipeline.runtime.transport import (
@@ -48,14 +57,14 @@ _LEAST_DIAL_S = 1.0
 class _Outgoing:
     """Connection to one peer in one direction, with the thread that writes to it."""
 
-    def __init__(self, connection: ssl.SSLSocket, timeout_s: float, name: str) -> None:
+    def __init__(self, connection: ssl.SSLSocket, timeout_s: float) -> None:
         self._connection, self._timeout_s = connection, timeout_s
         self._orders: queue.SimpleQueue[tuple[int, Tensor] | None] = queue.SimpleQueue()
         self._sent = threading.Condition()
         self._num_pending = 0
         self._is_flushed = True
         self._error = ""
-        threading.Thread(target=self._write, name=name, daemon=True).start()
+        start_thread(self._write)
 
     def send(self, tag: int, tensor: Tensor) -> None:
         with self._sent:
@@ -131,7 +140,7 @@ class TlsTransport:
         self._incoming: set[ssl.SSLSocket] = set()
         host = member_address(address)
         self._listener = socket.create_server((host, 0), backlog=128, family=family_of(host))
-        threading.Thread(target=self._accept, name=f"tls-{rank}", daemon=True).start()
+        start_thread(self._accept)
         endpoint = (host, int(self._listener.getsockname()[1]))
         try:
             self._meeting.set_result(meet(address, rank, endpoint, tls))
@@ -201,7 +210,7 @@ class TlsTransport:
                 except TransportError:
                     connection.close()
                     raise
-                outgoing = _Outgoing(connection, self._timeout_s, f"tls-{self.rank}-{peer}-{direction}")
+                outgoing = _Outgoing(connection, self._timeout_s)
                 self._outgoing[peer, direction] = outgoing
             return outgoing
 
@@ -215,7 +224,7 @@ class TlsTransport:
                 raw, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._admit, args=(raw,), daemon=True).start()
+            start_thread(self._admit, raw)
 
     def _admit(self, raw: socket.socket) -> None:
         """Take what one peer sends in one direction, for as long as the connection lasts."""
@@ -235,7 +244,7 @@ class TlsTransport:
                 sender = (peer, direction)
                 _settle(connection)
                 self._read(connection, peer, direction)
-        except (OSError, ValueError, CancelledError, TransportError) as error:
+        except (OSError, ValueError, CancelledError, RuntimeError) as error:
             # Who has not said which member it is may be anybody.
             if sender is not None:
                 self._mailbox.lose(*sender, f"rank {sender[0]} has left, or is gone: {error}")

@@ -76,9 +76,9 @@ class Machines:
     def words(self, name):
         return self.log(name).read_text(errors="replace")
 
-    def wait_for(self, name, pattern):
+    def wait_for(self, name, pattern, since=0):
         deadline = time.monotonic() + PATIENCE_S
-        while not (found := re.search(pattern, self.words(name))):
+        while not (found := re.search(pattern, self.words(name)[since:])):
             assert self.programs[name].poll() is None, f"{name} ended: {self.said()}"
             assert time.monotonic() < deadline, f"{name}: no {pattern!r} in: {self.words(name)[-3000:]}"
             time.sleep(0.2)

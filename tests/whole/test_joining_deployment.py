@@ -62,11 +62,20 @@ def test_boxes_join_train_and_are_refused_once_they_are_revoked(machines):
     phases = (Path(summary["run_dir"]) / "phases.jsonl").read_text().splitlines()
     (first_s,) = [p["began"] - started_at for p in map(json.loads, phases) if p["phase"] == TRAINING]
     print(f"both boxes up after {joined_s:.0f} s, training begins after {first_s:.0f} s")
+    # A device that is revoked is out, and the rest of its cluster goes on with other secrets.
+    secret = (machines.folder / "server" / "certs" / "devices-0" / "ray-token").read_text()
+    said_by_cu = len(machines.words("cu"))
+    machines.run("server", "revoke", "--box", "device-0-1")
+    assert machines.programs["device"].wait(PATIENCE_S) != 0, machines.said()
+    assert "this box was revoked on the edge server" in machines.words("device")
+    machines.wait_for("cu", "starting cu-0 with its new secret")
+    machines.wait_for("cu", "SuperNode ID", said_by_cu)
+    assert (machines.folder / "server" / "certs" / "devices-0" / "ray-token").read_text() != secret
     # Refused while the edge server goes on.
     machines.run("server", "revoke", "--cluster", 0)
     machines.wait_for("server", "cu-0 may no longer connect")
     assert machines.programs["cu"].wait(PATIENCE_S) != 0, machines.said()
     machines.start("cu", "join", codes[0], "--control-unit", "--device", 0, *small, *machines.own("cu"))
     again = json.loads(machines.run("server", "boxes", "--json").stdout)
-    assert [box["status"] for box in again["boxes"]] == ["revoked", "approved"]
+    assert [box["status"] for box in again["boxes"]] == ["revoked", "revoked"]
     assert machines.programs["server"].poll() is None

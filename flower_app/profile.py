@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from client_pipeline.link.hosts import split_address
 from client_pipeline.partition.families import max_length, num_blocks_of
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.measurement import (
@@ -26,6 +28,8 @@ from client_pipeline.runtime.measurement import (
 from client_pipeline.system.costs import model_costs
 from client_pipeline.system.scenario import SCENARIO_FORMAT, Costs, load_scenario
 from client_pipeline.system.units import GIGA, MEGA
+from flower_app.deployment.credentials import DeviceFiles
+from flower_app.deployment.ray_node import cluster_access
 from flower_app.verify import model_builder
 
 UPLOAD_BITS = 19e6
@@ -49,6 +53,8 @@ class ProfileRequest:
     """How many devices each Ray node stands for."""
     address: str
     """Of a Ray cluster; empty: this machine."""
+    certs: Path | None = None
+    """Folder of a machine of a deployment's cluster, whose Ray is at ``address``."""
     measured: tuple[Path, ...] = ()
     """What the command printed with ``--json`` on each cluster; empty: this one is measured."""
     out: Path
@@ -59,6 +65,10 @@ class ProfileRequest:
                 raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, found {getattr(self, name)}")
         if self.measured and self.address:
             raise ValueError("--measured: nothing is measured with it; expected no --address beside it")
+        if self.certs is not None and ":" not in self.address:
+            raise ValueError(
+                f"--certs: expected --address HOST:PORT of the cluster's Ray beside it, found {self.address!r}"
+            )
         for path in self.measured:
             if not path.is_file():
                 raise FileNotFoundError(f"--measured: no file {path}; collapipe profile --json prints one")
@@ -128,14 +138,15 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
         clusters = [_read_measured(path, costs, request.batch_size) for path in request.measured]
         measurements = tuple(measured for of_file in clusters for measured in of_file)
     else:
-        measured = measure(
-            spec,
-            length=request.length,
-            batch_size=request.batch_size,
-            devices_per_node=request.devices,
-            address=request.address,
-            say=say,
-        )
+        with _access(request):
+            measured = measure(
+                spec,
+                length=request.length,
+                batch_size=request.batch_size,
+                devices_per_node=request.devices,
+                address=request.address,
+                say=say,
+            )
         measurements = (measured,)
     text = scenario_text(measurements, costs, blocks=num_blocks_of(spec), batch_size=request.batch_size)
     # Not by client_pipeline.durable: load_scenario takes a name that ends in .toml alone for a file.
@@ -147,6 +158,13 @@ def profile(request: ProfileRequest, say: Callable[[str], None] = lambda _: None
     finally:
         partial.unlink(missing_ok=True)
     return Profile(scenario=request.out, model=spec, costs=costs, measurements=measurements)
+
+
+def _access(request: ProfileRequest) -> AbstractContextManager[None]:
+    if request.certs is None:
+        return nullcontext()
+    # The control unit's own machine measures: its Ray is the head.
+    return cluster_access(DeviceFiles(request.certs), split_address("--address", request.address).bare_host)
 
 
 def _read_measured(path: Path, costs: Costs, batch_size: int) -> list[Measurement]:

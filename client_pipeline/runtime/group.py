@@ -1,4 +1,4 @@
-"""The control unit's place in its cluster's gloo group: joined with a plan's devices, left after a fault."""
+"""The control unit's place in its cluster's group: joined with a plan's devices, left after a fault."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import ray
 
 from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.faults import PARTED, DeviceFault
-from client_pipeline.runtime.shared_process import join_group
-from client_pipeline.runtime.transport import GroupAddress, Transport, open_store
+from client_pipeline.runtime.node_tls import NodeTls
+from client_pipeline.runtime.shared_process import join_group, open_meeting
+from client_pipeline.runtime.transport import GroupAddress, Transport
 
 JOIN_S = 30.0
 """How long members wait for each other to come; all have answered a moment before [s]."""
@@ -35,7 +36,7 @@ class Group:
         self.generation = 0
         """Generation of the last group."""
         self._transport: Transport | None = None
-        self._store = open_store(host, pool.runtime.timeout)
+        self._meeting = open_meeting(host, pool.runtime.timeout)
         self._name = uuid.uuid4().hex
 
     @property
@@ -63,7 +64,7 @@ class Group:
         self.generation += 1
         address = GroupAddress(
             host=self.host,
-            port=self._store.port,
+            port=self._meeting.port,
             generation=self.generation,
             size=len(ring) + 1,
             timeout_s=timeout_s,
@@ -71,6 +72,7 @@ class Group:
             codec=self._codec,
             name=self._name,
             processes=self._processes(ring),
+            secure=NodeTls.from_environment() is not None,
         )
         references = {device: self._pool[device].connect.remote(address, rank + 1) for rank, device in enumerate(ring)}
         # In a thread of its own: a device that dies now keeps whoever waits for it until the end of join_s.

@@ -29,12 +29,14 @@ from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.machine import available_memory, clock_frequency
 from client_pipeline.runtime.memory import keep_freed_memory
+from client_pipeline.runtime.node_tls import NodeTls
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import check_answers, device_nodes
 from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.runtime.shared_actor import NAMESPACE
+from client_pipeline.runtime.shared_process import join_group, open_meeting
 from client_pipeline.runtime.stage import Stage
-from client_pipeline.runtime.transport import BACKWARD, FORWARD, GlooTransport, GroupAddress, open_store
+from client_pipeline.runtime.transport import BACKWARD, FORWARD, GroupAddress, Transport
 
 _COMPUTE_BUDGET_S = 2.0
 """A device's passes are repeated for about this long."""
@@ -128,7 +130,7 @@ class MeasuredDevice:
         torch.set_num_threads(threads)
         keep_freed_memory()
         self._spec = spec
-        self._transport: GlooTransport | None = None
+        self._transport: Transport | None = None
         self._message = 0
 
     def machine(self) -> tuple[float, int]:
@@ -166,7 +168,7 @@ class MeasuredDevice:
     def join(self, address: GroupAddress, rank: int) -> None:
         """Meet the other device."""
         self.leave()
-        self._transport, self._message = GlooTransport(address, rank), 0
+        self._transport, self._message = join_group(address, rank), 0
 
     def exchange(self, num_floats: int, trips: int) -> float:
         """Send a tensor there and back, both devices at once; the median round trip as rank 0 sees it [s]."""
@@ -285,8 +287,15 @@ def _measure_link(
         return float(first_answer([actor.exchange.remote(num_floats, trips) for actor in pair]))
 
     try:
-        store = open_store(host, timeout_s)
-        address = GroupAddress(host=host, port=store.port, generation=generation, size=2, timeout_s=timeout_s / 2)
+        meeting = open_meeting(host, timeout_s)
+        address = GroupAddress(
+            host=host,
+            port=meeting.port,
+            generation=generation,
+            size=2,
+            timeout_s=timeout_s / 2,
+            secure=NodeTls.from_environment() is not None,
+        )
         first_answer([actor.join.remote(address, rank) for rank, actor in enumerate(pair)])
         latency = trip(_SMALL_FLOATS, 5 * _ROUND_TRIPS)
         num_floats = _FIRST_FLOATS

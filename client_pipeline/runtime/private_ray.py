@@ -11,10 +11,12 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from client_pipeline.runtime.node_tls import TLS_VARIABLES
+
 TOKEN_BYTES = 32
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where Ray would not speak to other machines it takes the loopback address, on every system."""
-_SECRETS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_SECRETS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", *TLS_VARIABLES)
 
 
 def private_environment() -> dict[str, str]:
@@ -26,7 +28,7 @@ def private_environment() -> dict[str, str]:
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Drop the secret of another Ray, which would come before a new one."""
+    """Drop secret and certificates of another Ray, which would come before new ones."""
     return {name: value for name, value in environment.items() if name not in _SECRETS}
 
 
@@ -54,11 +56,12 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]
     previous_environment, cluster = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
     environment = private_environment()
     os.environ.update(environment)
-    os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+    for name in ("RAY_AUTH_TOKEN_PATH", *TLS_VARIABLES):
+        os.environ.pop(name, None)
     # Ray has read its settings when it was imported.
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        _read_settings()
+        read_settings()
         try:
             ray.init(
                 address="local",
@@ -78,10 +81,11 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]
     finally:
         ray.shutdown()
         ray_constants.ENABLE_RAY_CLUSTER = cluster
-        _read_settings()
+        read_settings()
 
 
-def _read_settings() -> None:
+def read_settings() -> None:
+    """Have Ray look at the environment again: it has read its settings when it was imported."""
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     AuthenticationTokenLoader.instance().reset_cache()

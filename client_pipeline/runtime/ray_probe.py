@@ -15,12 +15,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from client_pipeline.runtime.node_tls import NodeTls
 from client_pipeline.runtime.private_ray import without_secrets
 
 TIMEOUT_S = 120.0
 
 
-def probe(address: str, own_host: str = "", token: Path | None = None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+def probe(
+    address: str,
+    own_host: str = "",
+    token: Path | None = None,
+    tls: NodeTls | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> dict[str, Any]:
     """Ask a Ray, in a process of its own.
 
     Parameters
@@ -28,6 +35,7 @@ def probe(address: str, own_host: str = "", token: Path | None = None, timeout_s
     address : ``host:port`` of its head
     own_host : address of a node on this machine; empty: there is none yet
     token : file of the secret that its nodes share
+    tls : this machine's; None: plain text
     timeout_s : for all of it
 
     Returns
@@ -36,6 +44,7 @@ def probe(address: str, own_host: str = "", token: Path | None = None, timeout_s
     ``software``; or ``error``.
     """
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve())} if token else {}
+    secret |= tls.environment() if tls else {}
     inherited = without_secrets(os.environ) if token else os.environ
     command = [sys.executable, "-m", __name__, address, *([own_host] if own_host else [])]
     try:

@@ -1,8 +1,8 @@
-"""Stages that share a process: tensors pass between them in memory, and to other processes by gloo.
+"""Stages that share a process: tensors pass between them in memory, and to other processes by gloo or TLS.
 
 In simulation one actor hosts several devices, and the control unit too where it has room. The ranks of one process are
-one member of the gloo group, which :class:`ProcessMember` is for all of them; ranks of one process never use it among
-each other. What was sent must not be written to any more: in memory it is not copied.
+one member of the group between processes, which :class:`ProcessMember` is for all of them; ranks of one process never
+use it among each other. What was sent must not be written to any more: in memory it is not copied.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from client_pipeline.link.activation_codec import ActivationCodec
+from client_pipeline.runtime.meeting_point import MeetingPoint
+from client_pipeline.runtime.node_tls import NodeTls
+from client_pipeline.runtime.tls_transport import TlsTransport
 from client_pipeline.runtime.transport import (
     GlooTransport,
     GroupAddress,
     Receive,
     Transport,
     TransportError,
+    open_store,
     receive_activity,
 )
 
@@ -51,7 +56,25 @@ def join_group(address: GroupAddress, rank: int) -> Transport:
     RuntimeError, TimeoutError
         If one does not come in time.
     """
-    return SharedTransport(address, rank) if address.processes else GlooTransport(address, rank)
+    return SharedTransport(address, rank) if address.processes else _member_between_processes(address, rank)
+
+
+def open_meeting(host: str, timeout_s: float) -> MeetingPoint | TCPStore:
+    """Host the place where members of a group find each other, on a free port of ``host``; over TLS where there is."""
+    tls = NodeTls.from_environment()
+    return MeetingPoint(host, tls, timeout_s) if tls else open_store(host, timeout_s)
+
+
+def _member_between_processes(address: GroupAddress, rank: int) -> GlooTransport | TlsTransport:
+    tls = NodeTls.from_environment()
+    if address.secure != (tls is not None):
+        # Nobody who stands in between may have them speak plain text.
+        have, asked = ("has certificates", "plain text") if tls else ("has no certificates", "TLS")
+        raise RuntimeError(
+            f"this machine {have} of its cluster, and is asked for {asked}; start all machines of the cluster with "
+            "folders of the same collapipe certs"
+        )
+    return TlsTransport(address, rank, tls) if tls else GlooTransport(address, rank)
 
 
 class _Place(NamedTuple):
@@ -77,13 +100,13 @@ class ProcessMember:
         self._arrived = threading.Condition()
         self._waiting: dict[_Place, Tensor] = {}
         self._closed = False
-        self._gloo: GlooTransport | None = None
+        self._member: GlooTransport | TlsTransport | None = None
         numbers = sorted(set(address.processes))
         self._process_by_rank = [numbers.index(process) for process in address.processes]
         self._size = address.size
         if len(numbers) > 1:
             between = replace(address, size=len(numbers), processes=())
-            self._gloo = GlooTransport(between, self._process_by_rank[ranks[0]])
+            self._member = _member_between_processes(between, self._process_by_rank[ranks[0]])
 
     def hand_over(self, tensor: Tensor, place: _Place) -> None:
         """Give a tensor to a rank of this process."""
@@ -108,19 +131,19 @@ class ProcessMember:
                 raise TransportError(f"{activity}: {cause}")
             return self._waiting.pop(place)
 
-    def between_processes(self, rank: int) -> tuple[GlooTransport, int]:
-        """Gloo's member for this process, and the number among the members of the process that holds ``rank``."""
-        assert self._gloo is not None
-        return self._gloo, self._process_by_rank[rank]
+    def between_processes(self, rank: int) -> tuple[GlooTransport | TlsTransport, int]:
+        """The group's member for this process, and the number among the members of the process that holds ``rank``."""
+        assert self._member is not None
+        return self._member, self._process_by_rank[rank]
 
     def tag(self, receiver: int, micro_batch: int) -> int:
-        """Gloo's tag for what goes to a rank: a process holds several."""
+        """Tag of what goes to a rank: a process holds several."""
         return micro_batch * self._size + receiver
 
     def flush(self) -> None:
         """Wait until other processes have read all that was sent."""
-        if self._gloo is not None:
-            self._gloo.flush()
+        if self._member is not None:
+            self._member.flush()
 
     def close(self) -> None:
         """Leave the group with all ranks; whoever waits here or at a neighbour gets an error at once."""
@@ -128,8 +151,8 @@ class ProcessMember:
             self._closed = True
             self._waiting.clear()
             self._arrived.notify_all()
-        if self._gloo is not None:
-            self._gloo.close()
+        if self._member is not None:
+            self._member.close()
 
 
 class _HandedOver:
@@ -159,16 +182,16 @@ class SharedTransport:
             wire = self.codec.encode(tensor.detach()).contiguous()
             self._member.hand_over(wire, _Place(peer, direction, micro_batch))
             return
-        gloo, process = self._member.between_processes(peer)
-        gloo.send(tensor, process, direction, self._member.tag(peer, micro_batch))
+        between, process = self._member.between_processes(peer)
+        between.send(tensor, process, direction, self._member.tag(peer, micro_batch))
 
     def receive(self, shape: tuple[int, ...], peer: int, direction: int, micro_batch: int) -> Receive:
         """Post a receive of float32 of ``shape``; ``wait`` on what it returns."""
         activity = receive_activity(direction, micro_batch, peer)
         if peer in self._member.ranks:
             return _HandedOver(self._member, _Place(self.rank, direction, micro_batch), activity, self.codec)
-        gloo, process = self._member.between_processes(peer)
-        return gloo.receive(shape, process, direction, self._member.tag(self.rank, micro_batch), activity)
+        between, process = self._member.between_processes(peer)
+        return between.receive(shape, process, direction, self._member.tag(self.rank, micro_batch), activity)
 
     def flush(self) -> None:
         """Wait until other processes have read all that was sent."""

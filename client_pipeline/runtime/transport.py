@@ -1,4 +1,4 @@
-"""Tensors between the stages of one cluster: point-to-point gloo between its processes.
+"""Tensors between the stages of one cluster: point-to-point gloo between its processes, or TLS between its machines.
 
 Rank 0 is the control unit, rank s + 1 is stage s; ranks that share a process, as in a simulation, are one member of the
 gloo group (:mod:`client_pipeline.runtime.shared_process`). A group belongs to one plan: when the stages change, every
@@ -83,6 +83,8 @@ class GroupAddress:
     """Of the cluster's groups, where processes hold several ranks."""
     processes: tuple[int, ...] = ()
     """Number of the process that holds each rank; empty: each rank has its own."""
+    secure: bool = False
+    """Whether tensors travel over TLS, as they do where the machines of the cluster have certificates."""
 
     @property
     def longest_join_s(self) -> float:
@@ -199,7 +201,7 @@ def receive_activity(direction: int, micro_batch: int, peer: int) -> str:
 def _options(address: GroupAddress) -> Any:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = _join_timeout(address)
-    options._devices = [ProcessGroupGloo.create_device(hostname=_own_address(address))]
+    options._devices = [ProcessGroupGloo.create_device(hostname=member_address(address))]
     return options
 
 
@@ -207,11 +209,11 @@ def _join_timeout(address: GroupAddress) -> timedelta:
     return timedelta(seconds=address.longest_join_s)
 
 
-def _own_address(address: GroupAddress) -> str:
+def member_address(address: GroupAddress) -> str:
     """Where this member listens to its neighbours.
 
-    They speak in plain bytes: within one machine nobody outside it may listen, and between machines only who can
-    reach the cluster's own network. Gloo would take what the machine's name stands for, which is often a loopback.
+    Gloo speaks in plain bytes: within one machine nobody outside it may listen, and between machines only who can
+    reach the cluster's own network. It would take what the machine's name stands for, which is often a loopback.
     """
     if is_loopback(address.host):
         return address.host

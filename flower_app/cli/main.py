@@ -239,6 +239,9 @@ def profile_command(
     batch_size: Annotated[int, typer.Option(help="b.")] = 16,
     devices: Annotated[int, typer.Option(help="How many devices each Ray node stands for.")] = 2,
     address: Annotated[str, typer.Option(help="HOST:PORT or auto of a Ray cluster; empty: this machine alone.")] = "",
+    certs: Annotated[
+        Path | None, typer.Option(help="With --address: this machine's folder of a deployment, such as certs/cu-0.")
+    ] = None,
     measured: Annotated[
         list[Path] | None,
         typer.Option(help="What this command printed with --json on a cluster; repeat it: one file of them all."),
@@ -255,6 +258,7 @@ def profile_command(
         batch_size=batch_size,
         devices=devices,
         address=address,
+        certs=certs,
         measured=tuple(measured or ()),
         out=out,
     )

@@ -21,7 +21,7 @@ AUTHORITY_DAYS = 3650
 _BACKDATED = datetime.timedelta(hours=1)
 """For machines whose clocks are a little behind."""
 _HERE = ("localhost", "127.0.0.1", "::1")
-"""The SuperLink's own processes connect to it from its machine."""
+"""A machine's own processes connect to each other there."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
 
     @classmethod
-    def create(cls, days: int = AUTHORITY_DAYS) -> Authority:
+    def create(cls, days: int = AUTHORITY_DAYS, title: str = "CollaPipe authority") -> Authority:
         """Make a new one."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name = _name("CollaPipe authority")
+        name = _name(title)
         usage = _usage(signs_certificates=True)
         builder = _builder(name, name, key.public_key(), days).add_extension(usage, critical=True)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -74,10 +74,14 @@ class Authority:
 
     def issue_server(self, hosts: Sequence[str], days: int) -> tuple[bytes, bytes]:
         """Certificate and key of a server that is reached at ``hosts`` (names or addresses), both PEM."""
-        names = [_general_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
         key = ec.generate_private_key(ec.SECP256R1())
-        purpose, alternative_names = ExtendedKeyUsageOID.SERVER_AUTH, x509.SubjectAlternativeName(names)
-        return self._sign(key.public_key(), hosts[0], days, purpose, alternative_names), key_pem(key)
+        purposes = [ExtendedKeyUsageOID.SERVER_AUTH]
+        return self._sign(key.public_key(), hosts[0], days, purposes, _reached_at(hosts)), key_pem(key)
+
+    def sign_node(self, key: ec.EllipticCurvePublicKey, host: str, days: int) -> bytes:
+        """Certificate (PEM) of a machine that is called at ``host``, and calls others of its cluster."""
+        purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        return self._sign(key, host, days, purposes, _reached_at([host]))
 
     def issue_client(self, name: str, days: int) -> tuple[bytes, bytes]:
         """Certificate and key of a client, both PEM."""
@@ -87,14 +91,14 @@ class Authority:
     def sign_client(self, key: ec.EllipticCurvePublicKey, name: str, days: int) -> bytes:
         """Certificate (PEM) of a client whose key is somewhere else."""
         alternative_name = x509.SubjectAlternativeName([x509.DNSName(name)])
-        return self._sign(key, name, days, ExtendedKeyUsageOID.CLIENT_AUTH, alternative_name)
+        return self._sign(key, name, days, [ExtendedKeyUsageOID.CLIENT_AUTH], alternative_name)
 
     def _sign(
         self,
         key: ec.EllipticCurvePublicKey,
         name: str,
         days: int,
-        purpose: x509.ObjectIdentifier,
+        purposes: Sequence[x509.ObjectIdentifier],
         names: x509.SubjectAlternativeName,
     ) -> bytes:
         # No certificate outlives who signed it.
@@ -103,7 +107,7 @@ class Authority:
         certificate = (
             builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
             .add_extension(names, critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
@@ -153,6 +157,10 @@ def write_public(path: Path, data: bytes) -> None:
     """Write a file that others may read."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     durable.write_file(path, lambda aside: aside.write_bytes(data))
+
+
+def _reached_at(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys((*hosts, *_HERE))])
 
 
 def _general_name(host: str) -> x509.GeneralName:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from flower_app.deployment.authority import read_certificate
 from flower_app.deployment.certs import certificate_hosts, normal_host
-from flower_app.deployment.credentials import CuFiles, DeviceFiles, ServerFiles
+from flower_app.deployment.credentials import ClusterFiles, CuFiles, ServerFiles
 from flower_app.deployment.findings import Finding, failure, ok, warning
 
 _SOON_DAYS = 30
@@ -21,7 +21,7 @@ _RENEW = "run collapipe certs --renew where the authority is, copy the folder he
 _COPY = "copy the whole folder that collapipe certs made for this machine"
 
 
-def check_certificate_files(files: ServerFiles | CuFiles | DeviceFiles) -> Iterator[Finding]:
+def check_certificate_files(files: ServerFiles | ClusterFiles) -> Iterator[Finding]:
     """Check that every file is there, and that its owner alone may read what is secret."""
     missing = [path for path in files.files() if not path.is_file()]
     for path in missing:
@@ -29,7 +29,8 @@ def check_certificate_files(files: ServerFiles | CuFiles | DeviceFiles) -> Itera
         yield failure("files", f"{path} is missing: {what}", _COPY)
     if not missing:
         yield ok("files", f"{files.folder} is complete")
-    secret = [path for path in files.files() if path.suffix in (".key", "") and path.is_file()]
+    own_files = [*files.files(), *([files.cluster_key] if isinstance(files, ClusterFiles) else [])]
+    secret = [path for path in own_files if path.suffix in (".key", "") and path.is_file()]
     for path in secret:
         if path.stat().st_mode & 0o077:
             yield warning("files", f"other users may read {path}", f"chmod 600 {path}")

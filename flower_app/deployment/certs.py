@@ -14,10 +14,12 @@ from cryptography import x509
 
 from flower_app.deployment import revocation
 from flower_app.deployment.authority import Authority, read_certificate, supernode_keys, write_public, write_secret
+from flower_app.deployment.cluster_authority import cluster_authority, cluster_authority_files
 from flower_app.deployment.credentials import (
     AUTHORITY,
     SERVER,
     AuthorityFiles,
+    ClusterFiles,
     CuFiles,
     DeviceFiles,
     ServerFiles,
@@ -75,6 +77,8 @@ def make_certificates(request: CertsRequest, say: Callable[[str], None] = lambda
         if not devices.ray_token.is_file():
             write_secret(devices.ray_token, cu.ray_token.read_bytes())
             new_files.append(devices.ray_token)
+        for files in (cu, devices):
+            _cluster(signer, cluster, files, new_files)
     revocation.publish(authority, signer, server)
     certificates = {SERVER: server.certificate} | {
         cu_name(n): CuFiles(request.out / cu_name(n)).certificate for n in range(request.clusters)
@@ -155,6 +159,14 @@ def _control_unit(
         write_secret(files.ray_token, secrets.token_hex(32).encode())
         new_files.append(files.ray_token)
     write_public(files.ca, authority.pem)
+
+
+def _cluster(signer: AuthorityFiles, cluster: int, files: ClusterFiles, new_files: list[Path]) -> None:
+    if not files.cluster_key.is_file():
+        authority = cluster_authority(signer, cluster)
+        write_public(files.cluster_ca, authority.pem)
+        write_secret(files.cluster_key, cluster_authority_files(signer, cluster).key.read_bytes())
+        new_files += (files.cluster_ca, files.cluster_key)
 
 
 def normal_host(host: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from client_pipeline.link.hosts import HostPort, split_address
+from flower_app.deployment.cluster_authority import node_tls
 from flower_app.deployment.credentials import CuFiles
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.programs import Program, listens
@@ -21,6 +22,7 @@ from flower_app.deployment.ray_node import (
     ray_environment,
     ray_folder,
     run_node,
+    tell_plain_text,
 )
 from flower_app.deployment.taken_ports import NeededPort, refuse_taken_ports
 from flower_app.launch.superlink import flower_environment
@@ -60,6 +62,8 @@ class ControlUnitBox:
     ray_port: int = FIRST_PORT
     runtime_port: int = RUNTIME_PORT
     object_store_mb: int = 512
+    until: Callable[[], str] = lambda: ""
+    """Why its programs have to end; empty as long as they go on."""
 
     def __post_init__(self) -> None:
         if self.cluster < 0:
@@ -125,8 +129,6 @@ class ControlUnitBox:
         """Run until told to end; returns the exit code."""
         self.certs.check()
         self.check_paths()
-        with_ray = ray_environment(flower_environment(self.state.resolve() / "flower"), self.certs.ray_token)
-        environment = past_proxies(with_ray, self.host, server_address(self.server).host)
         refuse_taken_ports(
             [
                 *self.ray_node(Path()).needed_ports(),
@@ -134,6 +136,10 @@ class ControlUnitBox:
             ]
         )
         temp_folder = ray_folder()
+        tls = node_tls(self.certs, self.host, temp_folder)
+        tell_plain_text(self.certs, tls, say)
+        with_ray = ray_environment(flower_environment(self.state.resolve() / "flower"), self.certs.ray_token, tls)
+        environment = past_proxies(with_ray, self.host, server_address(self.server).host)
         ray = Program(
             name=f"Ray of cluster {self.cluster} at {self.host}:{self.ray_port}",
             command=self.ray_node(temp_folder).command(),
@@ -146,7 +152,8 @@ class ControlUnitBox:
             # It gives up if the server does not know its key yet.
             again_s=UNKNOWN_S,
         )
-        return run_node([ray, supernode], environment, self.state.resolve() / "work", temp_folder, say)
+        work = self.state.resolve() / "work"
+        return run_node([ray, supernode], environment, work, temp_folder, say, self.until)
 
 
 def server_address(server: str) -> HostPort:

@@ -3,9 +3,12 @@
 ::
 
     authority/        ca.pem, ca.key: signs; issued.json, revoked.pem, revoked.pub; stays with who made it
+    authority/cluster-0/    ca.pem, ca.key: signs the machines of cluster 0 for each other
     server/           ca.pem, server.pem, server.key; supernodes/cu-0.pub, ...; revoked.pem, revoked.pub
-    cu-0/             ca.pem, cu.pem, cu.key; supernode.key, supernode.pub; ray-token
-    devices-0/        ray-token: for the devices of cluster 0
+    cu-0/             ca.pem, cu.pem, cu.key; supernode.key, supernode.pub; ray-token, cluster.pem, cluster.key
+    devices-0/        ray-token, cluster.pem, cluster.key: for the devices of cluster 0
+
+A box that joined by a code has cluster.pem and node.pem, its own certificate, in place of cluster.key.
 """
 
 from __future__ import annotations
@@ -114,7 +117,36 @@ class ServerFiles(_RevokedFiles):
         yield from (self.ca, self.certificate, self.key)
 
 
-class CuFiles(_Folder):
+class ClusterFiles(_Folder):
+    """What the machines of one cluster know each other by."""
+
+    @property
+    def ray_token(self) -> Path:
+        """Secret that the nodes of the cluster's Ray share."""
+        return self.folder / "ray-token"
+
+    @property
+    def cluster_ca(self) -> Path:
+        """Certificate of the cluster's own authority: whom its machines believe."""
+        return self.folder / "cluster.pem"
+
+    @property
+    def cluster_key(self) -> Path:
+        """Its private key, with which a machine signs a certificate for its own address when it starts."""
+        return self.folder / "cluster.key"
+
+    @property
+    def node_certificate(self) -> Path:
+        """Certificate for this machine's address, of a box that joined by a code."""
+        return self.folder / "node.pem"
+
+    @property
+    def node_key(self) -> Path:
+        """The private key that such a box has made itself."""
+        return self.folder / "cu.key"
+
+
+class CuFiles(ClusterFiles):
     """Of one control unit."""
 
     @property
@@ -142,23 +174,13 @@ class CuFiles(_Folder):
         """Its public key, which the SuperLink knows."""
         return self.folder / "supernode.pub"
 
-    @property
-    def ray_token(self) -> Path:
-        """Secret that the nodes of the cluster's Ray share."""
-        return self.folder / "ray-token"
-
     def files(self) -> Iterator[Path]:
         """All files that have to be there."""
         yield from (self.ca, self.certificate, self.key, self.supernode_key, self.ray_token)
 
 
-class DeviceFiles(_Folder):
+class DeviceFiles(ClusterFiles):
     """Of the devices of one cluster."""
-
-    @property
-    def ray_token(self) -> Path:
-        """Secret that the nodes of the cluster's Ray share."""
-        return self.folder / "ray-token"
 
     def files(self) -> Iterator[Path]:
         """All files that have to be there."""

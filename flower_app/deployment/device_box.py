@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from client_pipeline.link.hosts import HostPort, is_loopback, split_address
+from flower_app.deployment.cluster_authority import node_tls
 from flower_app.deployment.credentials import DeviceFiles
+from flower_app.deployment.head_check import wait_for_head
 from flower_app.deployment.programs import Program, listens, wait_until_listens
 from flower_app.deployment.ray_node import (
     FIRST_PORT,
@@ -17,6 +20,7 @@ from flower_app.deployment.ray_node import (
     ray_environment,
     ray_folder,
     run_node,
+    tell_plain_text,
 )
 from flower_app.deployment.taken_ports import refuse_taken_ports
 from flower_app.launch.superlink import flower_environment
@@ -37,6 +41,8 @@ class DeviceBox:
     """How long the control unit may take to come up [s]."""
     ray_port: int = FIRST_PORT
     object_store_mb: int = 512
+    until: Callable[[], str] = lambda: ""
+    """Why its programs have to end; empty as long as they go on."""
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -65,14 +71,22 @@ class DeviceBox:
         self.certs.check()
         head = cu_address(self.cu)
         refuse_taken_ports(self.ray_node(Path()).needed_ports())
+        wait_until_listens(head.host, head.port, self.wait, "start the control unit first: collapipe up cu")
         temp_folder = ray_folder()
         node = self.ray_node(temp_folder)
-        wait_until_listens(head.host, head.port, self.wait, "start the control unit first: collapipe up cu")
-        with_ray = ray_environment(flower_environment(temp_folder / "flower"), self.certs.ray_token)
+        try:
+            tls = node_tls(self.certs, self.host, temp_folder)
+            tell_plain_text(self.certs, tls, say)
+            wait_for_head(head, tls, self.wait, say)
+        except (OSError, ValueError):
+            shutil.rmtree(temp_folder, ignore_errors=True)
+            raise
+        with_ray = ray_environment(flower_environment(temp_folder / "flower"), self.certs.ray_token, tls)
         name = f"device {', '.join(map(str, self.devices))} of {head}"
         listening = node.services["node-manager-port"]
         ray = Program(name=name, command=node.command(), answers=lambda: listens(self.host, listening), again_s=SLOW_S)
-        return run_node([ray], past_proxies(with_ray, self.host, head.host), temp_folder / "work", temp_folder, say)
+        environment = past_proxies(with_ray, self.host, head.host)
+        return run_node([ray], environment, temp_folder / "work", temp_folder, say, self.until)
 
 
 def cu_address(cu: str) -> HostPort:

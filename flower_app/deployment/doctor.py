@@ -86,7 +86,7 @@ def examine_control_unit(box: ControlUnitBox) -> Diagnosis:
         if files.ca.is_file():
             yield from check_superlink(str(server_address(box.server)), files.ca)
         if listens(box.host, box.ray_port):
-            yield from check_ray(f"{box.host}:{box.ray_port}", files.ray_token, box.host, described)
+            yield from check_ray(f"{box.host}:{box.ray_port}", files, box.host, described, is_head=True)
             yield from check_supernode(box.runtime_port)
         else:
             yield from check_ports(box.host, box.ray_node(box.state).services)
@@ -124,6 +124,6 @@ def examine_device(box: DeviceBox) -> Diagnosis:
             yield ok("ports", f"a Ray node runs at {box.host}:{services['node-manager-port']}")
         else:
             yield from check_ports(box.host, services)
-        yield from check_ray(str(cu_address(box.cu)), files.ray_token)
+        yield from check_ray(str(cu_address(box.cu)), files, box.host)
 
     return Diagnosis("device", list(findings()))

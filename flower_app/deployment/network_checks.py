@@ -6,6 +6,7 @@ import email.utils
 import http.client
 import json
 import ssl
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -14,9 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline.link.hosts import split_address
+from client_pipeline.runtime.node_tls import NodeTls
+from flower_app.deployment.cluster_authority import node_tls
 from flower_app.deployment.control_unit_box import RUNTIME_HOST
+from flower_app.deployment.credentials import ClusterFiles
 from flower_app.deployment.edge_server import opener_for
 from flower_app.deployment.findings import Finding, failure, ok, warning
+from flower_app.deployment.head_check import check_head
 from flower_app.deployment.programs import listens
 
 SKEW_S = 5.0
@@ -130,15 +135,18 @@ def _is_healthy(host: str, port: int) -> bool:
         connection.close()
 
 
-def check_ray(address: str, token: Path, own_host: str = "", devices: int | None = None) -> Iterator[Finding]:
+def check_ray(
+    address: str, files: ClusterFiles, host: str, devices: int | None = None, *, is_head: bool = False
+) -> Iterator[Finding]:
     """Check that the cluster's Ray answers, in our versions and with our secret, and that its devices can work.
 
     Parameters
     ----------
     address : ``host:port`` of the control unit's Ray
-    token : file of the secret that its nodes share
-    own_host : of a node of this Ray on this machine; empty: there is none
+    files : this machine's folder
+    host : address of this machine
     devices : how many must have joined; None: as many as there are
+    is_head : whether a node of this Ray runs on this machine
     """
     from client_pipeline.runtime.ray_probe import probe
 
@@ -150,13 +158,33 @@ def check_ray(address: str, token: Path, own_host: str = "", devices: int | None
             "start the control unit (collapipe up cu), check --cu, and let its ports through the firewall",
         )
         return
-    answer_of_ray = probe(address, own_host, token if token.is_file() else None)
+    own_host = host if is_head else ""
+    with tempfile.TemporaryDirectory(prefix="collapipe-tls-") as temp:
+        try:
+            tls = node_tls(files, host, Path(temp))
+            check_head(place, tls)
+        except (OSError, ValueError) as error:
+            found, _, remedy = str(error).partition("; ")
+            yield failure("encryption", found, remedy or "copy the whole folder that collapipe certs made")
+            return
+        yield _encryption(files, tls)
+        answer_of_ray = probe(address, own_host, files.ray_token if files.ray_token.is_file() else None, tls)
     if "error" in answer_of_ray:
         yield _no_ray(address, str(answer_of_ray["error"]))
         return
     yield from _versions(address, answer_of_ray)
     if own_host:
         yield from _devices(answer_of_ray, devices)
+
+
+def _encryption(files: ClusterFiles, tls: NodeTls | None) -> Finding:
+    if tls is None:
+        return warning(
+            "encryption",
+            f"no {files.cluster_ca}: within the cluster everything travels in plain text",
+            "run collapipe certs where the authority is, and copy the folders anew to all machines of the cluster",
+        )
+    return ok("encryption", "the machines of the cluster speak TLS, by an authority of their own")
 
 
 def _no_ray(address: str, error: str) -> Finding:

@@ -74,6 +74,7 @@ def run_programs(
     work: Path,
     say: Callable[[str], None],
     temporary: Sequence[Path] = (),
+    until: Callable[[], str] = lambda: "",
 ) -> int:
     """Start programs one after the other, and stay until one of them ends or somebody asks for the end of all.
 
@@ -84,6 +85,7 @@ def run_programs(
     work : made; their working directory
     say : told what has started, and what ended
     temporary : folders that go with the programs if this process is killed
+    until : why they have to end; empty as long as they go on
 
     Returns
     -------
@@ -101,7 +103,7 @@ def run_programs(
                     return 1
                 program.then()
                 say(f"{program.name} is up")
-            while not (ended := _ended(running)):
+            while not (ended := _ended(running) or until()):
                 time.sleep(_POLL_S)
             say(f"error: {ended}; ending the other programs of this machine")
             return 1

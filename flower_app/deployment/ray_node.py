@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_pipeline.runtime.private_ray import without_secrets
+from client_pipeline.runtime.node_tls import NodeTls
+from client_pipeline.runtime.private_ray import read_settings, without_secrets
 from client_pipeline.system.devices import device_resource
+from flower_app.deployment.cluster_authority import forget_node_key, node_tls
+from flower_app.deployment.credentials import ClusterFiles
 from flower_app.deployment.programs import Program, run_programs
 from flower_app.deployment.taken_ports import NeededPort
 from flower_app.launch.ray_folders import short_folder
@@ -96,13 +101,19 @@ def ray_folder() -> Path:
 
 
 def run_node(
-    programs: Sequence[Program], environment: Mapping[str, str], work: Path, temp: Path, say: Callable[[str], None]
+    programs: Sequence[Program],
+    environment: Mapping[str, str],
+    work: Path,
+    temp: Path,
+    say: Callable[[str], None],
+    until: Callable[[], str] = lambda: "",
 ) -> int:
     """Run programs of which one is a node in ``temp``; its logs stay if something went wrong."""
     code = 1
     try:
-        code = run_programs(programs, environment, work, say, [temp])
+        code = run_programs(programs, environment, work, say, [temp], until)
     finally:
+        forget_node_key(temp)
         if code:
             say(f"logs of Ray: {temp}")
         else:
@@ -110,10 +121,41 @@ def run_node(
     return code
 
 
-def ray_environment(environment: Mapping[str, str], token: Path) -> dict[str, str]:
-    """Add the secret without which no process may speak to the cluster's Ray."""
+def ray_environment(environment: Mapping[str, str], token: Path, tls: NodeTls | None = None) -> dict[str, str]:
+    """Add the secret without which no process may speak to the cluster's Ray, and how it is encrypted."""
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve())}
-    return {**without_secrets(environment), **secret}
+    return {**without_secrets(environment), **secret, **(tls.environment() if tls else {})}
+
+
+@contextlib.contextmanager
+def cluster_access(files: ClusterFiles, host: str) -> Iterator[None]:
+    """Let this process speak to a cluster's Ray.
+
+    Parameters
+    ----------
+    files : the machine's folder
+    host : address of this machine that the cluster's others reach
+    """
+    files.check()
+    previous_environment = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="collapipe-tls-") as temp:
+        try:
+            os.environ.update(ray_environment({}, files.ray_token, node_tls(files, host, Path(temp))))
+            read_settings()
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(previous_environment)
+            read_settings()
+
+
+def tell_plain_text(files: ClusterFiles, tls: NodeTls | None, say: Callable[[str], None]) -> None:
+    """Warn of a cluster whose machines cannot encrypt."""
+    if tls is None:
+        say(
+            f"warning: no {files.cluster_ca}: within the cluster everything travels in plain text; collapipe certs "
+            "makes what is missing, for all machines of the cluster"
+        )
 
 
 def past_proxies(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:

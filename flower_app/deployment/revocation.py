@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from flower_app.deployment.authority import AUTHORITY_DAYS, Authority, read_certificate, write_public
+from flower_app.deployment.cluster_authority import forget_cluster_authority
 from flower_app.deployment.credentials import (
     AUTHORITY,
     SERVER,
@@ -63,8 +64,10 @@ def revoke(out: Path, cluster: int, say: Callable[[str], None] = lambda _: None,
     revoke_serials(authority, signer, server, serials)
     (server.supernodes / f"{name}.pub").unlink(missing_ok=True)
     # Its identity is worth nothing any more; collapipe certs makes the cluster another.
-    for path in (*files.files(), files.supernode_public_key, *devices.files()):
+    shared = [path for member in (files, devices) for path in (member.cluster_ca, member.cluster_key)]
+    for path in (*files.files(), files.supernode_public_key, *devices.files(), *shared):
         path.unlink(missing_ok=True)
+    forget_cluster_authority(signer, cluster)
     for folder in (files.folder, devices.folder):
         with contextlib.suppress(OSError):
             folder.rmdir()

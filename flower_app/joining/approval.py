@@ -9,6 +9,7 @@ from typing import Any
 from client_pipeline.link.hosts import HostPort
 from flower_app.deployment import revocation
 from flower_app.deployment.authority import Authority, read_certificate, write_public, write_secret
+from flower_app.deployment.cluster_authority import cluster_authority, forget_cluster_authority
 from flower_app.deployment.credentials import CuFiles, DeviceFiles, cu_name, devices_name
 from flower_app.joining.join_folder import APPROVED, REFUSED, WAITING, Box, JoinFolder
 from flower_app.joining.join_request import ANY_CLUSTER
@@ -67,9 +68,10 @@ def revoke_box(folder: JoinFolder, box_id: str, say: Callable[[str], None] = lam
         authority = Authority.load(folder.authority)
         serials = {int(box.answer["serial"], 16)}
         revocation.revoke_serials(authority, folder.authority, folder.server, serials)
+        others = _renew_cluster(folder, box.cluster)
     say(
-        f"{box.name} is revoked, and gets nothing more here; it knows the secret of its cluster's Ray: to change that, "
-        f"collapipe revoke --cluster {box.cluster}, and let the cluster's other boxes join by new codes"
+        f"{box.name} is revoked; {', '.join(others) or 'no other box'} of its cluster start again within seconds, with "
+        "a secret and certificates that it does not have"
     )
     return {"revoked": box.name, "certificates": len(serials)}
 
@@ -81,14 +83,14 @@ def _control_unit(folder: JoinFolder, authority: Authority, box: Box, days: int)
     cluster = _free_cluster(folder, box)
     name = cu_name(cluster)
     public = CuFiles(folder.root / name)
+    secret = DeviceFiles(folder.root / devices_name(cluster)).ray_token
+    write_secret(secret, secrets.token_hex(32).encode())
     certificate = authority.sign_client(box.request.public_key, name, days)
     # The folder has what is public of it alone: enough to revoke it.
     write_public(public.certificate, certificate)
     write_public(public.supernode_public_key, box.request.supernode_line(name))
     read = read_certificate(public.certificate)
     revocation.note_issued(folder.authority, name, read)
-    secret = DeviceFiles(folder.root / devices_name(cluster)).ray_token
-    write_secret(secret, secrets.token_hex(32).encode())
     write_public(folder.server.supernodes / f"{name}.pub", box.request.supernode_line(name))
     revocation.publish(authority, folder.authority, folder.server)
     return {
@@ -97,7 +99,7 @@ def _control_unit(folder: JoinFolder, authority: Authority, box: Box, days: int)
         "devices": list(box.request.devices),
         "certificate": certificate.decode(),
         "serial": f"{read.serial_number:x}",
-        "ray_token": secret.read_text(encoding="ascii"),
+        **_cluster_trust(folder, box, cluster, days),
     }
 
 
@@ -123,9 +125,35 @@ def _device(folder: JoinFolder, authority: Authority, box: Box, days: int) -> di
         "devices": devices,
         "certificate": certificate.decode(),
         "serial": f"{read.serial_number:x}",
-        "ray_token": DeviceFiles(folder.root / devices_name(cluster)).ray_token.read_text(encoding="ascii"),
+        **_cluster_trust(folder, box, cluster, days),
         "cu": str(HostPort(control_unit.request.host, control_unit.request.ray_port)),
     }
+
+
+def _cluster_trust(folder: JoinFolder, box: Box, cluster: int, days: int) -> dict[str, str]:
+    """What a box shows the others of its cluster, and what it believes them by."""
+    signer = cluster_authority(folder.authority, cluster)
+    return {
+        "ray_token": DeviceFiles(folder.root / devices_name(cluster)).ray_token.read_text(encoding="ascii"),
+        "cluster_ca": signer.pem.decode(),
+        "node_certificate": signer.sign_node(box.request.public_key, box.request.host.strip("[]"), days).decode(),
+    }
+
+
+def _renew_cluster(folder: JoinFolder, cluster: int) -> list[str]:
+    """Give the boxes of a cluster another authority and another secret, which who was revoked does not get.
+
+    Returns
+    -------
+    Names of the boxes.
+    """
+    forget_cluster_authority(folder.authority, cluster)
+    write_secret(DeviceFiles(folder.root / devices_name(cluster)).ray_token, secrets.token_hex(32).encode())
+    members = [box for box in folder.boxes() if box.status == APPROVED and box.cluster == cluster]
+    for box in members:
+        trust = _cluster_trust(folder, box, cluster, CERTIFICATE_DAYS)
+        folder.answer(box.token_hash, {**box.answer, **trust})
+    return [box.name for box in members]
 
 
 def _free_cluster(folder: JoinFolder, box: Box) -> int:

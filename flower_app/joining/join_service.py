@@ -3,9 +3,10 @@
 ``python -m flower_app.joining.join_service HOST:PORT SUPERLINK_PORT FOLDER``. It writes requests and reads what was
 decided about them; the authority's key is none of its business.
 
-Two questions are answered. ``{"ask": "authority"}`` gets the authority's certificate, which is public: a box compares
+Three questions are answered. ``{"ask": "authority"}`` gets the authority's certificate, which is public: a box compares
 it with its code's fingerprint before it says anything else. ``{"ask": "join", "token", "claim", "request"}`` gets what
-became of the request; a box repeats it until somebody has decided.
+became of the request; a box repeats it until somebody has decided. ``{"ask": "renew", "code", "claim"}`` gets the same
+for a box that has joined, which has kept the digest of its token alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import binascii
 import hashlib
 import hmac
 import json
+import re
 import socket
 import ssl
 import sys
@@ -28,7 +30,7 @@ from typing import Any
 from client_pipeline.link.hosts import HostPort, split_address
 from flower_app.deployment.superlink_program import listening_socket
 from flower_app.joining.join_code import token_digest
-from flower_app.joining.join_folder import APPROVED, JoinFolder
+from flower_app.joining.join_folder import APPROVED, Box, JoinFolder
 from flower_app.joining.join_request import CU_KIND, MOST_REQUEST_BYTES, JoinRequest, read_line
 from strategies.decoder.limits import HelloGuard, TooManyHellos
 
@@ -38,6 +40,7 @@ CONNECTION_S = 10.0
 """From the first byte of a connection to its last [s]."""
 _STACK_BYTES = 1 << 20
 _MOST_TEXT = 200
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class WrongCode(PermissionError):
@@ -71,8 +74,10 @@ class JoinDesk:
         question = read_line(line)
         if question == {"ask": "authority"}:
             return {"authority": self._authority}
+        if set(question) == {"ask", "code", "claim"} and question["ask"] == "renew":
+            return self._renew(question["code"], _digest(_bytes(question["claim"])))
         if set(question) != {"ask", "token", "claim", "request"} or question["ask"] != "join":
-            raise ValueError("expected the question authority or join")
+            raise ValueError("expected the question authority, join or renew")
         token_hash, claim_hash = token_digest(_bytes(question["token"])), _digest(_bytes(question["claim"]))
         if not self._folder.knows(token_hash):
             raise WrongCode("this code is none of ours")
@@ -94,6 +99,18 @@ class JoinDesk:
                 "another box has shown this code before; if that was not yours, tell who runs the edge server, and ask "
                 "for another"
             )
+        return self._state_of(box)
+
+    def _renew(self, token_hash: Any, claim_hash: str) -> dict[str, Any]:
+        # It names a file.
+        if not isinstance(token_hash, str) or not _HASH.fullmatch(token_hash):
+            raise ValueError("code: expected a SHA-256 of 64 hexadecimal digits")
+        box = self._folder.box(token_hash)
+        if box is None or not hmac.compare_digest(box.request.claim_hash, claim_hash):
+            raise WrongCode("no box has joined by this code with this secret")
+        return self._state_of(box)
+
+    def _state_of(self, box: Box) -> dict[str, Any]:
         if box.status == APPROVED:
             return {"status": APPROVED, "superlink_port": self._superlink_port, **box.answer}
         return {"status": box.status, "box": box.box_id}

@@ -15,6 +15,7 @@ from flower_app.deployment.ray_node import FIRST_PORT
 from flower_app.joining.join_code import JoinCode
 from flower_app.joining.join_request import ANY_CLUSTER, CU_KIND, DEVICE_KIND
 from flower_app.joining.newcomer import BoxFolder, Wish, join_deployment
+from flower_app.joining.renewal import MembershipWatch
 
 JOINED = "joined"
 APPROVAL_S = 1_800.0
@@ -107,10 +108,20 @@ class JoiningBox:
         """Join, and run the box's programs until told to end; returns the exit code."""
         box = self.join(say)
         say(f"starting {box['name']}; the next time: collapipe join --state {self.state}")
-        return machine_of(box, self.folder, self.state).up(say)
+        while True:
+            watch = MembershipWatch(self.folder, say)
+            try:
+                code = machine_of(box, self.folder, self.state, watch.reason).up(say)
+            finally:
+                watch.stop()
+            if not watch.is_renewed:
+                return code
+            say(f"starting {box['name']} with its new secret")
 
 
-def machine_of(box: Mapping[str, Any], folder: BoxFolder, state: Path) -> ControlUnitBox | DeviceBox:
+def machine_of(
+    box: Mapping[str, Any], folder: BoxFolder, state: Path, until: Callable[[], str] = lambda: ""
+) -> ControlUnitBox | DeviceBox:
     """What ``collapipe up`` starts on a box that has joined.
 
     Parameters
@@ -118,6 +129,7 @@ def machine_of(box: Mapping[str, Any], folder: BoxFolder, state: Path) -> Contro
     box : ``box.json``
     folder : where it lies
     state : folder of what survives a restart
+    until : why its programs have to end; empty as long as they go on
     """
     options = box["options"]
     shared = {name: options[name] for name in ("ray_port", "object_store_mb")}
@@ -130,6 +142,7 @@ def machine_of(box: Mapping[str, Any], folder: BoxFolder, state: Path) -> Contro
             certs=folder.files,
             state=state,
             devices=box["devices"],
+            until=until,
             **{name: options[name] for name in names},
             **shared,
         )
@@ -140,6 +153,7 @@ def machine_of(box: Mapping[str, Any], folder: BoxFolder, state: Path) -> Contro
         certs=DeviceFiles(folder.folder),
         # Its control unit may have been approved a moment ago.
         wait=_CONTROL_UNIT_S,
+        until=until,
         **shared,
     )
 

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import json
 import secrets
-import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -22,23 +21,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from client_pipeline.link.hosts import HostPort
 from flower_app.deployment.authority import key_pem, supernode_keys, write_public, write_secret
 from flower_app.deployment.credentials import CuFiles
+from flower_app.joining.join_call import JoinRefused, NotThere, ask, call
 from flower_app.joining.join_code import JoinCode, fingerprint_of
 from flower_app.joining.join_folder import APPROVED, REFUSED, REVOKED, WAITING
-from flower_app.joining.join_request import CU_KIND, JoinRequest, read_line
+from flower_app.joining.join_request import CU_KIND, JoinRequest
 
-_MOST_ANSWER_BYTES = 64 * 1024
-_CALL_S = 15.0
 _AGAIN_S = 2.0
 _CLAIM_BYTES = 32
-_WHOLE = {"name", "cluster", "devices", "superlink_port", "ca", "certificate", "ray_token"}
-
-
-class JoinRefused(ValueError):
-    """The edge server does not let this box in."""
-
-
-class _NotThere(OSError):
-    """The edge server does not answer for now."""
+_OF_CLUSTER = ("ray_token", "cluster_ca", "node_certificate")
+_WHOLE = {"name", "cluster", "devices", "superlink_port", "ca", "certificate", *_OF_CLUSTER}
 
 
 @dataclass(frozen=True)
@@ -94,10 +85,28 @@ class BoxFolder:
         """Write what an approved box was given."""
         write_public(self.files.ca, str(answer["ca"]).encode())
         write_public(self.files.certificate, str(answer["certificate"]).encode())
-        write_secret(self.files.ray_token, str(answer["ray_token"]).encode())
+        self.keep_of_cluster(answer)
         box = {key: answer.get(key) for key in ("name", "cluster", "devices", "cu")} | dict(more)
         write_secret(self.box_file, json.dumps(box, indent=1).encode())
         return box
+
+    def keep_of_cluster(self, answer: Mapping[str, Any]) -> bool:
+        """Write what the machines of its cluster know each other by; returns whether it is something else than before.
+
+        The secret comes last: whoever has the new one has all of it.
+        """
+        if self.files.ray_token.is_file() and self.files.ray_token.read_text("ascii") == answer["ray_token"]:
+            return False
+        write_public(self.files.cluster_ca, str(answer["cluster_ca"]).encode())
+        write_public(self.files.node_certificate, str(answer["node_certificate"]).encode())
+        write_secret(self.files.ray_token, str(answer["ray_token"]).encode())
+        return True
+
+    def renewal_question(self) -> dict[str, str]:
+        """What asks the edge server for the present state of this box, by the secret that it alone has."""
+        claim = _read(self._claim_file)
+        secret = base64.b64encode(bytes.fromhex(str(claim["claim"]))).decode()
+        return {"ask": "renew", "code": str(claim["code"]), "claim": secret}
 
     def box(self) -> dict[str, Any]:
         """What this box has become.
@@ -148,8 +157,8 @@ def join_deployment(
 
     Returns
     -------
-    ``box.json`` of the folder: ``name``, ``kind``, ``cluster``, ``devices``, ``host``, ``cu``, ``superlink`` and
-    ``options``.
+    ``box.json`` of the folder: ``name``, ``kind``, ``cluster``, ``devices``, ``host``, ``cu``, ``superlink``,
+    ``joining`` (address of the service) and ``options``.
 
     Raises
     ------
@@ -197,7 +206,13 @@ def join_deployment(
     _check_own(answer, key)
     superlink = str(HostPort(code.address.host, int(answer["superlink_port"])))
     say(f"this box is {answer['name']}")
-    box_entry = {"kind": wish.kind, "host": request.host, "superlink": superlink, "options": dict(options or {})}
+    box_entry = {
+        "kind": wish.kind,
+        "host": request.host,
+        "superlink": superlink,
+        "joining": str(code.address),
+        "options": dict(options or {}),
+    }
     return folder.keep(answer, box_entry)
 
 
@@ -214,7 +229,8 @@ class _Connection:
         # Nothing is said here but what is public: whom to believe is what this asks.
         stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
-        pem = self._call({"ask": "authority"}, stranger).get("authority")
+        answer, self.own_host = call(self._code.address, {"ask": "authority"}, stranger)
+        pem = answer.get("authority")
         try:
             fingerprint = fingerprint_of(x509.load_pem_x509_certificate(str(pem).encode()))
         except ValueError:
@@ -228,40 +244,7 @@ class _Connection:
 
     def ask(self, question: Mapping[str, Any], authority: str) -> dict[str, Any]:
         """Ask a server that the authority has signed."""
-        context = ssl.create_default_context(cadata=authority)
-        answer = self._call(question, context)
-        if not isinstance(answer.get("status"), str):
-            raise JoinRefused(f"{self._code.address} answers something else than a joining service")
-        return answer
-
-    def _call(self, question: Mapping[str, Any], context: ssl.SSLContext) -> dict[str, Any]:
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        host, port = self._code.address.bare_host, self._code.address.port
-        deadline, data = time.monotonic() + _CALL_S, b""
-        try:
-            with socket.create_connection((host, port), timeout=_CALL_S) as raw:
-                self.own_host = raw.getsockname()[0]
-                with context.wrap_socket(raw, server_hostname=host) as tls:
-                    tls.sendall(json.dumps(question).encode() + b"\n")
-                    while not data.endswith(b"\n") and len(data) <= _MOST_ANSWER_BYTES:
-                        # A timeout of each piece would let one byte after the other go on for hours.
-                        if (remaining_s := deadline - time.monotonic()) <= 0:
-                            raise TimeoutError(f"its answer does not end within {_CALL_S:g} s")
-                        tls.settimeout(remaining_s)
-                        if not (piece := tls.recv(4096)):
-                            break
-                        data += piece
-        except ssl.SSLCertVerificationError as error:
-            raise JoinRefused(
-                f"{self._code.address} has no certificate of the authority in the code for this name: "
-                f"{error.verify_message}; it was told nothing"
-            ) from error
-        except OSError as error:
-            raise _NotThere(str(error)) from error
-        try:
-            return read_line(data)
-        except ValueError as error:
-            raise _NotThere(f"{len(data)} bytes that are no answer") from error
+        return ask(self._code.address, question, authority)
 
 
 def _patiently(call: Callable[[], Any], deadline: float, say: Callable[[str], None]) -> Any:
@@ -270,7 +253,7 @@ def _patiently(call: Callable[[], Any], deadline: float, say: Callable[[str], No
     while True:
         try:
             return call()
-        except _NotThere as error:
+        except NotThere as error:
             if time.monotonic() > deadline:
                 raise ValueError(
                     f"CODE: the edge server does not answer: {error}; start it, or check the address"

@@ -60,6 +60,7 @@ def test_every_claim_of_the_table_is_held_by_tests_that_are_there():
     rows = re.findall(r"^\| (\w+) \| (.*?) \| (.*) \|$", table, re.MULTILINE)[1:]
     assert {section for section, *_ in rows} == {
         "trust",
+        "cluster",
         "stream",
         "replies",
         "watch",

@@ -10,102 +10,13 @@ import pytest
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.ray_node import FIRST_PORT
 from flower_app.runs.phases import TRAINING
-from helpers.deployed_stack import COLLAPIPE, ENVIRONMENT, PATIENCE_S, with_sets
+from helpers.bare_machines import CONFIG, SCENARIO, Machines
+from helpers.deployed_stack import PATIENCE_S, with_sets
 from helpers.hosts import Loopback, Namespaces, namespaces_missing
 
 pytestmark = pytest.mark.slow
 
-SCENARIO = """
-format = "collapipe-scenario/1"
-clusters = 1
-devices = 2
-
-[device]
-flop-per-cycle = [20.0, 14.0]
-frequency-ghz = 0.5
-memory-gb = 1.5
-
-[block]
-memory-gb = 0.375
-
-[planner]
-blocks = 2
-gamma-max = 5.0
-"""
-CONFIG = """
-name = "joined"
-scenario = "scenario.toml"
-num-rounds = 1
-local-steps = 2
-batch-size = 8
-evaluate-every = 0
-policy = "uniform"
-
-[data]
-num-examples = 200
-evaluation-examples = 10
-vocab-size = 400
-
-[model]
-width = 16
-num-heads = 2
-feed-forward = 32
-encoder-layers = 2
-decoder-layers = 1
-
-[decoder]
-join-timeout = 300.0
-
-[runtime]
-timeout = 300.0
-"""
 NAMES = ["server", "cu", "device"]
-
-
-class Machines:
-    """Programs on bare machines, and what they have said."""
-
-    def __init__(self, hosts, folder):
-        self.hosts, self.folder, self.programs = hosts, folder, {}
-        self.is_loopback = isinstance(hosts, Loopback)
-
-    def start(self, name, *arguments):
-        folder = self.folder / name
-        folder.mkdir(exist_ok=True)
-        command = (*COLLAPIPE, *arguments)
-        self.programs[name] = self.hosts.start(name, *command, log=self.log(name), cwd=folder, env=ENVIRONMENT)
-
-    def run(self, name, *arguments):
-        done = self.hosts.run(name, *COLLAPIPE, *arguments, cwd=self.folder / name, env=ENVIRONMENT)
-        assert done.returncode == 0, f"{done.stderr}\n{self.said()}"
-        return done
-
-    def log(self, name):
-        return self.folder / f"{name}.log"
-
-    def words(self, name):
-        return self.log(name).read_text(errors="replace")
-
-    def wait_for(self, name, pattern):
-        deadline = time.monotonic() + PATIENCE_S
-        while not (found := re.search(pattern, self.words(name))):
-            assert self.programs[name].poll() is None, f"{name} ended: {self.said()}"
-            assert time.monotonic() < deadline, f"{name}: no {pattern!r} in: {self.words(name)[-3000:]}"
-            time.sleep(0.2)
-        return found
-
-    def said(self):
-        return "\n".join(
-            f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.log")
-        )
-
-    def own(self, name, **ports):
-        """Options that move a machine's ports and address where all machines are one."""
-        if not self.is_loopback:
-            return []
-        offset = self.hosts.ports(name)
-        moved = [part for option, port in ports.items() for part in (f"--{option}".replace("_", "-"), port + offset)]
-        return moved if name == "server" else [*moved, "--host", self.hosts.address(name)]
 
 
 @pytest.fixture(params=["namespaces", "loopback"])
@@ -151,11 +62,20 @@ def test_boxes_join_train_and_are_refused_once_they_are_revoked(machines):
     phases = (Path(summary["run_dir"]) / "phases.jsonl").read_text().splitlines()
     (first_s,) = [p["began"] - started_at for p in map(json.loads, phases) if p["phase"] == TRAINING]
     print(f"both boxes up after {joined_s:.0f} s, training begins after {first_s:.0f} s")
+    # A device that is revoked is out, and the rest of its cluster goes on with other secrets.
+    secret = (machines.folder / "server" / "certs" / "devices-0" / "ray-token").read_text()
+    said_by_cu = len(machines.words("cu"))
+    machines.run("server", "revoke", "--box", "device-0-1")
+    assert machines.programs["device"].wait(PATIENCE_S) != 0, machines.said()
+    assert "this box was revoked on the edge server" in machines.words("device")
+    machines.wait_for("cu", "starting cu-0 with its new secret")
+    machines.wait_for("cu", "SuperNode ID", said_by_cu)
+    assert (machines.folder / "server" / "certs" / "devices-0" / "ray-token").read_text() != secret
     # Refused while the edge server goes on.
     machines.run("server", "revoke", "--cluster", 0)
     machines.wait_for("server", "cu-0 may no longer connect")
     assert machines.programs["cu"].wait(PATIENCE_S) != 0, machines.said()
     machines.start("cu", "join", codes[0], "--control-unit", "--device", 0, *small, *machines.own("cu"))
     again = json.loads(machines.run("server", "boxes", "--json").stdout)
-    assert [box["status"] for box in again["boxes"]] == ["revoked", "approved"]
+    assert [box["status"] for box in again["boxes"]] == ["revoked", "revoked"]
     assert machines.programs["server"].poll() is None

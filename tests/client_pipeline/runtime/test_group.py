@@ -68,7 +68,7 @@ class Pool:
 def group(monkeypatch):
     members = Members()
     monkeypatch.setattr(group_module, "join_group", members)
-    monkeypatch.setattr(group_module, "open_store", lambda host, timeout_s: SimpleNamespace(port=77))
+    monkeypatch.setattr(group_module, "open_meeting", lambda host, timeout_s: SimpleNamespace(port=77))
     made = Group(Pool(), "10.0.0.1", "int8")
     yield made, made._pool, members
     members.may_join.set()

@@ -65,7 +65,7 @@ class Wire:
 def joined(monkeypatch, clock):
     def join(rank, seconds):
         wire = Wire(clock, rank, seconds)
-        monkeypatch.setattr(measurement, "GlooTransport", lambda address, rank: wire)
+        monkeypatch.setattr(measurement, "join_group", lambda address, rank: wire)
         device = MeasuredDevice(SPEC, torch.get_num_threads())
         device.join(None, rank)
         return device, wire
@@ -143,7 +143,7 @@ def link_between(monkeypatch, devices, hosts=("127.0.0.1",) * 3, own_address="12
     ray = ReadyRay(own_address)
     monkeypatch.setattr(measurement, "ray", ray)
     monkeypatch.setattr(
-        measurement, "open_store", lambda host, timeout_s: opened.append((host, timeout_s)) or SimpleNamespace(port=7)
+        measurement, "open_meeting", lambda host, timeout_s: opened.append((host, timeout_s)) or SimpleNamespace(port=7)
     )
     link = measurement._measure_link(devices, hosts, 1, 2, 5, 8.0)
     assert ray.waited_s == {8.0}
@@ -273,5 +273,5 @@ def test_an_address_where_no_ray_answers_is_refused_before_ray_is_asked(monkeypa
 def test_between_machines_a_member_listens_where_it_reaches_the_control_unit_from():
     # Where nothing is set up otherwise, the system reaches 0.0.0.0 from its own loopback.
     address = GroupAddress(host="0.0.0.0", port=1234, generation=0, size=2, timeout_s=1.0)
-    assert transport._own_address(address) == "127.0.0.1"
-    assert transport._own_address(replace(address, host="127.0.0.9")) == "127.0.0.9"
+    assert transport.member_address(address) == "127.0.0.1"
+    assert transport.member_address(replace(address, host="127.0.0.9")) == "127.0.0.9"

@@ -2,7 +2,6 @@
 
 import functools
 import operator
-import threading
 
 import pytest
 import torch
@@ -25,50 +24,12 @@ from client_pipeline.runtime.transport import (
     TransportError,
     open_store,
 )
+from helpers.rings import Threads, make_ring
 
 SGD = OptimizerConfig(name="sgd", lr=0.1)
 NUM_BLOCKS = 4
 SPEC = transformer.spec(vocab_size=20, width=8, num_heads=2, feed_forward=16, encoder_layers=NUM_BLOCKS, dropout=0.1)
 STEP = StepId(seed=0, round=1, step=1, cluster=0)
-TIMEOUT_S = 30.0
-
-
-class Threads:
-    """Runs functions at once and hands their results over, so that a failure in a thread fails the test."""
-
-    def __init__(self, *functions):
-        self.results = [None] * len(functions)
-        self.threads = [
-            threading.Thread(target=self._run, args=(i, function), daemon=True) for i, function in enumerate(functions)
-        ]
-        for thread in self.threads:
-            thread.start()
-
-    def _run(self, i, function):
-        try:
-            self.results[i] = function()
-        except Exception as error:
-            self.results[i] = error
-
-    def join(self):
-        for thread in self.threads:
-            thread.join(2 * TIMEOUT_S)
-            assert not thread.is_alive(), "a member of the group hangs"
-        return self.results
-
-
-def make_ring(size):
-    """Transports of all ranks, each made in a thread of its own because joining waits for the others."""
-    store = open_store("127.0.0.1", TIMEOUT_S)
-    address = GroupAddress(host="127.0.0.1", port=store.port, generation=1, size=size, timeout_s=TIMEOUT_S)
-
-    def join(rank):
-        return GlooTransport(address, rank, store if rank == 0 else None)
-
-    ring = Threads(*(lambda r=rank: join(r) for rank in range(size))).join()
-    for member in ring:
-        assert isinstance(member, GlooTransport), member
-    return ring
 
 
 def make_stages(delta, weights, recompute):
@@ -302,11 +263,7 @@ def test_what_was_sent_is_with_the_neighbour_when_a_member_has_flushed():
 
 
 def test_a_flush_that_nobody_reads_ends_with_the_groups_timeout():
-    store = open_store("127.0.0.1", TIMEOUT_S)
-    address = GroupAddress(
-        host="127.0.0.1", port=store.port, generation=1, size=2, timeout_s=0.3, join_s=TIMEOUT_S, codec="none"
-    )
-    ring = Threads(lambda: GlooTransport(address, 0, store), lambda: GlooTransport(address, 1)).join()
+    ring = make_ring(2, timeout_s=0.3)
     ring[0].send(torch.ones(2**20), 1, FORWARD, 0)
     with pytest.raises(TransportError, match="sending"):
         ring[0].flush()

@@ -95,15 +95,16 @@ def test_supernode_keys_are_what_flower_takes(tmp_path):
 def test_what_is_secret_is_for_its_owner_alone(tmp_path):
     make(tmp_path)
     secret = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".key", "")]
-    assert len(secret) == 10
+    assert len(secret) == 16
     assert {stat.S_IMODE(path.stat().st_mode) for path in secret} == {0o600}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o700}
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir() and path.name != "supernodes"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
 
 
 def test_another_call_keeps_what_is_there_and_adds_what_is_missing(tmp_path):
     first = make(tmp_path)
     before = contents(tmp_path)
-    assert len(first["made"]) == 16 and make(tmp_path)["made"] == [] and contents(tmp_path) == before
+    assert len(first["made"]) == 24 and make(tmp_path)["made"] == [] and contents(tmp_path) == before
     more = make(tmp_path, clusters=3)
     assert {name.rsplit("/", 2)[1] for name in more["made"]} == {"cu-2", "devices-2"}
     after = contents(tmp_path)

@@ -22,6 +22,7 @@ from flower_app.cli.main import app
 from flower_app.deployment import authority, machine_checks, network_checks
 from flower_app.deployment.authority import Authority, write_public, write_secret
 from flower_app.deployment.certs import CertsRequest, make_certificates
+from flower_app.deployment.cluster_authority import node_tls
 from flower_app.deployment.credentials import AuthorityFiles, DeviceFiles, ServerFiles
 from flower_app.deployment.edge_server import EdgeServer, is_healthy
 from flower_app.deployment.ray_node import RayNode, ray_environment
@@ -70,7 +71,9 @@ def ray_head(certs, tmp_path_factory):
     """Address of a real Ray head; no device has joined."""
     temp = Path(short_folder()) / f"collapipe-doctor-{os.getpid()}"
     node = RayNode(host=HOST, first_port=free_block(), object_store_mb=80, temp=temp)
-    environment = ray_environment(flower_environment(temp / "flower"), DeviceFiles(certs / "devices-0").ray_token)
+    files = DeviceFiles(certs / "devices-0")
+    tls = node_tls(files, HOST, tmp_path_factory.mktemp("tls"))
+    environment = ray_environment(flower_environment(temp / "flower"), files.ray_token, tls)
     log = tmp_path_factory.mktemp("ray") / "head.log"
     try:
         with running(node.command(), environment, log, lambda: "Ray runtime started" in log.read_text()):
@@ -294,6 +297,21 @@ def test_a_good_device_passes(folder, ray_head):
     assert failures(Machine(folder, head=ray_head).doctor("device")) == []
 
 
+def test_a_device_of_another_authority(folder, ray_head, tmp_path):
+    make_certificates(CertsRequest(servers=[HOST], clusters=1, out=tmp_path / "other"))
+    for file in ("cluster.pem", "cluster.key"):
+        shutil.copy(tmp_path / "other" / "devices-0" / file, folder / "devices-0")
+    (found,) = failures(Machine(folder, head=ray_head).doctor("device"))
+    assert found["check"] == "encryption" and "is not of this machine's cluster" in found["found"]
+
+
+def test_a_device_that_cannot_encrypt(folder, ray_head):
+    for file in ("cluster.pem", "cluster.key"):
+        (folder / "devices-0" / file).unlink()
+    (found,) = failures(Machine(folder, head=ray_head).doctor("device"))
+    assert "speaks TLS, and this machine's folder has nothing" in found["found"] and "same collapipe" in found["remedy"]
+
+
 def test_a_secret_that_is_another_clusters(folder, ray_head):
     write_secret(folder / "devices-0" / "ray-token", b"0" * 64)
     (found,) = failures(Machine(folder, head=ray_head).doctor("device"))
@@ -355,10 +373,11 @@ gcs.internal_kv_put(key, json.dumps(found).encode(), True, space)
 """
 
 
-def test_a_ray_of_another_version(folder, ray_head):
+def test_a_ray_of_another_version(folder, ray_head, tmp_path):
     """Last of those with this head: it calls itself another release from now on."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "devices-0" / "ray-token")}
-    subprocess.run([sys.executable, "-c", REWRITE, ray_head], env={**os.environ, **token}, check=True, timeout=120)
+    files = DeviceFiles(folder / "devices-0")
+    environment = ray_environment(os.environ, files.ray_token, node_tls(files, HOST, tmp_path))
+    subprocess.run([sys.executable, "-c", REWRITE, ray_head], env=environment, check=True, timeout=120)
     (found,) = failures(Machine(folder, head=ray_head).doctor("device"))
     assert "has ray 2.9.0, here " in found["found"] and "install the same Python and packages" in found["remedy"]
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from client_pipeline.link.hosts import HostPort
 from flower_app.deployment.authority import supernode_keys
-from flower_app.joining import join_service, newcomer
+from flower_app.joining import join_call, join_service, newcomer
 from flower_app.joining.join_code import JoinCode
 from flower_app.joining.join_request import MOST_REQUEST_BYTES, JoinRequest, read_line
 from flower_app.joining.newcomer import _signing_request
@@ -201,7 +201,7 @@ def test_a_line_that_comes_byte_by_byte_is_cut(server, monkeypatch):
 
 def test_an_answer_that_comes_byte_by_byte_is_not_waited_for(server, monkeypatch):
     """Whoever has the address answers before a box knows whom it speaks with."""
-    monkeypatch.setattr(newcomer, "_CALL_S", 0.5)
+    monkeypatch.setattr(join_call, "_CALL_S", 0.5)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server.folder.server.certificate, server.folder.server.key)
     code = server.code()

@@ -1,5 +1,6 @@
 """Boxes join by a code: who gets a certificate, and who is refused."""
 
+import contextlib
 import json
 import ssl
 import stat
@@ -8,6 +9,7 @@ import time
 
 import pytest
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner
 
@@ -19,11 +21,13 @@ from flower_app.deployment.supernodes import trusted_keys
 from flower_app.joining import newcomer
 from flower_app.joining.approval import approve_box, revoke_box
 from flower_app.joining.edge_joining import EdgeJoining, invite
+from flower_app.joining.join_call import JoinRefused
 from flower_app.joining.join_code import JoinCode
 from flower_app.joining.join_service import JoinService
 from flower_app.joining.joined_box import JoiningBox, machine_of
-from flower_app.joining.newcomer import BoxFolder, JoinRefused, join_deployment
+from flower_app.joining.newcomer import BoxFolder, join_deployment
 from flower_app.joining.registrar import approve_waiting, trusted_state
+from flower_app.joining.renewal import MembershipWatch
 from helpers.joining import HOST, JoiningThread, edge_server, wish
 
 
@@ -243,6 +247,58 @@ def test_a_revoked_box_is_refused_everywhere(server, tmp_path):
     old_secret = unit.folder.files.ray_token.read_bytes()
     again = joined(server, tmp_path / "again", wish())
     assert again.box["name"] == "cu-0" and again.folder.files.ray_token.read_bytes() != old_secret
+
+
+def test_when_a_device_is_revoked_the_others_of_its_cluster_have_what_it_has_not(server, tmp_path):
+    unit = joined(server, tmp_path / "cu", wish())
+    first, second = (joined(server, tmp_path / f"d{i}", wish("device", 0, host=f"10.0.0.{i}")) for i in (3, 4))
+    stranger = joined(server, tmp_path / "other", wish(host="10.0.0.9"))
+    boxes = (unit, first, second, stranger)
+
+    def trust(box):
+        files = box.folder.files
+        return files.ray_token.read_text(), files.cluster_ca.read_text(), files.node_certificate.read_text()
+
+    before = [trust(box) for box in boxes]
+    assert len({token for token, _, _ in before[:3]}) == len({ca for _, ca, _ in before[:3]}) == 1
+    assert not {before[0][:2]} & {before[3][:2]}
+    words = []
+    revoke_box(server.folder, "device-0-0", words.append)
+    assert "cu-0, device-0-1 of its cluster start again" in words[0]
+    watches = [MembershipWatch(box.folder, words.append, poll_s=0.05) for box in boxes]
+    deadline = time.monotonic() + 60
+    while sum(bool(watch.reason()) for watch in watches) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for watch in watches:
+        watch.stop()
+    assert [watch.is_renewed for watch in watches] == [True, False, True, False]
+    assert "was revoked on the edge server" in watches[1].reason() and not watches[3].reason()
+    after = [trust(box) for box in boxes]
+    assert after[1] == before[1] and after[3] == before[3]
+    assert after[0][:2] == after[2][:2] != before[0][:2] and after[0][0] != before[0][0]
+    # Its certificate is of nobody whom the others believe.
+    renewed = x509.load_pem_x509_certificate(after[0][1].encode())
+    for box, trusted in ((unit, True), (second, True), (first, False)):
+        node = x509.load_pem_x509_certificate(box.folder.files.node_certificate.read_bytes())
+        with contextlib.nullcontext() if trusted else pytest.raises(InvalidSignature):
+            node.verify_directly_issued_by(renewed)
+
+
+def test_a_box_is_told_its_state_by_the_secret_that_it_alone_has(server, tmp_path):
+    unit = joined(server, tmp_path / "cu", wish())
+    question = unit.folder.renewal_question()
+    assert server.ask(question)["name"] == "cu-0"
+    for wrong in ({"claim": question["code"]}, {"code": "0" * 64}, {"code": "../codes"}, {"code": 3}, {"claim": None}):
+        answer = server.ask(question | wrong)
+        assert answer["status"] == "error" and "ray_token" not in answer
+
+
+def test_a_server_that_is_down_ends_nobodys_programs(server, tmp_path):
+    unit = joined(server, tmp_path / "cu", wish())
+    server.service.close()
+    watch = MembershipWatch(unit.folder, lambda _: None, poll_s=60.0)
+    watch.stop()
+    assert watch.look() == "" and not watch.is_renewed
 
 
 def test_what_is_secret_is_for_its_owner_alone(server, tmp_path):

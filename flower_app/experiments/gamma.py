@@ -171,7 +171,9 @@ def recalls(score: Score, labels: Sequence[str]) -> np.ndarray:
     """Share of each label's examples that were found, (C,); 0 of a label that does not occur."""
     return np.array(
         [
-            np.mean([p == label for p, r in zip(score.predictions, score.references, strict=True) if r == label] or [0])
+            np.mean(
+                [p == label for p, r in zip(score.predictions, score.references, strict=True) if r == label] or [False]
+            )
             for label in labels
         ]
     )

@@ -1,6 +1,5 @@
 import pickle
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,27 +16,14 @@ from flower_app.tasks.base import TASKS, TaskConfig, task
 from flower_app.tasks.corpus import DataConfig, Pairs, load_pairs
 from flower_app.tasks.tokenizer import TextTokenizer, train_tokenizer
 from flower_app.tasks.translation import TranslationData, translation_scores
+from helpers import task_cases
 
 SMALL = DataConfig(num_examples=120, evaluation_examples=20, vocab_size=500)
 
 
 def options(**changes):
-    values = {
-        "family": "transformer",
-        "width": 32,
-        "num_heads": 2,
-        "key_value_heads": 0,
-        "feed_forward": 64,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "dropout": 0.1,
-        "norm": "pre",
-        "label_smoothing": 0.1,
-        "max_length": 128,
-        "pretrained": "",
-        "from_": "",
-    }
-    return SimpleNamespace(**{**values, **changes})
+    sizes = {"family": "transformer", "encoder_layers": 1, "label_smoothing": 0.1, "max_length": 128}
+    return task_cases.options(**{**sizes, **changes})
 
 
 @pytest.fixture(scope="module")

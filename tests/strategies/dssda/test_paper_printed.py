@@ -49,7 +49,7 @@ def test_algorithm_2_starts_at_one_segment_where_a_device_holds_all_tebs():
     assert (start.num_segments, start.m) == (1, 1) and start.delta[int(np.argmax(speed))] == 12
 
 
-@pytest.mark.parametrize("virtual", [0.0, 0.7, 5.0])
+@pytest.mark.parametrize("virtual", [0.0, 0.7, 5.0, 60.0])
 def test_the_queues_come_to_rest_within_the_round_because_c11_holds(virtual):
     instance, bound = printed_round("table2", virtual, gamma_max=5.0)
     planned = plan_round_printed(instance, bound)

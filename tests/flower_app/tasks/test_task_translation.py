@@ -22,22 +22,18 @@ SMALL = DataConfig(num_examples=120, evaluation_examples=20, vocab_size=500)
 
 
 def options(**changes):
+    sizes = {"width": 32, "num_heads": 2, "key_value_heads": 0, "feed_forward": 64, "max_length": 128}
     values = {
         "family": "transformer",
-        "width": 32,
-        "num_heads": 2,
-        "key_value_heads": 0,
-        "feed_forward": 64,
         "encoder_layers": 1,
         "decoder_layers": 1,
         "dropout": 0.1,
         "norm": "pre",
         "label_smoothing": 0.1,
-        "max_length": 128,
         "pretrained": "",
         "from_": "",
     }
-    return SimpleNamespace(**{**values, **changes})
+    return SimpleNamespace(**{**sizes, **values, **changes})
 
 
 @pytest.fixture(scope="module")

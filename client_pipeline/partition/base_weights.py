@@ -6,6 +6,7 @@ process maps what it runs from its machine's own files: a control unit the embed
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -17,8 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors.torch import save
 from torch import Tensor
 
+from client_pipeline import durable
 from client_pipeline.partition.weight_files import (
     PLAIN_NAME,
     FolderTensors,
@@ -107,7 +110,12 @@ class BaseWeights(FrozenBase):
     @property
     def files_are_there(self) -> bool:
         """Whether the source is a folder with all files, by name."""
-        return all((Path(self.source) / file.name).is_file() for file in self.files)
+        return all((self._given_folder / file.name).is_file() for file in self.files)
+
+    @property
+    def _given_folder(self) -> Path:
+        # Of a part that was cut: the home of whoever is asked.
+        return Path(self.source).expanduser()
 
     def by_digest(self, cache: Path) -> BaseWeights:
         """Return the same with files that lie in a cache and are named by their digests."""
@@ -123,7 +131,7 @@ class BaseWeights(FrozenBase):
         ValueError
             If there is no such folder; the message says what is expected of it.
         """
-        folder = Path(self.source) if self.files_are_there else weight_folder(self.source)
+        folder = self._given_folder if self.files_are_there else weight_folder(self.source)
         if folder is None:
             raise ValueError(
                 f"model.pretrained: {self.source} is no folder with safetensors files on {socket.gethostname()}; "
@@ -227,6 +235,33 @@ class BaseWeights(FrozenBase):
         return f"{file.name} of {file.num_bytes} bytes with SHA-256 {file.sha256[:14]}"
 
 
+class CutPart(NamedTuple):
+    """One part's frozen weights as a file of their own, for a device whose machine has no file with them."""
+
+    content: bytes
+    """Of a safetensors file: the part's tensors as they are stored, under the part's own names."""
+    base: BaseWeights
+    """Where a device that has kept it finds them."""
+
+
+def cut_part(base: BaseWeights) -> CutPart:
+    """Cut a part out of the files of this machine; the same part gives the same file."""
+    content = save({name: base.stored(name) for name in sorted(base)})
+    base.release()
+    digest = hashlib.sha256(content).hexdigest()
+    file = BaseFile(f"{digest}.safetensors", len(content), digest)
+    return CutPart(content, BaseWeights(source=_PART_CACHE, files=(file,), places={name: (0, name) for name in base}))
+
+
+def keep_part(content: bytes) -> None:
+    """Keep a part that was cut elsewhere; raises ``OSError`` if the disk has no room for it."""
+    folder = durable.make_folders(Path(_PART_CACHE).expanduser())
+    durable.write_file(
+        folder / f"{hashlib.sha256(content).hexdigest()}.safetensors", lambda aside: aside.write_bytes(content)
+    )
+
+
+_PART_CACHE = "~/.collapipe/weights"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _REMEDY = "copy the model's folder there, or start the control unit with where it lies: collapipe up cu --model FOLDER"
 

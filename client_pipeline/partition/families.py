@@ -235,7 +235,7 @@ def build_over(spec: ModelSpec, base: FrozenBase, head: Mapping[str, Tensor], se
         own_head = family.build_head(plain)
     shared = {name: embedding.get_parameter(of).detach() for name, of in family.tied(plain).items()}
     adopt(own_head, {name: value.detach().clone() for name, value in head.items()} | shared, "head", trained=True)
-    blocks = nn.ModuleList(build_block(plain, index, part) for index, part in enumerate(blocks_base))
+    blocks = nn.ModuleList(_emptied_block(plain, index, part) for index, part in enumerate(blocks_base))
     parts = ModelParts(plain, embedding, blocks, own_head, family.mask_form, base=base)
     adapted = lora.adapt(parts, spec.lora, seed)
     if isinstance(base, FreshBase) and not shared:
@@ -244,6 +244,17 @@ def build_over(spec: ModelSpec, base: FrozenBase, head: Mapping[str, Tensor], se
     for block, part in zip(blocks, blocks_base, strict=True):
         on_demand.append(OnDemand(compress(block, spec.base_dtype) if spec.low_bits else block, part))
     return replace(adapted, spec=spec, on_demand=tuple(on_demand))
+
+
+def _emptied_block(spec: ModelSpec, index: int, base: FrozenBase) -> nn.Module:
+    """Build a TEB that will have its weights while it runs: over its files, which cost nothing, or over nothing."""
+    if not isinstance(base, FreshBase):
+        return build_block(spec, index, base)
+    with undisturbed(), no_storage():
+        block = adapter(spec.family).build_block(spec, index)
+    # Not on the meta device: adapters go to that of their matrix.
+    adopt(block, {name: torch.zeros(()).expand(p.shape) for name, p in block.named_parameters()}, f"TEB {index}")
+    return block
 
 
 def tied(spec: ModelSpec) -> dict[str, str]:

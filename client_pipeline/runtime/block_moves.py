@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from client_pipeline.partition.base_weights import FrozenBase
+from client_pipeline.partition.base_weights import BaseWeights, FrozenBase, cut_part
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import Segment
 from client_pipeline.runtime.device_pool import DevicePool
@@ -46,6 +46,8 @@ class BlockPlacement:
         """Optimizer step that the TEBs are after."""
         self._pool = pool
         self._frozen = frozen
+        self._lacking: set[int] = set()
+        """Devices whose machines have not the files of the frozen weights."""
         # Two control units of a cluster, one after the other, count steps alike and mean other weights.
         self._lineage = uuid.uuid4().hex
 
@@ -87,7 +89,8 @@ class BlockPlacement:
         """Have the devices hold the segments of a plan, and start those that are needed."""
         owners = {index: segment.device for segment in segments for index in segment.blocks}
         self._pool.start([segment.device for segment in segments], set(self._owner.values()))
-        if self._sure:
+        # A TEB that goes to a device without its files, or comes from one, is put there with them.
+        if self._sure and not self._lacking:
             # A failure here must not leave a wrong owner.
             self._sure = False
             self._move(owners)
@@ -99,6 +102,28 @@ class BlockPlacement:
         if isinstance(self._frozen, FrozenBase):
             return self._frozen.part(f"blocks.{index}.")
         return block_weights(self._frozen, index)
+
+    def _frozen_on(self, needed: Mapping[int, list[int]]) -> dict[int, dict[int, Mapping[str, Tensor]]]:
+        """What the adapters of TEBs are added to, by device and TEB; devices get the files of what they lack.
+
+        One TEB after the other: nobody holds more of them than one.
+        """
+        frozen = {device: {index: self._frozen_of(index) for index in indices} for device, indices in needed.items()}
+        if not self._pool.is_spread or not isinstance(self._frozen, BaseWeights):
+            return frozen
+        self._lacking = {device for device in needed if not self._has_files(device, self._frozen.part("-"))}
+        for device in sorted(self._lacking):
+            for index in needed[device]:
+                part = cut_part(self._frozen.part(f"blocks.{index}."))
+                if not self._has_files(device, part.base):
+                    reference = self._pool[device].keep_part.remote(part.content)
+                    self._pool.answers({device: reference}, "giving frozen weights to a device")
+                frozen[device][index] = part.base
+        return frozen
+
+    def _has_files(self, device: int, base: BaseWeights) -> bool:
+        reference = self._pool[device].has_files.remote(base)
+        return bool(self._pool.answers({device: reference}, "looking for the model's files")[device])
 
     def _move(self, owners: Mapping[int, int]) -> None:
         arriving: dict[int, list[tuple[int, Any]]] = {}
@@ -121,13 +146,18 @@ class BlockPlacement:
         version = self.snapshots.version
         devices = sorted(set(owners.values()))
         held_blocks = self._pool.call(devices, lambda actor, _: actor.settle.remote(self._lineage), "settling")
+        assigned = {device: sorted(index for index, owner in owners.items() if owner == device) for device in devices}
+        kept = {
+            device: [index for index in indices if held_blocks[device].get(index) == version]
+            for device, indices in assigned.items()
+        }
+        frozen = self._frozen_on({device: sorted({*assigned[device]} - {*kept[device]}) for device in devices})
         references = {}
         for device in devices:
-            assigned = sorted(index for index, owner in owners.items() if owner == device)
-            keep = [index for index in assigned if held_blocks[device].get(index) == version]
-            blocks, copies = self.snapshots.sources(index for index in assigned if index not in keep)
-            frozen = {index: self._frozen_of(index) for index, _ in blocks}
-            references[device] = self._pool[device].put_back.remote(keep, blocks, version, frozen, *copies)
+            blocks, copies = self.snapshots.sources(frozen[device])
+            references[device] = self._pool[device].put_back.remote(
+                kept[device], blocks, version, frozen[device], *copies
+            )
         brought = self._pool.answers(references, "putting TEBs back")
         self.restored_bytes += sum(sum(sizes) for sizes in brought.values())
         self._version = version

@@ -13,6 +13,7 @@ import ray
 import torch
 from torch import Tensor
 
+from client_pipeline.partition.base_weights import BaseWeights, keep_part
 from client_pipeline.partition.families import build_block
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
@@ -107,6 +108,16 @@ class DeviceActor:
                 for index, brought in zip(blocks, moved, strict=True):
                     self.stage.place(index, brought, version)
             return [0 if brought is None else brought.nbytes for brought in moved]
+
+    def has_files(self, base: BaseWeights) -> bool:
+        """Say whether this machine has the files of frozen weights, by name; their digests are compared in a TEB."""
+        with self.watch:
+            return base.files_are_there
+
+    def keep_part(self, content: bytes) -> None:
+        """Keep a TEB's frozen weights, cut out of files that this machine has not."""
+        with self.watch:
+            keep_part(content)
 
     def take(self, index: int) -> MovedBlock:
         """Give a TEB away."""

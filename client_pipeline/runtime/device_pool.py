@@ -75,6 +75,11 @@ class DevicePool:
         return bool(self._placement.shared_actors)
 
     @property
+    def is_spread(self) -> bool:
+        """Whether devices are machines of their own."""
+        return self._placement.spread
+
+    @property
     def running(self) -> list[int]:
         """Devices that were started and are not lost."""
         return sorted(self._actors)

@@ -1,5 +1,6 @@
 """``collapipe verify`` on real actors: it passes what is right, and it does not pass what is wrong."""
 
+import contextlib
 import math
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import adapter, build_parts, read_library_config
 from client_pipeline.partition.plan import ClusterPlan, write_plans
+from client_pipeline.runtime import verification
 from client_pipeline.runtime.verification import SPLIT_TOLERANCE, Verification, random_batch, verify_split
 from flower_app.verify import model_builder, verify
+from helpers.thread_ray import run_in_threads
 from helpers.tiny_models import CONFIGS, tiny_spec
 
 TINY_BERT = dict(vocab_size=40, hidden_size=16, num_hidden_layers=12, num_attention_heads=2, intermediate_size=32)
@@ -65,6 +68,16 @@ def test_a_model_with_adapters_over_its_files_passes(local_ray, tmp_path, family
     assert found.passed
     factors = [name for name in found.gradients if ".lora_" in name]
     assert len(factors) >= 2 * num_blocks
+
+
+@pytest.mark.parametrize("base_dtype", ["float32", "int8"])
+def test_a_folder_with_a_config_alone_gives_weights_that_each_part_draws(monkeypatch, tmp_path, base_dtype):
+    run_in_threads(monkeypatch)
+    monkeypatch.setattr(verification, "private_ray", contextlib.nullcontext)
+    build_parts(tiny_spec("llama"), seed=0).reference.config.save_pretrained(tmp_path)
+    options = dict(segments=(2, 5), micro_batches=3, batch_size=4, length=12)
+    found = verify(model=str(tmp_path), base_dtype=base_dtype, **options)
+    assert found.passed and any(".lora_" in name for name in found.gradients)
 
 
 def test_a_plan_file_brings_order_and_schedule(local_ray, tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from client_pipeline.partition import fresh_base
 from client_pipeline.partition.families import build_block, build_embedding, build_parts
 from client_pipeline.partition.fresh_base import FreshBase, frozen_base
 from client_pipeline.partition.hugging_face import sized_config, spec_from_config
@@ -110,6 +111,18 @@ def test_a_model_over_drawn_parts_learns_as_the_same_model_in_memory(family, bas
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         assert torch.allclose(found[name], gradient, rtol=1e-4, atol=1e-6), name
+
+
+def test_a_server_draws_no_teb_before_it_runs_one(monkeypatch):
+    drawn, draw = [], fresh_base._draw
+    monkeypatch.setattr(
+        fresh_base, "_draw", lambda spec, prefix, seed: drawn.append(prefix) or draw(spec, prefix, seed)
+    )
+    parts = prepared(spec_of()).build(seed=5)
+    assert set(drawn) == {"embedding.", "head."}
+    with torch.no_grad():
+        parts.encode(tiny_batch(parts.spec))
+    assert drawn[2:] == ["embedding.", *(f"blocks.{index}." for index in range(len(parts.blocks)))]
 
 
 def test_nobody_of_the_server_holds_tebs_or_an_embedding_that_the_head_does_not_read():

@@ -59,7 +59,7 @@ WIDTH = 100
 """D of the tensors; their length gives them the declared bits."""
 OVERHEAD = 1.045
 """Bytes on the wire over a tensor's: frames, TCP and TLS."""
-BEFORE, AFTER = 8, 10
+BEFORE, AFTER = 6, 8
 """Rounds before and after a step."""
 PATIENCE_S = 120.0
 
@@ -82,12 +82,12 @@ def away_for_a_while(round_: int) -> Truth:
 
 
 STORIES: dict[str, tuple[adaptation.Story, int, tuple[int, ...]]] = {
-    "steady": (adaptation.steady, 30, ()),
+    "steady": (adaptation.steady, 20, ()),
     "a device three times slower": (adaptation.slower_device, BEFORE + AFTER, (30,)),
     "a device three times faster": (adaptation.faster_device, BEFORE + AFTER, (30,)),
     "all rates at a sixth": (slower_links, BEFORE + AFTER, (30,)),
-    "a drift of 2 % a round": (shaped_drift, BEFORE + 22, ()),
-    "a device comes and goes": (away_for_a_while, BEFORE + 14, (30, 36)),
+    "a drift of 2 % a round": (shaped_drift, BEFORE + 20, ()),
+    "a device comes and goes": (away_for_a_while, BEFORE + 12, (30, 36)),
 }
 
 
@@ -373,7 +373,7 @@ def shaped_rows(say: Callable[[str], None]) -> list[dict[str, Any]]:
     rows = []
     with shaped_cluster() as cluster:
         for name, (story, num_rounds, steps) in STORIES.items():
-            shift = (steps[0] if steps else 30) - BEFORE if num_rounds != 30 else 0
+            shift = 0 if story is adaptation.steady else 30 - BEFORE
             lines = []
             for line in rounds_of(lambda r, s=story, by=shift: s(r + by), num_rounds, cluster.train):  # type: ignore[misc]
                 lines.append(line | {"round": line["round"] + shift})

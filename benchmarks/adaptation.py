@@ -5,10 +5,12 @@ sees the reports of the rounds alone, as a control unit gives them, with noise; 
 numbers. Both plans are timed by the event simulator under the true numbers: their ratio is the regret.
 
 ``--synthetic`` takes a minute: estimators, planner and event simulator, no process. ``--paced`` trains for real, on Ray
-actors that take the time that the truth says (``paced_adaptation.py``; a quarter of an hour).
+actors that take the time that the truth says (``paced_adaptation.py``; a quarter of an hour). ``--shaped`` runs a
+process for each machine, in a network namespace whose rate the kernel limits (``shaped_adaptation.py``; half an hour).
 
     python benchmarks/adaptation.py --synthetic [--seeds 5] [--noise 0.02] [--json]
     python benchmarks/adaptation.py --paced [--time-scale 0.1] [--json]
+    python benchmarks/adaptation.py --shaped [--json]
 """
 
 from __future__ import annotations
@@ -364,6 +366,7 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--synthetic", action="store_true", help="estimators, planner and event simulator alone")
     what.add_argument("--paced", action="store_true", help="real rounds of devices that take the time that is true")
+    what.add_argument("--shaped", action="store_true", help="machines in namespaces with limited rates; needs root")
     parser.add_argument("--time-scale", type=float, default=0.1, help="wall seconds of a virtual second, for --paced")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--noise", type=float, default=0.02, help="relative, of each median of a round")
@@ -374,6 +377,10 @@ def main() -> None:
         from paced_adaptation import paced_rows
 
         rows = paced_rows(arguments.time_scale, say)
+    elif arguments.shaped:
+        from shaped_adaptation import shaped_rows
+
+        rows = shaped_rows(say)
     else:
         rows = synthetic(arguments.seeds, arguments.noise, say)
     print(json.dumps(rows) if arguments.json else table(rows))

@@ -199,7 +199,7 @@ def make_certificates(hosts: Namespaces, folder: Path) -> None:
 
     authority = Authority.create()
     write_public(folder / "cluster.pem", authority.pem)
-    for name in ("cu", "d0"):
+    for name in hosts.names:
         key = ec.generate_private_key(ec.SECP256R1())
         write_public(folder / f"{name}.pem", authority.sign_node(key.public_key(), hosts.address(name), 1))
         write_secret(folder / f"{name}.key", key_pem(key))

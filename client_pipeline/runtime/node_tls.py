@@ -14,8 +14,9 @@ from pathlib import Path
 
 _SWITCH, _CERTIFICATE = "RAY_USE_TLS", "RAY_TLS_SERVER_CERT"
 _KEY, _AUTHORITY = "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"
-TLS_VARIABLES = (_SWITCH, _CERTIFICATE, _KEY, _AUTHORITY)
-"""What Ray's processes learn these files from."""
+_HOST = "COLLAPIPE_NODE_HOST"
+TLS_VARIABLES = (_SWITCH, _CERTIFICATE, _KEY, _AUTHORITY, _HOST)
+"""What the processes of a node learn these files from; the last one is no setting of Ray's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class NodeTls:
     key: Path
     authority: Path
     """Certificate of the cluster's authority."""
+    host: str = ""
+    """The address that the certificate is for; empty: the one at which the control unit is reached from here."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> NodeTls | None:
@@ -39,19 +42,20 @@ class NodeTls:
         """
         if environment.get(_SWITCH, "0").lower() not in ("1", "true"):
             return None
-        missing = [name for name in TLS_VARIABLES if not environment.get(name)]
+        missing = [name for name in TLS_VARIABLES if name != _HOST and not environment.get(name)]
         if missing:
             raise ValueError(f"{_SWITCH} is set, and {', '.join(missing)} is not: name the file, or unset {_SWITCH}")
         return cls(
             certificate=Path(environment[_CERTIFICATE]),
             key=Path(environment[_KEY]),
             authority=Path(environment[_AUTHORITY]),
+            host=environment.get(_HOST, ""),
         )
 
     def environment(self) -> dict[str, str]:
         """Variables of ``ray start``, and of all that speaks to this Ray."""
-        paths = (self.certificate, self.key, self.authority)
-        return {_SWITCH: "1"} | dict(zip(TLS_VARIABLES[1:], (str(path.resolve()) for path in paths), strict=True))
+        files = {_CERTIFICATE: self.certificate, _KEY: self.key, _AUTHORITY: self.authority}
+        return {_SWITCH: "1", _HOST: self.host} | {name: str(path.resolve()) for name, path in files.items()}
 
     def server_context(self) -> ssl.SSLContext:
         """For who is called: takes only callers that the cluster's authority has signed."""

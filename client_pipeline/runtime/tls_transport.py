@@ -138,7 +138,7 @@ class TlsTransport:
         self._is_closed = False
         self._outgoing: dict[tuple[int, int], _Outgoing] = {}
         self._incoming: set[ssl.SSLSocket] = set()
-        host = member_address(address)
+        host = tls.host or member_address(address)
         self._listener = socket.create_server((host, 0), backlog=128, family=family_of(host))
         start_thread(self._accept)
         endpoint = (host, int(self._listener.getsockname()[1]))

@@ -65,11 +65,18 @@ def node_tls(files: ClusterFiles, host: str, temp: Path) -> NodeTls | None:
                 f"--certs: {files.cluster_ca} is there, and neither {files.cluster_key} nor {files.node_certificate}; "
                 "copy the whole folder to this machine"
             )
-        return NodeTls(certificate=files.node_certificate, key=files.node_key, authority=files.cluster_ca)
+        return NodeTls(
+            certificate=files.node_certificate, key=files.node_key, authority=files.cluster_ca, host=host.strip("[]")
+        )
     authority = Authority.load(_ClusterSigner(files.folder))
     key = ec.generate_private_key(ec.SECP256R1())
-    own = NodeTls(certificate=temp / _FOLDER / "node.pem", key=temp / _FOLDER / "node.key", authority=files.cluster_ca)
-    write_public(own.certificate, authority.sign_node(key.public_key(), host, NODE_DAYS))
+    own = NodeTls(
+        certificate=temp / _FOLDER / "node.pem",
+        key=temp / _FOLDER / "node.key",
+        authority=files.cluster_ca,
+        host=host.strip("[]"),
+    )
+    write_public(own.certificate, authority.sign_node(key.public_key(), own.host, NODE_DAYS))
     write_secret(own.key, key_pem(key))
     return own
 

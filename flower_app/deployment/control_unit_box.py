@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from client_pipeline.link.hosts import HostPort, split_address
-from flower_app.deployment.cluster_authority import node_tls
 from flower_app.deployment.credentials import CuFiles
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.programs import Program, listens
@@ -18,6 +17,7 @@ from flower_app.deployment.ray_node import (
     FIRST_PORT,
     SLOW_S,
     RayNode,
+    own_tls,
     past_proxies,
     ray_environment,
     ray_folder,
@@ -136,8 +136,8 @@ class ControlUnitBox:
             ]
         )
         temp_folder = ray_folder()
-        tls = node_tls(self.certs, self.host, temp_folder)
-        tell_plain_text(self.certs, tls, say)
+        tls = own_tls(self.certs, self.host, temp_folder)
+        tell_plain_text(self.certs, say)
         with_ray = ray_environment(flower_environment(self.state.resolve() / "flower"), self.certs.ray_token, tls)
         environment = past_proxies(with_ray, self.host, server_address(self.server).host)
         ray = Program(

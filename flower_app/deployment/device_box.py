@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_pipeline.link.hosts import HostPort, is_loopback, split_address
-from flower_app.deployment.cluster_authority import node_tls
 from flower_app.deployment.credentials import DeviceFiles
 from flower_app.deployment.head_check import wait_for_head
 from flower_app.deployment.programs import Program, listens, wait_until_listens
@@ -16,6 +15,7 @@ from flower_app.deployment.ray_node import (
     FIRST_PORT,
     SLOW_S,
     RayNode,
+    own_tls,
     past_proxies,
     ray_environment,
     ray_folder,
@@ -75,8 +75,8 @@ class DeviceBox:
         temp_folder = ray_folder()
         node = self.ray_node(temp_folder)
         try:
-            tls = node_tls(self.certs, self.host, temp_folder)
-            tell_plain_text(self.certs, tls, say)
+            tls = own_tls(self.certs, self.host, temp_folder)
+            tell_plain_text(self.certs, say)
             wait_for_head(head, tls, self.wait, say)
         except (OSError, ValueError):
             shutil.rmtree(temp_folder, ignore_errors=True)

@@ -14,15 +14,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.link.hosts import split_address
-from client_pipeline.runtime.node_tls import NodeTls
-from flower_app.deployment.cluster_authority import node_tls
+from client_pipeline.link.hosts import is_loopback, split_address
 from flower_app.deployment.control_unit_box import RUNTIME_HOST
 from flower_app.deployment.credentials import ClusterFiles
 from flower_app.deployment.edge_server import opener_for
 from flower_app.deployment.findings import Finding, failure, ok, warning
 from flower_app.deployment.head_check import check_head
 from flower_app.deployment.programs import listens
+from flower_app.deployment.ray_node import own_tls
 
 SKEW_S = 5.0
 """Flower refuses a SuperNode whose clock is further ahead."""
@@ -161,13 +160,13 @@ def check_ray(
     own_host = host if is_head else ""
     with tempfile.TemporaryDirectory(prefix="collapipe-tls-") as temp:
         try:
-            tls = node_tls(files, host, Path(temp))
+            tls = own_tls(files, host, Path(temp))
             check_head(place, tls)
         except (OSError, ValueError) as error:
             found, _, remedy = str(error).partition("; ")
             yield failure("encryption", found, remedy or "copy the whole folder that collapipe certs made")
             return
-        yield _encryption(files, tls)
+        yield _encryption(files, host)
         answer_of_ray = probe(address, own_host, files.ray_token if files.ray_token.is_file() else None, tls)
     if "error" in answer_of_ray:
         yield _no_ray(address, str(answer_of_ray["error"]))
@@ -177,8 +176,10 @@ def check_ray(
         yield from _devices(answer_of_ray, devices)
 
 
-def _encryption(files: ClusterFiles, tls: NodeTls | None) -> Finding:
-    if tls is None:
+def _encryption(files: ClusterFiles, host: str) -> Finding:
+    if is_loopback(host):
+        return ok("encryption", "the cluster is on the loopback of one machine: nobody else can listen")
+    if not files.cluster_ca.is_file():
         return warning(
             "encryption",
             f"no {files.cluster_ca}: within the cluster everything travels in plain text",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from client_pipeline.link.hosts import is_loopback
 from client_pipeline.runtime.node_tls import NodeTls
 from client_pipeline.runtime.private_ray import read_settings, without_secrets
 from client_pipeline.system.devices import device_resource
@@ -140,7 +141,7 @@ def cluster_access(files: ClusterFiles, host: str) -> Iterator[None]:
     previous_environment = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="collapipe-tls-") as temp:
         try:
-            os.environ.update(ray_environment({}, files.ray_token, node_tls(files, host, Path(temp))))
+            os.environ.update(ray_environment({}, files.ray_token, own_tls(files, host, Path(temp))))
             read_settings()
             yield
         finally:
@@ -149,9 +150,17 @@ def cluster_access(files: ClusterFiles, host: str) -> Iterator[None]:
             read_settings()
 
 
-def tell_plain_text(files: ClusterFiles, tls: NodeTls | None, say: Callable[[str], None]) -> None:
+def own_tls(files: ClusterFiles, host: str, temp: Path) -> NodeTls | None:
+    """A machine's certificate, as :func:`node_tls` has it; None on the loopback, where nobody else can listen.
+
+    Ray puts the machine's outer address in the loopback's place, for which the certificate would not be.
+    """
+    return None if is_loopback(host) else node_tls(files, host, temp)
+
+
+def tell_plain_text(files: ClusterFiles, say: Callable[[str], None]) -> None:
     """Warn of a cluster whose machines cannot encrypt."""
-    if tls is None:
+    if not files.cluster_ca.is_file():
         say(
             f"warning: no {files.cluster_ca}: within the cluster everything travels in plain text; collapipe certs "
             "makes what is missing, for all machines of the cluster"

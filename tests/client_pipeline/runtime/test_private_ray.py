@@ -33,7 +33,7 @@ def started(monkeypatch):
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", shutdown)
     monkeypatch.setattr(
-        module, "_read_settings", lambda: seen["read"].append((ray_constants.ENABLE_RAY_CLUSTER, variables()))
+        module, "read_settings", lambda: seen["read"].append((ray_constants.ENABLE_RAY_CLUSTER, variables()))
     )
     return seen
 

@@ -8,9 +8,14 @@ import stat
 import threading
 
 import pytest
+import torch
 from cryptography.exceptions import InvalidSignature
 
 from client_pipeline.link.hosts import HostPort
+from client_pipeline.runtime.meeting_point import MeetingPoint
+from client_pipeline.runtime.node_tls import NodeTls
+from client_pipeline.runtime.tls_transport import TlsTransport
+from client_pipeline.runtime.transport import FORWARD, GroupAddress
 from flower_app.deployment import head_check
 from flower_app.deployment.authority import read_certificate
 from flower_app.deployment.certs import CertsRequest, certificate_hosts, make_certificates
@@ -18,6 +23,7 @@ from flower_app.deployment.cluster_authority import forget_node_key, node_tls
 from flower_app.deployment.credentials import CuFiles, DeviceFiles, ServerFiles
 from flower_app.deployment.head_check import check_head, wait_for_head
 from flower_app.deployment.revocation import revoke
+from helpers.rings import TIMEOUT_S, Threads
 
 HOST = "127.0.0.1"
 
@@ -87,6 +93,21 @@ def test_a_machine_is_believed_at_its_own_address_alone(certs, tmp_path):
         context = device.client_context()
         with socket.create_connection(address) as raw, pytest.raises(ssl.SSLCertVerificationError, match="10.0.0.4"):
             context.wrap_socket(raw, server_hostname="10.0.0.4")
+
+
+def test_a_machine_with_several_addresses_listens_at_the_one_that_its_certificate_is_for(certs, tmp_path):
+    hosts = ["127.0.0.2", "127.0.0.3"]
+    tls = [machine(certs / "devices-0", tmp_path, host, host) for host in hosts]
+    meeting = MeetingPoint(hosts[0], tls[0], TIMEOUT_S)
+    address = GroupAddress(host=hosts[0], port=meeting.port, generation=1, size=2, timeout_s=TIMEOUT_S)
+    # As the processes of its Ray node learn it.
+    own = [NodeTls.from_environment(node.environment()) for node in tls]
+    first, second = Threads(*(lambda r=rank: TlsTransport(address, r, own[r]) for rank in range(2))).join()
+    first.send(torch.ones(3), 1, FORWARD, 0)
+    assert second.receive((3,), 0, FORWARD, 0).wait().sum() == 3
+    assert second._listener.getsockname()[0] == hosts[1]
+    for member in (first, second):
+        member.close()
 
 
 def test_a_clusters_certificate_stands_for_no_edge_server(certs, tmp_path):

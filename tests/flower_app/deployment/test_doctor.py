@@ -71,9 +71,7 @@ def ray_head(certs, tmp_path_factory):
     """Address of a real Ray head; no device has joined."""
     temp = Path(short_folder()) / f"collapipe-doctor-{os.getpid()}"
     node = RayNode(host=HOST, first_port=free_block(), object_store_mb=80, temp=temp)
-    files = DeviceFiles(certs / "devices-0")
-    tls = node_tls(files, HOST, tmp_path_factory.mktemp("tls"))
-    environment = ray_environment(flower_environment(temp / "flower"), files.ray_token, tls)
+    environment = ray_environment(flower_environment(temp / "flower"), DeviceFiles(certs / "devices-0").ray_token)
     log = tmp_path_factory.mktemp("ray") / "head.log"
     try:
         with running(node.command(), environment, log, lambda: "Ray runtime started" in log.read_text()):
@@ -297,19 +295,35 @@ def test_a_good_device_passes(folder, ray_head):
     assert failures(Machine(folder, head=ray_head).doctor("device")) == []
 
 
-def test_a_device_of_another_authority(folder, ray_head, tmp_path):
-    make_certificates(CertsRequest(servers=[HOST], clusters=1, out=tmp_path / "other"))
-    for file in ("cluster.pem", "cluster.key"):
-        shutil.copy(tmp_path / "other" / "devices-0" / file, folder / "devices-0")
-    (found,) = failures(Machine(folder, head=ray_head).doctor("device"))
-    assert found["check"] == "encryption" and "is not of this machine's cluster" in found["found"]
+def test_a_device_of_another_authority_and_one_that_cannot_encrypt(folder, tmp_path, monkeypatch):
+    # On the loopback nothing is encrypted; what the handshake finds has tests of its own.
+    monkeypatch.setattr(network_checks, "own_tls", node_tls)
+    head = network_checks.own_tls(DeviceFiles(folder / "cu-0"), HOST, tmp_path)
+    with socket.create_server((HOST, 0)) as listener:
+        threading.Thread(target=serve_tls, args=(listener, head.server_context()), daemon=True).start()
+        address = f"{HOST}:{listener.getsockname()[1]}"
+        make_certificates(CertsRequest(servers=[HOST], clusters=1, out=tmp_path / "other"))
+        for file in ("cluster.pem", "cluster.key"):
+            shutil.copy(tmp_path / "other" / "devices-0" / file, folder / "devices-0")
+        (found,) = failures(Machine(folder, head=address).doctor("device"))
+        assert found["check"] == "encryption" and "is not of this machine's cluster" in found["found"]
+        assert "same collapipe certs" in found["remedy"]
+        for file in ("cluster.pem", "cluster.key"):
+            (folder / "devices-0" / file).unlink()
+        shutil.rmtree(folder.parent / "data")
+        (found,) = failures(Machine(folder, head=address).doctor("device"))
+        assert "speaks TLS, and this machine's folder has nothing" in found["found"]
 
 
-def test_a_device_that_cannot_encrypt(folder, ray_head):
-    for file in ("cluster.pem", "cluster.key"):
-        (folder / "devices-0" / file).unlink()
-    (found,) = failures(Machine(folder, head=ray_head).doctor("device"))
-    assert "speaks TLS, and this machine's folder has nothing" in found["found"] and "same collapipe" in found["remedy"]
+def serve_tls(listener, context):
+    context.set_alpn_protocols(["h2"])
+    while True:
+        try:
+            raw, _ = listener.accept()
+        except OSError:
+            return
+        with contextlib.suppress(OSError), context.wrap_socket(raw, server_side=True) as connection:
+            connection.sendall(b"settings")
 
 
 def test_a_secret_that_is_another_clusters(folder, ray_head):
@@ -373,10 +387,9 @@ gcs.internal_kv_put(key, json.dumps(found).encode(), True, space)
 """
 
 
-def test_a_ray_of_another_version(folder, ray_head, tmp_path):
+def test_a_ray_of_another_version(folder, ray_head):
     """Last of those with this head: it calls itself another release from now on."""
-    files = DeviceFiles(folder / "devices-0")
-    environment = ray_environment(os.environ, files.ray_token, node_tls(files, HOST, tmp_path))
+    environment = ray_environment(os.environ, DeviceFiles(folder / "devices-0").ray_token)
     subprocess.run([sys.executable, "-c", REWRITE, ray_head], env=environment, check=True, timeout=120)
     (found,) = failures(Machine(folder, head=ray_head).doctor("device"))
     assert "has ray 2.9.0, here " in found["found"] and "install the same Python and packages" in found["remedy"]

@@ -1,7 +1,5 @@
 """Runs of an experiment that are kept one by one, so that it may be interrupted and goes on."""
 
-# Alone: two experiments of many small runs keep them alike.
-
 from __future__ import annotations
 
 import json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -93,6 +94,31 @@ class BagsOfWords:
             float((torch.argmax(x_ED @ w_DC, dim=1) == torch.argmax(y_EC, dim=1)).double().mean())
             for x_ED, y_EC in self._held_out
         ]
+
+
+def averaged_gradient(
+    problem: BagsOfWords, w_DC: Tensor, errors: Mapping[int, float], seed: int, number: int
+) -> Tensor:
+    """Mean of what arrives of the clusters' gradients in a round, [D, C].
+
+    Parameters
+    ----------
+    problem, w_DC : whose gradients, and where
+    errors : of each cluster that trains, the mean square of its upload's error
+    seed, number : of the run and the round. Batches and errors are the same whoever else trains.
+    """
+    mean_DC = torch.zeros_like(w_DC)
+    for n, mean_square in errors.items():
+        generator = np.random.default_rng([seed, number, n])
+        gradient_DC = problem.sample(w_DC, n, generator)
+        mean_DC += (gradient_DC + upload_error(gradient_DC, mean_square, generator)) / len(errors)
+    return mean_DC
+
+
+def upload_error(gradient_DC: Tensor, mean_square: float, generator: np.random.Generator) -> Tensor:
+    """Draw a channel's error of a gradient: Gaussian, E|e|^2 = ``mean_square``, the same in every number, [D, C]."""
+    drawn = torch.from_numpy(generator.standard_normal(tuple(gradient_DC.shape)))
+    return drawn * (mean_square / gradient_DC.numel()) ** 0.5
 
 
 def _bags(ids_ET: Tensor, mask_ET: Tensor, vocabulary: int) -> Tensor:

@@ -18,12 +18,14 @@ import torch
 from flower_app.compare.trained import seeded
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner
-from flower_app.experiments.bags_of_words import BagsOfWords
+from flower_app.experiments.bags_of_words import BagsOfWords, averaged_gradient
 from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.finished_runs import finished_rows
 from flower_app.experiments.planning import mean_spread
 from flower_app.experiments.rank_correlation import rank_correlation
 from flower_app.training.network import training_scenario
+from strategies.dssda.answer import Answer
+from strategies.dssda.instance import Instance
 from strategies.planning.dry_run import PlannedRound, plan_rounds
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def _planned_and_trained(curve: Curve, config: RunConfig, seed: int) -> Iterator
         problem = BagsOfWords(config, scenario.num_clusters, float(alpha), float(curve.figure["ridge"]))
         for distortion in curve.figure["distortions"]:
             panel = f"{f'Dirichlet {alpha:g}' if alpha else 'IID'}, {distortion:g} ε"
-            errors = [noise_ratios(planned, float(distortion), settings.phi) for planned in rounds]
+            errors = [noise_ratios(r.instance, r.answer, float(distortion), settings.phi) for r in rounds]
             trained = _train(problem, errors, float(curve.figure["step"]), config.evaluate_every, config.seed)
             for plan_row, learned in zip(plan_rows, trained, strict=True):
                 yield {"curve": curve.name, "label": curve.label, "panel": panel, "seed": seed, **plan_row, **learned}
@@ -95,13 +97,8 @@ def _train(
     w_DC = problem.start()
     eta, sampling = step / problem.smoothness, problem.sampling_error(w_DC)
     for number, ratios in enumerate(errors, 1):
-        mean_DC = torch.zeros_like(w_DC)
-        for n, ratio in ratios.items():
-            # The same batches and errors for every policy: only who trains, and how loud, differs.
-            generator = np.random.default_rng([seed, number, n])
-            gradient_DC = problem.sample(w_DC, n, generator)
-            mean_DC += (gradient_DC + upload_error(gradient_DC, ratio * sampling, generator)) / len(ratios)
-        w_DC = w_DC - eta * mean_DC
+        squares = {n: ratio * sampling for n, ratio in ratios.items()}
+        w_DC = w_DC - eta * averaged_gradient(problem, w_DC, squares, seed, number)
         if number % every == 0:
             accuracies = [100 * accuracy for accuracy in problem.accuracies(w_DC)]
             yield {
@@ -111,25 +108,19 @@ def _train(
             }
 
 
-def upload_error(gradient_DC: torch.Tensor, mean_square: float, generator: np.random.Generator) -> torch.Tensor:
-    """Draw a channel's error of a gradient: Gaussian, E|e|^2 = ``mean_square``, the same in every number, [D, C]."""
-    drawn = torch.from_numpy(generator.standard_normal(tuple(gradient_DC.shape)))
-    return drawn * (mean_square / gradient_DC.numel()) ** 0.5
-
-
-def noise_ratios(planned: PlannedRound, distortion: float, phi: float) -> dict[int, float]:
+def noise_ratios(instance: Instance, answer: Answer, distortion: float, phi: float) -> dict[int, float]:
     """Return of each selected cluster the mean square of its upload's error, as a share of the sampling error's.
 
     Parameters
     ----------
-    planned : a round, with channels and powers
+    instance, answer : a round's problem, and its channels and powers
     distortion : factor of epsilon(p) of Eq. (25); 0: uploads arrive as they were sent
     phi : root mean square of a stochastic gradient's error, the scenario's
     """
     ratios = {}
-    for n, part in enumerate(planned.answer.clusters):
+    for n, part in enumerate(answer.clusters):
         if part.selected and part.power_w is not None:
-            epsilon = float(planned.instance.distortion(n, part.power_w, part.channel))
+            epsilon = float(instance.distortion(n, part.power_w, part.channel))
             ratios[n] = distortion * epsilon / phi**2
     return ratios
 
@@ -168,7 +159,7 @@ def _correlations(panel_rows: Sequence[Row]) -> tuple[dict[str, tuple[float, flo
         column: rank_correlation(
             [([ends[n, s][column] for n in names], [ends[n, s]["loss"] for n in names]) for s in seeds]
         )
-        for column in ("gamma", "gamma_largest", *PARTS)
+        for column in ("gamma", "gamma_largest", "least_selected", *PARTS)
     }
     groups = []
     for seed in seeds:
@@ -211,14 +202,18 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
         by_column, at_equal_time = _correlations(panel_rows)
         num_seeds = len(distinct(panel_rows, "seed"))
         parts = [f"{text} {_coefficient(by_column[column])}" for column, text in PARTS.items()]
+        ends = _last(panel_rows)
+        apart = [np.ptp([row["loss"] for row in select(ends, seed=seed)]) for seed in distinct(ends, "seed")]
         paper_findings.append(
             PaperFinding(
                 what=f"{panel}: rank correlation of Γ and the loss after {panel_rows[-1]['round']} rounds",
                 paper="Γ bounds the loss's distance from its optimum",
                 ours=f"{_coefficient(by_column['gamma'])}, {num_seeds} seeds of {len(distinct(panel_rows, 'curve'))} "
-                f"policies; at equal virtual time {_coefficient(at_equal_time)}",
+                f"policies whose losses are {np.mean(apart):.4f} nat apart; at equal virtual time "
+                f"{_coefficient(at_equal_time)}",
                 why=f"of Γ's parts: {'; '.join(parts)}; Γ of the cluster that has most "
-                f"{_coefficient(by_column['gamma_largest'])}",
+                f"{_coefficient(by_column['gamma_largest'])}; how often the cluster that trains least does "
+                f"{_coefficient(by_column['least_selected'])}",
             )
         )
         for name in distinct(panel_rows, "curve"):

@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from client_pipeline.system.scenario import load_scenario
 from flower_app.experiments import gamma
-from flower_app.experiments.bags_of_words import BagsOfWords
+from flower_app.experiments.bags_of_words import BagsOfWords, upload_error
 from flower_app.experiments.curves import load_curves
 from flower_app.experiments.finished_runs import finished_rows
 from flower_app.experiments.rank_correlation import rank_correlation
@@ -34,7 +34,7 @@ def planned():
 
 
 def test_an_uploads_error_is_that_of_eq_25(planned):
-    found = gamma.noise_ratios(planned, 3.0, phi=2.0)
+    found = gamma.noise_ratios(planned.instance, planned.answer, 3.0, phi=2.0)
     assert len(found) == 4
     for n, ratio in found.items():
         part, network = planned.answer.clusters[n], planned.decision.network
@@ -47,13 +47,13 @@ def test_the_error_that_is_added_has_the_variance_of_the_formula():
     gradient = torch.full((300, 4), 0.01, dtype=torch.float64)
     for mean_square in (0.35, 2.86):
         errors = torch.stack(
-            [gamma.upload_error(gradient, mean_square, np.random.default_rng([seed, 1, 2])) for seed in range(400)]
+            [upload_error(gradient, mean_square, np.random.default_rng([seed, 1, 2])) for seed in range(400)]
         )
         assert float(errors.square().sum(dim=(1, 2)).mean()) == pytest.approx(mean_square, rel=0.01)
         # Every number alike, and no shift.
         assert float(errors[:, :150].square().sum(dim=(1, 2)).mean()) == pytest.approx(mean_square / 2, rel=0.02)
         assert abs(float(errors.mean())) < 4 * (mean_square / 1200 / errors.numel()) ** 0.5
-    assert not gamma.upload_error(gradient, 0.0, np.random.default_rng(0)).any()
+    assert not upload_error(gradient, 0.0, np.random.default_rng(0)).any()
 
 
 def test_what_is_averaged_carries_the_errors_of_those_who_train(problem):
@@ -79,7 +79,7 @@ def test_the_parts_of_gamma_are_all_of_it(planned):
     assert segments + uploads + waiting + settings.g0 * settings.phi**2 == pytest.approx(float(planned.gamma.mean()))
     sizes = [part.choice.num_segments for part in planned.answer.clusters if part.selected]
     assert segments == pytest.approx(sum(size**2 / 12 for size in sizes) / 8)
-    assert uploads == pytest.approx(sum(gamma.noise_ratios(planned, 1.0, 1.0).values()) / 8)
+    assert uploads == pytest.approx(sum(gamma.noise_ratios(planned.instance, planned.answer, 1.0, 1.0).values()) / 8)
 
 
 # What is trained.
@@ -193,7 +193,9 @@ def rows_with(losses, gammas):
 def test_findings_tell_whether_the_loss_follows_gamma():
     rows = rows_with([0.5, 0.6, 0.7, 0.8], [2.0, 2.5, 3.0, 3.5])
     first, *policies = gamma.findings(rows)
-    assert first.ours.startswith("+1.00 (p = 0.00014), 3 seeds of 4 policies; at equal virtual time +1.00")
+    assert first.ours.startswith(
+        "+1.00 (p = 0.00014), 3 seeds of 4 policies whose losses are 0.3000 nat apart; at equal"
+    )
     assert "S² none, all alike; ε of uploads +1.00" in first.why
     assert [policy.what for policy in policies] == [f"IID: V = {i}" for i in range(4)]
     assert policies[0].ours.startswith("loss 0.500 ± 0.000 nat")

@@ -1,7 +1,5 @@
 """Runs of an experiment that are kept one by one, so that it may be interrupted and goes on."""
 
-# Alone: two experiments of many small runs keep them alike.
-
 from __future__ import annotations
 
 import json
@@ -31,7 +29,9 @@ def finished_rows(
     ValueError
         If the file is of another configuration.
     """
-    settings = config.to_flat() | {f"figure.{key}": value for key, value in curve.figure.items()}
+    # Other seeds may come later.
+    figure = {f"figure.{key}": value for key, value in curve.figure.items() if key != "seeds"}
+    settings = config.to_flat() | figure
     # As JSON has them: a tuple has become a list.
     settings = json.loads(json.dumps(settings))
     if file.is_file():

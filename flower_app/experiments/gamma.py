@@ -1,32 +1,31 @@
 """Not in the paper: whether Gamma tells how well a run learns whose uploads arrive as distorted as it assumes.
 
-Each upload carries an error of mean square epsilon(p) / phi^2 of its update's own: the share of the sampling error that
-Eq. (28) sets beside it. The rest of a round is planned and trained as ever, in one process.
+Rounds are planned as for Fig. 11 and trained as Theorem 1 has it: one step of SGD, w <- w - eta mean (g_n + e_n) over
+the clusters that have a channel. The error e_n of an upload has the mean square that Eq. (28) sets beside the sampling
+error: epsilon(p) phi_w^2 / phi^2, with phi_w that of the gradients at the start, and phi the scenario's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from client_pipeline.system.scenario import load_scenario
 from flower_app.compare.trained import seeded
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner
+from flower_app.experiments.bags_of_words import BagsOfWords, averaged_gradient
 from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.finished_runs import finished_rows
-from flower_app.experiments.one_process import OneProcessRounds
 from flower_app.experiments.planning import mean_spread
 from flower_app.experiments.rank_correlation import rank_correlation
-from flower_app.tasks.base import Score, task
-from flower_app.tasks.labelled_task import labels_of
 from flower_app.training.network import training_scenario
+from strategies.dssda.answer import Answer
+from strategies.dssda.instance import Instance
 from strategies.planning.dry_run import PlannedRound, plan_rounds
 
 if TYPE_CHECKING:
@@ -35,119 +34,93 @@ if TYPE_CHECKING:
 PARTS = {"gamma_segments": "S²", "gamma_distortion": "ε of uploads", "gamma_waiting": "clusters that wait"}
 """Columns of what Gamma is made of, beside its constant phi^2."""
 
-_SEEDS_TRIED = 200
-_NO_EXAMPLE = "gets none of"
-"""Of the message of :func:`flower_app.tasks.partition.partition` where a cluster would get no example."""
-
 
 def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> Iterator[Row]:
-    """One row for each scored round of each run; ``[figure]`` has ``panel`` and ``distortion``, a factor of epsilon.
+    """One row for each scored round of each run.
 
-    A curve's seeds are the first from its own on with which each cluster has as many examples as a batch. A run is kept
-    when it has finished, so the experiment may be interrupted.
+    ``[figure]``: ``seeds``; ``alphas`` of the data's Dirichlet partition, 0 for IID; ``distortions``, factors of
+    epsilon(p); ``step``, eta times beta; ``ridge``. What a policy plans for a seed is trained with each alpha and
+    distortion, and kept: so the experiment may be interrupted.
     """
-    wanted = []
-    for curve in curves:
-        wanted += [(order, curve, seed) for order, seed in enumerate(_seeds(curve))]
     rows: list[Row] = []
     # All curves of the first seed first: whoever stops early has whole seeds.
-    for _, curve, seed in sorted(wanted, key=lambda entry: entry[0]):
-        config = seeded(curve.config, seed)
-        file = folder / "runs" / f"{curve.name}-seed{seed}.json"
-        rows += finished_rows(file, curve, config, partial(_train, curve, config, seed), say)
+    for seed in dict.fromkeys(seed for curve in curves for seed in curve.figure["seeds"]):
+        for curve in curves:
+            if seed in curve.figure["seeds"]:
+                config = seeded(curve.config, seed)
+                file = folder / "runs" / f"{curve.name}-seed{seed}.json"
+                rows += finished_rows(file, curve, config, partial(_planned_and_trained, curve, config, seed), say)
     yield from rows
 
 
-def _seeds(curve: Curve) -> list[int]:
-    """Return the curve's seeds: the first that give each cluster as many examples as a batch."""
-    seeds: list[int] = []
-    for i in range(_SEEDS_TRIED):
-        config = seeded(curve.config, i)
-        # All that decides the shares, and nothing else: they are the same for every policy.
-        shared = replace(
-            RunConfig(), task=config.task, data=config.data, model=config.model, seed=config.seed,
-            scenario=config.scenario, batch_size=config.batch_size,
-        )  # fmt: skip
-        if _fits(shared):
-            seeds.append(i)
-        if len(seeds) == curve.seeds:
-            return seeds
-    raise ValueError(
-        f"{curve.name}: expected {curve.seeds} seeds with which each cluster has batch-size = "
-        f"{curve.config.batch_size} examples, found {len(seeds)} of {_SEEDS_TRIED}; raise data.dirichlet-alpha"
-    )
-
-
-@cache
-def _fits(config: RunConfig) -> bool:
-    """Whether each cluster has as many examples as a batch."""
-    if config.data.partition == "iid":
-        return True
-    num_clusters = load_scenario(config.scenario).num_clusters
-    try:
-        sizes = task(config.task).prepare(config.data, config.model, config.seed, num_clusters).cluster_sizes
-    except ValueError as error:
-        if _NO_EXAMPLE in str(error):
-            return False
-        raise
-    return min(sizes) >= config.batch_size
-
-
-def _train(curve: Curve, config: RunConfig, seed: int) -> Iterator[Row]:
-    """Plan and train one run."""
+def _planned_and_trained(curve: Curve, config: RunConfig, seed: int) -> Iterator[Row]:
+    """Plan a policy's rounds, and train them in every way."""
     torch.set_num_threads(config.runtime.threads)
     scenario = training_scenario(config)
     planner = make_planner(config, scenario)
     if planner is None:
         raise ValueError(f"{curve.name}: run.strategy: expected a strategy that plans, found {config.strategy}")
-    rounds = OneProcessRounds(config, scenario.num_clusters)
-    labels = labels_of(rounds.parts.spec)
-    classes = [data.collate(range(len(data)))["labels"].numpy() for data in rounds.data]
-    shares = np.array([np.bincount(c, minlength=len(labels)) / len(c) for c in classes])
-    gammas, parts, losses, selected = [], [], [], []
-    virtual_s = 0.0
-    for planned in plan_rounds(planner.scenario, planner.policy, config.num_rounds, drift=planner.drift):
-        members = [n for n, chosen in enumerate(planned.selected) if chosen]
-        ratios = noise_ratios(planned, float(curve.figure["distortion"]), scenario.planner.phi)
-        losses.append(rounds.train_round(planned.number, members, ratios))
-        virtual_s += planned.costs.latency_s
-        gammas.append(planned.gamma)
-        parts.append(gamma_parts(planned, scenario.planner.g0, scenario.planner.phi))
-        selected.append(planned.selected)
-        if planned.number % config.evaluate_every and planned.number != config.num_rounds:
-            continue
-        score = rounds.evaluate()[0]
+    settings = scenario.planner
+    rounds = list(plan_rounds(planner.scenario, planner.policy, config.num_rounds, drift=planner.drift))
+    plan_rows = list(_plan_rows(rounds, settings.g0, settings.phi, config.evaluate_every))
+    for alpha in curve.figure["alphas"]:
+        problem = BagsOfWords(config, scenario.num_clusters, float(alpha), float(curve.figure["ridge"]))
+        for distortion in curve.figure["distortions"]:
+            panel = f"{f'Dirichlet {alpha:g}' if alpha else 'IID'}, {distortion:g} ε"
+            errors = [noise_ratios(r.instance, r.answer, float(distortion), settings.phi) for r in rounds]
+            trained = _train(problem, errors, float(curve.figure["step"]), config.evaluate_every, config.seed)
+            for plan_row, learned in zip(plan_rows, trained, strict=True):
+                yield {"curve": curve.name, "label": curve.label, "panel": panel, "seed": seed, **plan_row, **learned}
+
+
+def _plan_rows(rounds: Sequence[PlannedRound], g0: float, phi: float, every: int) -> Iterator[Row]:
+    """What was planned up to each scored round; Gamma is the mean of all rounds so far."""
+    parts = np.array([gamma_parts(planned, g0, phi) for planned in rounds])
+    gammas = np.array([planned.gamma for planned in rounds])
+    selected = np.array([planned.selected for planned in rounds])
+    hours = np.cumsum([planned.costs.latency_s for planned in rounds]) / 3600
+    for t in range(every, len(rounds) + 1, every):
         yield {
-            "curve": curve.name,
-            "label": curve.label,
-            "panel": curve.figure["panel"],
-            "seed": seed,
-            "round": planned.number,
-            "virtual_h": virtual_s / 3600,
-            "train_loss": float(np.nanmean(losses[-config.evaluate_every :])),
-            "loss": score.metrics["loss"],
-            "accuracy": 100 * score.metrics["accuracy"],
-            "worst_accuracy": 100 * float(np.min(shares @ recalls(score, labels))),
-            "gamma": float(np.mean(gammas)),
-            "gamma_largest": float(np.max(np.mean(gammas, axis=0))),
-            **{name: float(value) for name, value in zip(PARTS, np.mean(parts, axis=0), strict=True)},
-            "least_selected": float(np.min(np.mean(selected, axis=0))),
+            "round": t,
+            "virtual_h": float(hours[t - 1]),
+            "gamma": float(gammas[:t].mean()),
+            "gamma_largest": float(gammas[:t].mean(axis=0).max()),
+            **{name: float(value) for name, value in zip(PARTS, parts[:t].mean(axis=0), strict=True)},
+            "least_selected": float(selected[:t].mean(axis=0).min()),
         }
 
 
-def noise_ratios(planned: PlannedRound, distortion: float, phi: float) -> dict[int, float]:
-    """Return of each selected cluster the mean square of its upload's error, as a share of its update's own.
+def _train(
+    problem: BagsOfWords, errors: Sequence[dict[int, float]], step: float, every: int, seed: int
+) -> Iterator[Row]:
+    """Train round after round; ``errors`` has of each round the clusters that train, and their uploads' ratios."""
+    w_DC = problem.start()
+    eta, sampling = step / problem.smoothness, problem.sampling_error(w_DC)
+    for number, ratios in enumerate(errors, 1):
+        squares = {n: ratio * sampling for n, ratio in ratios.items()}
+        w_DC = w_DC - eta * averaged_gradient(problem, w_DC, squares, seed, number)
+        if number % every == 0:
+            accuracies = [100 * accuracy for accuracy in problem.accuracies(w_DC)]
+            yield {
+                "loss": problem.objective(w_DC),
+                "accuracy": float(np.mean(accuracies)),
+                "worst_accuracy": min(accuracies),
+            }
+
+
+def noise_ratios(instance: Instance, answer: Answer, distortion: float, phi: float) -> dict[int, float]:
+    """Return of each selected cluster the mean square of its upload's error, as a share of the sampling error's.
 
     Parameters
     ----------
-    planned : a round, with channels and powers
+    instance, answer : a round's problem, and its channels and powers
     distortion : factor of epsilon(p) of Eq. (25); 0: uploads arrive as they were sent
-    phi : root mean square of a stochastic gradient's error, for which the update's own size stands
+    phi : root mean square of a stochastic gradient's error, the scenario's
     """
     ratios = {}
-    for n, part in enumerate(planned.answer.clusters):
+    for n, part in enumerate(answer.clusters):
         if part.selected and part.power_w is not None:
-            epsilon = float(planned.instance.distortion(n, part.power_w, part.channel))
+            epsilon = float(instance.distortion(n, part.power_w, part.channel))
             ratios[n] = distortion * epsilon / phi**2
     return ratios
 
@@ -165,18 +138,6 @@ def gamma_parts(planned: PlannedRound, g0: float, phi: float) -> tuple[float, fl
             parts[n, 2] = rest
     segments, uploads, waiting = parts.mean(axis=0)
     return float(segments), float(uploads), float(waiting)
-
-
-def recalls(score: Score, labels: Sequence[str]) -> np.ndarray:
-    """Share of each label's examples that were found, (C,); 0 of a label that does not occur."""
-    return np.array(
-        [
-            np.mean(
-                [p == label for p, r in zip(score.predictions, score.references, strict=True) if r == label] or [False]
-            )
-            for label in labels
-        ]
-    )
 
 
 def _last(rows: Sequence[Row]) -> list[Row]:
@@ -198,7 +159,7 @@ def _correlations(panel_rows: Sequence[Row]) -> tuple[dict[str, tuple[float, flo
         column: rank_correlation(
             [([ends[n, s][column] for n in names], [ends[n, s]["loss"] for n in names]) for s in seeds]
         )
-        for column in ("gamma", "gamma_largest", *PARTS)
+        for column in ("gamma", "gamma_largest", "least_selected", *PARTS)
     }
     groups = []
     for seed in seeds:
@@ -227,8 +188,8 @@ def draw(rows: Sequence[Row]) -> Figure:
                 style.curve(above, i, hours, losses, text)
             gammas, losses = ([row[key] for row in ends] for key in ("gamma", "loss"))
             below.plot(gammas, losses, style.MARKERS[i], color=f"C{i}")
-        style.label(above, "virtual time [h]", "validation loss [nat]", panel)
-        style.label(below, "mean Γ of all rounds", "validation loss at the end [nat]")
+        style.label(above, "virtual time [h]", "F(w) [nat]", panel)
+        style.label(below, "mean Γ of all rounds", "F(w) at the end [nat]")
     axes[0].legend(fontsize=7)
     return figure
 
@@ -241,14 +202,18 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
         by_column, at_equal_time = _correlations(panel_rows)
         num_seeds = len(distinct(panel_rows, "seed"))
         parts = [f"{text} {_coefficient(by_column[column])}" for column, text in PARTS.items()]
+        ends = _last(panel_rows)
+        apart = [np.ptp([row["loss"] for row in select(ends, seed=seed)]) for seed in distinct(ends, "seed")]
         paper_findings.append(
             PaperFinding(
                 what=f"{panel}: rank correlation of Γ and the loss after {panel_rows[-1]['round']} rounds",
                 paper="Γ bounds the loss's distance from its optimum",
                 ours=f"{_coefficient(by_column['gamma'])}, {num_seeds} seeds of {len(distinct(panel_rows, 'curve'))} "
-                f"policies; at equal virtual time {_coefficient(at_equal_time)}",
+                f"policies whose losses are {np.mean(apart):.4f} nat apart; at equal virtual time "
+                f"{_coefficient(at_equal_time)}",
                 why=f"of Γ's parts: {'; '.join(parts)}; Γ of the cluster that has most "
-                f"{_coefficient(by_column['gamma_largest'])}",
+                f"{_coefficient(by_column['gamma_largest'])}; how often the cluster that trains least does "
+                f"{_coefficient(by_column['least_selected'])}",
             )
         )
         for name in distinct(panel_rows, "curve"):

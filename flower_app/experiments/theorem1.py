@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _MEASUREMENTS = 5
 """How often constants are measured on the way."""
+_COLUMNS = 4
+"""Curves of the picture beside each other."""
 _ROWS = 60
 """Rounds of which rows are written: more of the early ones."""
 
@@ -82,6 +84,14 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
         )
         gaps = np.array([path.losses[1:] for path in paths]) - problem.lowest
         gap_bounds = [_gap_bound(start, eta, problem.strong_convexity, exact, t) for t in range(1, rounds + 1)]
+        printed_gaps = [
+            printed_gap_bound(
+                t, first_loss=paths[0].losses[0], lowest=problem.lowest, eta=eta, beta=beta,
+                xi=problem.strong_convexity, phi_sq=phi**2, epsilon=float(figure["distortion"]),
+                num_clusters=problem.num_clusters, size=int(figure["segments"]), num_blocks=int(figure["blocks"]),
+            )
+            for t in range(1, rounds + 1)
+        ]  # fmt: skip
         # The theorem's mean is over the batches drawn, so over the seeds.
         broken = int(np.sum(means.mean(axis=0) > bounds))
         gap_broken = sum(
@@ -97,6 +107,7 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
                     "round": t,
                     "gap": float(gaps[seed, t - 1]),
                     "gap_bound": gap_bounds[t - 1],
+                    "gap_printed": printed_gaps[t - 1],
                     "gradient_sq": path.squares[t - 1],
                     "mean_gradient_sq": float(means[seed, t - 1]),
                     "bound": bounds[t - 1],
@@ -118,6 +129,42 @@ def _gap_bound(start: float, eta: float, mu: float, noise: float, t: int) -> flo
         return None
     left = (1 - eta * mu) ** t
     return left * start + noise * (1 - left) / (eta * mu)
+
+
+def printed_gap_bound(
+    t: int,
+    *,
+    first_loss: float,
+    lowest: float,
+    eta: float,
+    beta: float,
+    xi: float,
+    phi_sq: float,
+    epsilon: float,
+    num_clusters: int,
+    size: int,
+    num_blocks: int,
+) -> float | None:
+    """Return (23) as printed, for constant S and epsilon; None outside its condition on eta.
+
+        prod (1 - 2 sigma) F(0) - F* + sum_t prod_j>t (1 - sigma) (beta eta^2 phi^2 / N (S^2 / L + 1) + eta epsilon / N)
+
+    with sigma of (24). F(0), not F(0) - F*, shrinks: so the bound tends to -F* where nothing is added.
+
+    Parameters
+    ----------
+    t : rounds
+    first_loss, lowest : F(0) and F* [nat]
+    eta, beta, xi : step, smoothness, and the constant of Polyak and Lojasiewicz
+    phi_sq, epsilon : mean squares of the sampling error and of the distortion
+    num_clusters, size, num_blocks : N, S and L
+    """
+    if not eta * beta * (size**2 + num_blocks) < 4 * xi * num_clusters * num_blocks:
+        return None
+    sigma = eta * xi - beta * eta**2 / 2 * (1 + size**2 / (num_clusters * num_blocks))
+    added = beta * eta**2 * phi_sq / num_clusters * (size**2 / num_blocks + 1) + eta / num_clusters * epsilon
+    repeated = t if sigma == 0 else (1 - (1 - sigma) ** t) / sigma
+    return (1 - 2 * sigma) ** t * first_loss - lowest + repeated * added
 
 
 def _train(problem: Problem, eta: float, distortion: float, rounds: int, seed: int) -> _Path:
@@ -151,18 +198,25 @@ def draw(rows: Sequence[Row]) -> Figure:
     from flower_app.experiments import style
 
     names = distinct(rows, "curve")
-    figure, axes = style.figure(4.4 * len(names), 7, 2, len(names))
-    for column, name in enumerate(names):
+    columns = min(len(names), _COLUMNS)
+    blocks = -(-len(names) // columns)
+    figure, axes = style.figure(4.4 * columns, 7 * blocks, 2 * blocks, columns)
+    for axis in axes[2 * columns * (blocks - 1) :]:
+        axis.set_visible(False)
+    for i, name in enumerate(names):
+        block, column = divmod(i, columns)
         curve_rows = select(rows, curve=name)
-        above, below = axes[column], axes[len(names) + column]
+        above, below = (axes[(2 * block + row) * columns + column] for row in (0, 1))
+        above.set_visible(True)
+        below.set_visible(True)
         rounds = distinct(curve_rows, "round")
-        for i, (key, text) in enumerate(_SQUARES):
-            style.curve(above, i, rounds, _over_seeds(curve_rows, key)[0], text)
-        for i, (key, text) in enumerate(_GAPS):
-            if curve_rows[0][key] is not None:
-                style.curve(below, i, rounds, _over_seeds(curve_rows, key)[0], text)
+        for shade, (key, text) in enumerate(_SQUARES):
+            style.curve(above, shade, rounds, _over_seeds(curve_rows, key)[0], text)
+        for shade, (key, text) in enumerate(_GAPS):
+            if curve_rows[0].get(key) is not None:
+                style.curve(below, shade, rounds, _over_seeds(curve_rows, key)[0], text)
         above.set_yscale("log")
-        if curve_rows[0]["gap_bound"] is not None:
+        if curve_rows[0]["gap_bound"] is not None and curve_rows[0].get("gap_printed") is None:
             below.set_yscale("log")
         for axis in (above, below):
             axis.set_xscale("log")
@@ -178,7 +232,7 @@ _SQUARES = (
     ("bound", "Theorem 1 without the S² term"),
     ("bound_printed", "Theorem 1 as printed"),
 )
-_GAPS = (("gap", "measured"), ("gap_bound", "bound with strong convexity"))
+_GAPS = (("gap", "measured"), ("gap_bound", "bound with strong convexity"), ("gap_printed", "(23) as printed"))
 
 
 def _over_seeds(rows: Sequence[Row], column: str) -> tuple[list[float], list[float]]:
@@ -191,7 +245,9 @@ def _over_seeds(rows: Sequence[Row], column: str) -> tuple[list[float], list[flo
 def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     """How far the bound is above what is measured, and whether it ever falls below."""
     paper_findings = []
-    for name in distinct(rows, "curve"):
+    names = distinct(rows, "curve")
+    first = select(rows, curve=names[0])[0]
+    for name in names:
         curve_rows = select(rows, curve=name)
         first_row, num_rounds = curve_rows[0], max(row["round"] for row in curve_rows)
         bound, printed = _over_seeds(curve_rows, "bound")[0], _over_seeds(curve_rows, "bound_printed")[0]
@@ -222,7 +278,44 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
                     why=f"the theorem's step with 2 μ (F - F*) ≤ ‖∇F‖², μ = {first_row['mu']:g}",
                 )
             )
+        if first_row.get("gap_printed") is not None:
+            paper_findings.append(_printed_finding(curve_rows))
+        if name != names[0] and first_row["mu"] and first_row["eta_beta"] == first["eta_beta"]:
+            paper_findings.append(_scaling_finding(curve_rows, select(rows, curve=names[0])))
     return paper_findings
+
+
+def _printed_finding(curve_rows: Sequence[Row]) -> PaperFinding:
+    """(23) as printed beside the gap that is measured."""
+    rounds = distinct(curve_rows, "round")
+    gaps, printed = (_over_seeds(curve_rows, key)[0] for key in ("gap", "gap_printed"))
+    below = [t for t, gap, bound in zip(rounds, gaps, printed, strict=True) if bound < gap]
+    said = f"below the measured gap from round {below[0]} on" if below else "above the measured gap"
+    return PaperFinding(
+        what=f"{curve_rows[0]['label']}: gap of the loss after {rounds[-1]} rounds by (23) as printed",
+        paper="bounds the gap for η < 4 ξ N L / (β (S² + L))",
+        ours=f"{printed[-1]:.3g} nat, {gaps[-1]:.3g} measured: {said}",
+        why="F(0) shrinks, where F(0) - F* should: without noise the printed bound tends to -F*; and its condition "
+        "lets σ of (24) be negative, so that it grows instead",
+    )
+
+
+def _scaling_finding(curve_rows: Sequence[Row], reference_rows: Sequence[Row]) -> PaperFinding:
+    """What remains of the gap, measured and bounded, as a part of the first curve's."""
+    rounds = distinct(curve_rows, "round")
+    ratios = []
+    for key in ("gap", "gap_bound"):
+        late, reference = (
+            float(np.mean([row[key] for row in part if row["round"] > rounds[-1] // 2]))
+            for part in (curve_rows, reference_rows)
+        )
+        ratios.append(late / reference)
+    return PaperFinding(
+        what=f"{curve_rows[0]['label']}: gap of the second half as a multiple of that of {reference_rows[0]['label']}",
+        paper="(φ² + ε) / N, and S² φ² / (L N)",
+        ours=f"{ratios[0]:.2f} measured, {ratios[1]:.2f} by the bound without S",
+        why="the bound's noise goes by (φ² + ε) / N, and no gradient depends on S",
+    )
 
 
 def _constants(row: Row) -> str:

@@ -1,0 +1,219 @@
+"""Whether Gamma matters: what is injected, what is trained in one process, and how ranks are compared."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from client_pipeline.system.scenario import load_scenario
+from flower_app.experiments import gamma
+from flower_app.experiments.bags_of_words import BagsOfWords, upload_error
+from flower_app.experiments.curves import load_curves
+from flower_app.experiments.finished_runs import finished_rows
+from flower_app.experiments.rank_correlation import rank_correlation
+from flower_app.experiments.reproduce import ReproduceOptions, reproduce
+from flower_app.experiments.results import read_rows
+from strategies.planning.dry_run import plan_rounds
+from strategies.planning.policies import make_policy
+
+
+def quiet(_):
+    pass
+
+
+@pytest.fixture(scope="module")
+def planned():
+    scenario = load_scenario("table2-contended")
+    return next(plan_rounds(scenario, make_policy("dssda", seed=0), 1))
+
+
+# What is injected.
+
+
+def test_an_uploads_error_is_that_of_eq_25(planned):
+    found = gamma.noise_ratios(planned.instance, planned.answer, 3.0, phi=2.0)
+    assert len(found) == 4
+    for n, ratio in found.items():
+        part, network = planned.answer.clusters[n], planned.decision.network
+        signal = part.power_w * network.gain[n, part.channel]
+        epsilon = 0.2 / (signal + network.interference_w[n, part.channel])
+        assert ratio == pytest.approx(3.0 * epsilon / 4.0)
+
+
+def test_the_error_that_is_added_has_the_variance_of_the_formula():
+    gradient = torch.full((300, 4), 0.01, dtype=torch.float64)
+    for mean_square in (0.35, 2.86):
+        errors = torch.stack(
+            [upload_error(gradient, mean_square, np.random.default_rng([seed, 1, 2])) for seed in range(400)]
+        )
+        assert float(errors.square().sum(dim=(1, 2)).mean()) == pytest.approx(mean_square, rel=0.01)
+        # Every number alike, and no shift.
+        assert float(errors[:, :150].square().sum(dim=(1, 2)).mean()) == pytest.approx(mean_square / 2, rel=0.02)
+        assert abs(float(errors.mean())) < 4 * (mean_square / 1200 / errors.numel()) ** 0.5
+    assert not upload_error(gradient, 0.0, np.random.default_rng(0)).any()
+
+
+def test_what_is_averaged_carries_the_errors_of_those_who_train(problem):
+    """The step's variance grows by the mean of the errors' over the number of clusters, as Lemma 1 has it."""
+    sampling = problem.sampling_error(problem.start())
+    eta = 0.5 / problem.smoothness
+    squares = []
+    for seed in range(200):
+        states = []
+        for ratio in (0.0, 4.0):
+            captured = []
+            problem.objective = lambda w_DC, captured=captured: captured.append(w_DC) or 0.0
+            list(gamma._train(problem, [{0: ratio, 2: ratio / 2}], 0.5, 1, seed))
+            states.append(captured[0])
+        squares.append(float((states[1] - states[0]).square().sum()))
+    del problem.objective
+    assert np.mean(squares) == pytest.approx(eta**2 * sampling * (4.0 + 2.0) / 2**2, rel=0.02)
+
+
+def test_the_parts_of_gamma_are_all_of_it(planned):
+    settings = load_scenario("table2-contended").planner
+    segments, uploads, waiting = gamma.gamma_parts(planned, settings.g0, settings.phi)
+    assert segments + uploads + waiting + settings.g0 * settings.phi**2 == pytest.approx(float(planned.gamma.mean()))
+    sizes = [part.choice.num_segments for part in planned.answer.clusters if part.selected]
+    assert segments == pytest.approx(sum(size**2 / 12 for size in sizes) / 8)
+    assert uploads == pytest.approx(sum(gamma.noise_ratios(planned.instance, planned.answer, 1.0, 1.0).values()) / 8)
+
+
+# What is trained.
+
+
+@pytest.fixture(scope="module")
+def problem():
+    [curve] = load_curves("gamma", smoke=True, only="1-v")
+    return BagsOfWords(curve.config, 8, 0.0, 1e-3)
+
+
+def test_the_samples_of_a_cluster_are_its_gradient_on_average_with_the_error_that_is_counted(problem):
+    w = torch.randn(problem.start().shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    errors, means = [], []
+    for n in range(8):
+        drawn = torch.stack([problem.sample(w, n, np.random.default_rng([n, i])) for i in range(400)])
+        means.append(drawn.mean(dim=0))
+        errors.append(float((drawn - means[-1]).square().sum(dim=(1, 2)).mean()))
+    assert problem.sampling_error(w) == pytest.approx(np.mean(errors), rel=0.05)
+    # The mean of the clusters' gradients is that of the objective.
+    probe = 1e-4 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    slope = problem.objective(w + probe) - problem.objective(w - probe)
+    mean = torch.stack(means).mean(dim=0)
+    assert slope == pytest.approx(2 * float((mean * probe).sum()), abs=0.05 * float(mean.norm() * probe.norm()))
+
+
+def test_the_smoothness_bounds_the_change_of_the_gradient(problem):
+    start = problem.start()
+    for seed in range(3):
+        probe = 0.1 * torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        change = problem.objective(probe) + problem.objective(-probe) - 2 * problem.objective(start)
+        assert 0 < change <= problem.smoothness * float(probe.square().sum())
+
+
+def test_training_learns_and_a_cluster_too_small_is_named(problem):
+    rows = list(gamma._train(problem, [dict.fromkeys(range(8), 0.0)] * 60, 1.0, 20, 0))
+    assert [row["loss"] for row in rows] == sorted((row["loss"] for row in rows), reverse=True)
+    assert rows[-1]["loss"] < problem.objective(problem.start()) - 0.1
+    assert rows[-1]["worst_accuracy"] <= rows[-1]["accuracy"]
+    [curve] = load_curves("gamma", smoke=True, only="1-v", sets=["batch-size=300"])
+    with pytest.raises(ValueError, match="cluster 0 has 200 examples to train on, fewer than batch-size = 300"):
+        BagsOfWords(curve.config, 8, 0.0, 1e-3)
+
+
+# What is kept.
+
+
+def test_a_finished_run_is_taken_as_it_is_and_another_configuration_refused(tmp_path):
+    [curve] = load_curves("gamma", smoke=True, only="1-v")
+    made = []
+
+    def make():
+        made.append(1)
+        yield {"round": 1, "loss": 0.5}
+
+    for _ in range(2):
+        assert finished_rows(tmp_path / "a.json", curve, curve.config, make, quiet) == [{"round": 1, "loss": 0.5}]
+    assert made == [1]
+    other = replace(curve.config, batch_size=9)
+    with pytest.raises(ValueError, match=r"a\.json: was made with batch-size = 8, expected 9; remove the folder"):
+        finished_rows(tmp_path / "a.json", curve, other, make, quiet)
+
+
+def test_an_interrupted_run_leaves_nothing_behind(tmp_path):
+    [curve] = load_curves("gamma", smoke=True, only="1-v")
+
+    def make():
+        yield {"round": 1}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finished_rows(tmp_path / "a.json", curve, curve.config, make, quiet)
+    assert not (tmp_path / "a.json").exists()
+
+
+# How ranks are compared.
+
+
+def test_the_rank_correlation_is_spearmans_and_its_chance_that_of_all_orders():
+    rng = np.random.default_rng(0)
+    groups = [(rng.normal(size=4), rng.normal(size=4)) for _ in range(2)]
+    groups[1][1][0] = groups[1][1][1]
+    found, p = rank_correlation(groups)
+    assert found == pytest.approx(np.mean([spearmanr(x, y).statistic for x, y in groups]))
+    orders = [
+        np.mean([spearmanr(x, np.array(y)[list(order)]).statistic for (x, y), order in zip(groups, both, strict=True)])
+        for both in itertools.product(itertools.permutations(range(4)), repeat=2)
+    ]
+    assert p == pytest.approx(np.mean(np.abs(orders) >= abs(found) - 1e-6))
+
+
+def test_groups_that_are_all_alike_say_nothing():
+    found, p = rank_correlation([([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])])
+    assert np.isnan(found) and p == 1.0
+    assert rank_correlation([([1.0, 1.0], [1.0, 2.0]), ([1, 2, 3, 4], [4, 3, 2, 1])])[0] == -1.0
+
+
+def rows_with(losses, gammas):
+    rows = []
+    for seed in (0, 1, 2):
+        for i, (loss, bound) in enumerate(zip(losses, gammas, strict=True)):
+            for number in (5, 10):
+                row = {"curve": str(i), "label": f"V = {i}", "panel": "IID", "seed": seed, "round": number}
+                row |= {"virtual_h": number * (1 + i), "loss": loss + (10 - number) / 10, "accuracy": 50.0}
+                row |= {"worst_accuracy": 40.0, "gamma": bound, "gamma_largest": bound + 1, "gamma_segments": 1.0}
+                row |= {"gamma_distortion": loss, "gamma_waiting": bound, "least_selected": 0.5}
+                rows.append(row)
+    return rows
+
+
+def test_findings_tell_whether_the_loss_follows_gamma():
+    rows = rows_with([0.5, 0.6, 0.7, 0.8], [2.0, 2.5, 3.0, 3.5])
+    first, *policies = gamma.findings(rows)
+    assert first.ours.startswith(
+        "+1.00 (p = 0.00014), 3 seeds of 4 policies whose losses are 0.3000 nat apart; at equal"
+    )
+    assert "S² none, all alike; ε of uploads +1.00" in first.why
+    assert [policy.what for policy in policies] == [f"IID: V = {i}" for i in range(4)]
+    assert policies[0].ours.startswith("loss 0.500 ± 0.000 nat")
+    against, *_ = gamma.findings(rows_with([0.8, 0.7, 0.6, 0.5], [2.0, 2.5, 3.0, 3.5]))
+    assert against.ours.startswith("-1.00")
+    gamma.draw(rows)
+
+
+@pytest.mark.slow
+def test_gamma_is_told_again_from_its_rows(tmp_path):
+    options = ReproduceOptions(out=tmp_path, smoke=True, only="1-v", sets=["num-rounds=4"])
+    found = reproduce("gamma", options, quiet)["gamma"]
+    folder = tmp_path / "gamma"
+    rows = read_rows(folder)
+    assert [(row["round"], row["seed"]) for row in rows] == [(4, 0)] * 6
+    (folder / "figure.png").unlink()
+    # The run is kept: nothing is trained again.
+    kept = (folder / "runs" / "1-v0.01-seed0.json").stat().st_mtime_ns
+    assert reproduce("gamma", options, quiet)["gamma"] == found
+    assert (folder / "runs" / "1-v0.01-seed0.json").stat().st_mtime_ns == kept
+    assert reproduce("gamma", replace(options, plot_only=True), quiet)["gamma"] == found

@@ -1,0 +1,92 @@
+"""A figure has a source: rows that are kept, or a word that none are."""
+
+import json
+import re
+
+import pytest
+
+from helpers.repository import ROOT
+
+DOCS = ROOT / "docs"
+RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
+MEASURED = (DOCS / "measured.md").read_text(encoding="utf-8")
+NO_ROWS = "No rows are kept of this"
+WITHOUT_ROWS = {
+    "Policies beside each other, planned",
+    "Training with each strategy and policy",
+    "Paced devices against the model",
+    "Memory of one device",
+    "Eight clusters of six devices",
+}
+"""Sections whose figures were measured once and not kept. None may join them."""
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?")
+
+
+def sections():
+    """Each section's title and text; one of the third level has the text of the second above it, too."""
+    above = ""
+    for text in re.split(r"^(?=###? )", RESULTS, flags=re.MULTILINE)[1:]:
+        marks, title = re.match(r"(#+) (.*)", text).groups()
+        above = text if marks == "##" else above
+        yield title, text if marks == "##" else above + text
+
+
+def kept_sources(text):
+    """Paths of kept rows that a text names."""
+    named = [f"docs/results/{name}" for name in re.findall(r"collapipe reproduce ([\w-]+)", text)]
+    named += re.findall(r"docs/results/[\w./-]*\w", text)
+    return [path for path in named if (ROOT / path).exists()]
+
+
+def shows_figures(title, text):
+    own = text[text.index(title) + len(title) :]
+    return bool(re.search(r"^\| .*\d", own, re.MULTILINE) or re.search(r"\*\*\d|\d (?:s|MB|GB|%)", own))
+
+
+def test_every_section_with_figures_names_rows_that_are_kept_or_says_that_none_are():
+    unsourced = [
+        title
+        for title, text in sections()
+        if shows_figures(title, text) and not kept_sources(text) and NO_ROWS not in text
+    ]
+    assert unsourced == []
+
+
+def test_no_section_joins_those_without_rows():
+    told = {title for title, text in sections() if NO_ROWS in text and not title.startswith("`")}
+    assert told == WITHOUT_ROWS
+
+
+def told_by(name):
+    """All numbers of an experiment's findings."""
+    findings = json.loads((DOCS / "results" / name / "findings.json").read_text(encoding="utf-8"))
+    return [float(number) for f in findings for key in ("ours", "why") for number in NUMBER.findall(f[key])]
+
+
+def told(number, numbers):
+    """Whether a number is among others, to its own digits."""
+    digits = len(number.partition(".")[2])
+    return any(abs(abs(float(number)) - round(abs(value), digits)) < 1e-9 for value in numbers)
+
+
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in MEASURED.splitlines()
+    if re.match(r"\| .* \| `collapipe reproduce \w+` \| ", line)
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[1].split()[-1].strip("`"))
+def test_every_figure_of_a_measured_row_is_in_its_findings(row):
+    numbers = told_by(row[1].split()[-1].strip("`"))
+    # S = 6 is not in the paper, so in no finding; labels such as V = 0.1 and S = 3 are no figures.
+    cell = re.sub(r"\b[SV] = \d+(?:\.\d+)?", "", re.sub(r"; S = 6.*$", "", row[2]))
+    figures = NUMBER.findall(cell)
+    assert len(figures) >= 3
+    assert [figure for figure in figures if not told(figure, numbers)] == []
+
+
+def test_the_check_finds_a_figure_without_source():
+    assert told("73", [72.9]) and told("-1.1", [1.1, 2.0]) and not told("73.5", [72.9]) and not told("7", [72.9])
+    assert not kept_sources("`collapipe reproduce nothing` and docs/results/nowhere.json")
+    assert shows_figures("A", "## A\n\n| a | 3 s |\n") and not shows_figures("A 3 s", "## A 3 s\n\nwords\n")

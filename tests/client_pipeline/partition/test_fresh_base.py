@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from client_pipeline.partition import fresh_base
-from client_pipeline.partition.families import build_block, build_embedding, build_parts
+from client_pipeline.partition.families import build_block, build_embedding, build_parts, merged
 from client_pipeline.partition.fresh_base import FreshBase, frozen_base
 from client_pipeline.partition.hugging_face import sized_config, spec_from_config
 from client_pipeline.partition.lora import adapt
@@ -172,6 +172,19 @@ def test_a_saved_model_names_its_seed_and_loads_as_it_was(tmp_path):
     loaded, batch = load_model(tmp_path).parts, tiny_batch(spec)
     with torch.no_grad():
         assert torch.equal(evaluation(loaded).logits(batch), evaluation(parts).logits(batch))
+
+
+def test_a_model_over_drawn_parts_merges_into_a_plain_one():
+    spec = spec_of()
+    parts = prepared(spec).build(seed=5)
+    generator, batch = torch.Generator().manual_seed(1), tiny_batch(spec)
+    for name, parameter in parts.named_parameters():
+        if ".lora_B." in name:
+            parameter.data.normal_(0.0, 0.05, generator=generator)
+    plain = merged(parts)
+    with torch.no_grad():
+        found, expected = (evaluation(model).logits(batch) for model in (plain, parts))
+    assert plain.base is None and torch.allclose(found, expected, atol=1e-5)
 
 
 def test_a_run_goes_on_with_the_seed_that_it_began_with():

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 PARTS = {"gamma_segments": "S²", "gamma_distortion": "ε of uploads", "gamma_waiting": "clusters that wait"}
 """Columns of what Gamma is made of, beside its constant phi^2."""
+_COLUMNS = 3
+"""Panels of the picture beside each other."""
 
 
 def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> Iterator[Row]:
@@ -174,9 +176,16 @@ def draw(rows: Sequence[Row]) -> Figure:
     from flower_app.experiments import style
 
     panels = distinct(rows, "panel")
-    figure, axes = style.figure(4.4 * len(panels), 6.5, 2, len(panels))
-    for column, panel in enumerate(panels):
-        above, below = axes[column], axes[len(panels) + column]
+    columns = min(len(panels), _COLUMNS)
+    blocks = -(-len(panels) // columns)
+    figure, axes = style.figure(4.4 * columns, 6.5 * blocks, 2 * blocks, columns)
+    for axis in axes[2 * columns * (blocks - 1) :]:
+        axis.set_visible(False)
+    for place, panel in enumerate(panels):
+        block, column = divmod(place, columns)
+        above, below = (axes[(2 * block + row) * columns + column] for row in (0, 1))
+        above.set_visible(True)
+        below.set_visible(True)
         panel_rows = select(rows, panel=panel)
         for i, name in enumerate(distinct(panel_rows, "curve")):
             curve_rows = select(panel_rows, curve=name)

@@ -43,6 +43,7 @@ from flower_app.error_text import error_text
 from flower_app.node import kept_setup
 from flower_app.node.config import NodeConfig
 from flower_app.node.own_plans import own_plan, replan_of_node
+from flower_app.node.simulated_clients import let_all_clients_run
 from flower_app.runs.run_directory import CLUSTERS
 from flower_app.runs.run_inputs import data_digest
 from flower_app.training.cluster_data import load_cluster_data
@@ -65,6 +66,7 @@ _STATE_DIR = "~/.collapipe"
 """Folder of a node that names none."""
 _CLIPPING: dict[str, Mod] = {"client-fixed": fixedclipping_mod, "client-adaptive": adaptiveclipping_mod}
 
+let_all_clients_run()
 app = ClientApp()
 
 

@@ -191,6 +191,12 @@ INTERNALS: dict[str, Internal] = {
         "whether a run is simulated, where nodes cannot come later",
         "a public property of Grid",
     ),
+    "SimulationThreads": Internal(
+        "flwr.server.superlink.fleet.vce.vce_api",
+        "ThreadPoolExecutor",
+        "as many client apps of a simulation at once as it has workers for: its threads are cores + 4, at most 32",
+        "a thread for each of the simulation's workers",
+    ),
     "Fab": Internal(
         "flwr.supercore.fab", "Fab", "the app bundle that a SuperNode is asked to run", "as for get_all_nested_objects"
     ),

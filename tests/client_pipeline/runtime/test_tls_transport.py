@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from client_pipeline.runtime import shared_process
-from client_pipeline.runtime.meeting_point import MeetingPoint
+from client_pipeline.runtime.meeting_point import MeetingPoint, start_thread
 from client_pipeline.runtime.node_tls import NodeTls
 from client_pipeline.runtime.shared_process import join_group, open_meeting
 from client_pipeline.runtime.tls_transport import TlsTransport
@@ -242,3 +242,9 @@ def test_gloo_is_what_a_simulation_speaks():
     assert shared_process.NodeTls.from_environment() is None
     for member in members:
         member.close()
+
+
+def test_only_the_transports_own_threads_have_small_stacks():
+    usual_bytes = threading.stack_size()
+    start_thread(lambda: None)
+    assert threading.stack_size() == usual_bytes

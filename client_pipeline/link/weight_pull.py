@@ -31,6 +31,9 @@ _PIECE_S = 60.0
 """How long one piece may take [s]."""
 _PATIENCE_S = 60.0
 """How long a server that cannot be reached is asked again, for each piece [s]."""
+STILL_S = 180.0
+"""How long another control unit that pulls may get nothing before nobody waits for it [s]."""
+_LOOK_S = 0.2
 _PAUSES_S = (0.1, 0.3, 1.0, 3.0)
 _PASSING = (
     grpc.StatusCode.UNAVAILABLE,
@@ -87,13 +90,37 @@ def _is_whole(path: Path, file: BaseFile) -> bool:
 
 @contextmanager
 def _alone(cache: Path) -> Iterator[None]:
-    """Wait until no other process pulls into a cache: two control units of a machine need each file once."""
+    """Wait until no other process pulls into a cache: two control units of a machine need each file once.
+
+    Raises
+    ------
+    ValueError
+        If another one holds the cache and nothing has come for :data:`STILL_S`.
+    """
     descriptor = os.open(cache, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        held_bytes, until = -1, 0.0
+        while not _is_locked(descriptor):
+            if (now_bytes := sum(_size(path) for path in cache.glob("*"))) != held_bytes:
+                held_bytes, until = now_bytes, time.monotonic() + STILL_S
+            if time.monotonic() > until:
+                raise ValueError(
+                    f"model.pretrained: another control unit holds {cache}, and nothing has come there for {STILL_S:g} "
+                    "s; end it, and start the run again"
+                )
+            time.sleep(_LOOK_S)
         yield
     finally:
         os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Take the lock of a folder; False if another process has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class WeightPull:

@@ -70,15 +70,15 @@ def node_tls(files: ClusterFiles, host: str, temp: Path) -> NodeTls | None:
         )
     authority = Authority.load(_ClusterSigner(files.folder))
     key = ec.generate_private_key(ec.SECP256R1())
-    own = NodeTls(
+    node = NodeTls(
         certificate=temp / _FOLDER / "node.pem",
         key=temp / _FOLDER / "node.key",
         authority=files.cluster_ca,
         host=host.strip("[]"),
     )
-    write_public(own.certificate, authority.sign_node(key.public_key(), own.host, NODE_DAYS))
-    write_secret(own.key, key_pem(key))
-    return own
+    write_public(node.certificate, authority.sign_node(key.public_key(), node.host, NODE_DAYS))
+    write_secret(node.key, key_pem(key))
+    return node
 
 
 def forget_node_key(temp: Path) -> None:

@@ -163,8 +163,8 @@ def check_ray(
             tls = own_tls(files, host, Path(temp))
             check_head(place, tls)
         except (OSError, ValueError) as error:
-            found, _, remedy = str(error).partition("; ")
-            yield failure("encryption", found, remedy or "copy the whole folder that collapipe certs made")
+            reason, _, remedy = str(error).partition("; ")
+            yield failure("encryption", reason, remedy or "copy the whole folder that collapipe certs made")
             return
         yield _encryption(files, host)
         answer_of_ray = probe(address, own_host, files.ray_token if files.ray_token.is_file() else None, tls)

@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from client_pipeline import durable
+from flower_app.compare.trained import seeded
 from flower_app.config.run_config import RunConfig
 from flower_app.experiments.experiment import Curve, Row
+
+
+def rows_seed_by_seed(
+    curves: Sequence[Curve],
+    folder: Path,
+    make: Callable[[Curve, RunConfig, int], Iterator[Row]],
+    say: Callable[[str], None],
+) -> Iterator[Row]:
+    """Return the rows of all curves and their seeds, each run made once and kept.
+
+    Parameters
+    ----------
+    curves : with ``[figure]`` ``seeds``
+    folder : of the experiment
+    make : makes the rows of a curve, its configuration and a seed
+    say : told of each run that begins
+    """
+    rows: list[Row] = []
+    # All curves of the first seed first: whoever stops early has whole seeds.
+    for seed in dict.fromkeys(seed for curve in curves for seed in curve.figure["seeds"]):
+        for curve in curves:
+            if seed in curve.figure["seeds"]:
+                config = seeded(curve.config, seed)
+                file = folder / "runs" / f"{curve.name}-seed{seed}.json"
+                rows += finished_rows(file, curve, config, partial(make, curve, config, seed), say)
+    yield from rows
 
 
 def finished_rows(
@@ -37,9 +65,9 @@ def finished_rows(
     if file.is_file():
         kept = json.loads(file.read_text(encoding="utf-8"))
         for key in settings.keys() | kept["settings"].keys():
-            found, expected = kept["settings"].get(key), settings.get(key)
-            if found != expected:
-                raise ValueError(f"{file}: was made with {key} = {found}, expected {expected}; remove the folder")
+            kept_value, expected = kept["settings"].get(key), settings.get(key)
+            if kept_value != expected:
+                raise ValueError(f"{file}: was made with {key} = {kept_value}, expected {expected}; remove the folder")
         rows: list[Row] = kept["rows"]
         return rows
     say(file.stem)

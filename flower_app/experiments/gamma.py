@@ -8,19 +8,17 @@ error: epsilon(p) phi_w^2 / phi^2, with phi_w that of the gradients at the start
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from flower_app.compare.trained import seeded
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner
 from flower_app.experiments.bags_of_words import BagsOfWords, averaged_gradient
 from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
-from flower_app.experiments.finished_runs import finished_rows
+from flower_app.experiments.finished_runs import rows_seed_by_seed
 from flower_app.experiments.planning import mean_spread
 from flower_app.experiments.rank_correlation import rank_correlation
 from flower_app.training.network import training_scenario
@@ -44,15 +42,7 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
     epsilon(p); ``step``, eta times beta; ``ridge``. What a policy plans for a seed is trained with each alpha and
     distortion, and kept: so the experiment may be interrupted.
     """
-    rows: list[Row] = []
-    # All curves of the first seed first: whoever stops early has whole seeds.
-    for seed in dict.fromkeys(seed for curve in curves for seed in curve.figure["seeds"]):
-        for curve in curves:
-            if seed in curve.figure["seeds"]:
-                config = seeded(curve.config, seed)
-                file = folder / "runs" / f"{curve.name}-seed{seed}.json"
-                rows += finished_rows(file, curve, config, partial(_planned_and_trained, curve, config, seed), say)
-    yield from rows
+    yield from rows_seed_by_seed(curves, folder, _planned_and_trained, say)
 
 
 def _planned_and_trained(curve: Curve, config: RunConfig, seed: int) -> Iterator[Row]:
@@ -176,16 +166,8 @@ def draw(rows: Sequence[Row]) -> Figure:
     from flower_app.experiments import style
 
     panels = distinct(rows, "panel")
-    columns = min(len(panels), _COLUMNS)
-    blocks = -(-len(panels) // columns)
-    figure, axes = style.figure(4.4 * columns, 6.5 * blocks, 2 * blocks, columns)
-    for axis in axes[2 * columns * (blocks - 1) :]:
-        axis.set_visible(False)
-    for place, panel in enumerate(panels):
-        block, column = divmod(place, columns)
-        above, below = (axes[(2 * block + row) * columns + column] for row in (0, 1))
-        above.set_visible(True)
-        below.set_visible(True)
+    figure, pairs = style.pairs_of_axes(len(panels), height=6.5, abreast=_COLUMNS)
+    for panel, (above, below) in zip(panels, pairs, strict=True):
         panel_rows = select(rows, panel=panel)
         for i, name in enumerate(distinct(panel_rows, "curve")):
             curve_rows = select(panel_rows, curve=name)
@@ -199,7 +181,7 @@ def draw(rows: Sequence[Row]) -> Figure:
             below.plot(gammas, losses, style.MARKERS[i], color=f"C{i}")
         style.label(above, "virtual time [h]", "F(w) [nat]", panel)
         style.label(below, "mean Γ of all rounds", "F(w) at the end [nat]")
-    axes[0].legend(fontsize=7)
+    pairs[0][0].legend(fontsize=7)
     return figure
 
 
@@ -242,8 +224,8 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
     return paper_findings
 
 
-def _coefficient(found: tuple[float, float]) -> str:
-    coefficient, p = found
+def _coefficient(with_p: tuple[float, float]) -> str:
+    coefficient, p = with_p
     return "none, all alike" if np.isnan(coefficient) else f"{coefficient:+.2f} (p = {p:.2g})"
 
 

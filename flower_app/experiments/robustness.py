@@ -8,19 +8,17 @@ away is known to be, and not planned.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from flower_app.compare.trained import seeded
 from flower_app.config.run_config import RunConfig
 from flower_app.config.strategy_choice import make_planner
 from flower_app.experiments.bags_of_words import BagsOfWords, averaged_gradient
 from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
-from flower_app.experiments.finished_runs import finished_rows
+from flower_app.experiments.finished_runs import rows_seed_by_seed
 from flower_app.experiments.gamma import noise_ratios
 from flower_app.experiments.planning import mean_spread
 from flower_app.training.network import training_scenario
@@ -39,14 +37,7 @@ def run(curves: Sequence[Curve], folder: Path, say: Callable[[str], None]) -> It
     cluster fails in a round; ``away``, share of the clusters that are away in the middle third of the rounds, in a run
     of its own. A run is kept when it has finished, so the experiment may be interrupted.
     """
-    rows: list[Row] = []
-    for seed in dict.fromkeys(seed for curve in curves for seed in curve.figure["seeds"]):
-        for curve in curves:
-            if seed in curve.figure["seeds"]:
-                config = seeded(curve.config, seed)
-                file = folder / "runs" / f"{curve.name}-seed{seed}.json"
-                rows += finished_rows(file, curve, config, partial(_cases, curve, config, seed), say)
-    yield from rows
+    yield from rows_seed_by_seed(curves, folder, _cases, say)
 
 
 def _cases(curve: Curve, config: RunConfig, seed: int) -> Iterator[Row]:

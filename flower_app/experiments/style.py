@@ -26,6 +26,23 @@ def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tupl
     return drawn, list(np.ravel(drawn.subplots(rows, columns)))
 
 
+def pairs_of_axes(number: int, height: float, abreast: int) -> tuple[Figure, list[tuple[Axes, Axes]]]:
+    """Make a picture of pairs of axes, one above the other, so many pairs side by side; height of a pair in inches."""
+    columns = min(number, abreast)
+    blocks = -(-number // columns)
+    drawn, axes = figure(4.4 * columns, height * blocks, 2 * blocks, columns)
+    pairs = []
+    for place in range(blocks * columns):
+        block, column = divmod(place, columns)
+        above, below = (axes[(2 * block + row) * columns + column] for row in (0, 1))
+        if place < number:
+            pairs.append((above, below))
+        else:
+            above.set_visible(False)
+            below.set_visible(False)
+    return drawn, pairs
+
+
 def curve(axes: Axes, i: int, x: Sequence[float], y: Sequence[float], label: str, spread: Sequence[float] = ()) -> None:
     """Draw curve ``i``: its own line, marker and grey value; ``spread`` is shown as a band of plus and minus it."""
     shade = f"C{i % 10}"

@@ -198,17 +198,9 @@ def draw(rows: Sequence[Row]) -> Figure:
     from flower_app.experiments import style
 
     names = distinct(rows, "curve")
-    columns = min(len(names), _COLUMNS)
-    blocks = -(-len(names) // columns)
-    figure, axes = style.figure(4.4 * columns, 7 * blocks, 2 * blocks, columns)
-    for axis in axes[2 * columns * (blocks - 1) :]:
-        axis.set_visible(False)
-    for i, name in enumerate(names):
-        block, column = divmod(i, columns)
+    figure, pairs = style.pairs_of_axes(len(names), height=7, abreast=_COLUMNS)
+    for name, (above, below) in zip(names, pairs, strict=True):
         curve_rows = select(rows, curve=name)
-        above, below = (axes[(2 * block + row) * columns + column] for row in (0, 1))
-        above.set_visible(True)
-        below.set_visible(True)
         rounds = distinct(curve_rows, "round")
         for shade, (key, text) in enumerate(_SQUARES):
             style.curve(above, shade, rounds, _over_seeds(curve_rows, key)[0], text)
@@ -290,11 +282,11 @@ def _printed_finding(curve_rows: Sequence[Row]) -> PaperFinding:
     rounds = distinct(curve_rows, "round")
     gaps, printed = (_over_seeds(curve_rows, key)[0] for key in ("gap", "gap_printed"))
     below = [t for t, gap, bound in zip(rounds, gaps, printed, strict=True) if bound < gap]
-    said = f"below the measured gap from round {below[0]} on" if below else "above the measured gap"
+    where_printed = f"below the measured gap from round {below[0]} on" if below else "above the measured gap"
     return PaperFinding(
         what=f"{curve_rows[0]['label']}: gap of the loss after {rounds[-1]} rounds by (23) as printed",
         paper="bounds the gap for η < 4 ξ N L / (β (S² + L))",
-        ours=f"{printed[-1]:.3g} nat, {gaps[-1]:.3g} measured: {said}",
+        ours=f"{printed[-1]:.3g} nat, {gaps[-1]:.3g} measured: {where_printed}",
         why="F(0) shrinks, where F(0) - F* should: without noise the printed bound tends to -F*; and its condition "
         "lets σ of (24) be negative, so that it grows instead",
     )

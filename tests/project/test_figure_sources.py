@@ -39,8 +39,8 @@ def kept_sources(text):
 
 
 def shows_figures(title, text):
-    own = text[text.index(title) + len(title) :]
-    return bool(re.search(r"^\| .*\d", own, re.MULTILINE) or re.search(r"\*\*\d|\d (?:s|MB|GB|%)", own))
+    section = text[text.index(title) + len(title) :]
+    return bool(re.search(r"^\| .*\d", section, re.MULTILINE) or re.search(r"\*\*\d|\d (?:s|MB|GB|%)", section))
 
 
 def test_every_section_with_figures_names_rows_that_are_kept_or_says_that_none_are():
@@ -53,8 +53,8 @@ def test_every_section_with_figures_names_rows_that_are_kept_or_says_that_none_a
 
 
 def test_no_section_joins_those_without_rows():
-    told = {title for title, text in sections() if NO_ROWS in text and not title.startswith("`")}
-    assert told == WITHOUT_ROWS
+    without_rows = {title for title, text in sections() if NO_ROWS in text and not title.startswith("`")}
+    assert without_rows == WITHOUT_ROWS
 
 
 def told_by(name):
@@ -63,7 +63,7 @@ def told_by(name):
     return [float(number) for f in findings for key in ("ours", "why") for number in NUMBER.findall(f[key])]
 
 
-def told(number, numbers):
+def is_reported(number, numbers):
     """Whether a number is among others, to its own digits."""
     digits = len(number.partition(".")[2])
     return any(abs(abs(float(number)) - round(abs(value), digits)) < 1e-9 for value in numbers)
@@ -83,10 +83,11 @@ def test_every_figure_of_a_measured_row_is_in_its_findings(row):
     cell = re.sub(r"\b[SV] = \d+(?:\.\d+)?", "", re.sub(r"; S = 6.*$", "", row[2]))
     figures = NUMBER.findall(cell)
     assert len(figures) >= 3
-    assert [figure for figure in figures if not told(figure, numbers)] == []
+    assert [figure for figure in figures if not is_reported(figure, numbers)] == []
 
 
 def test_the_check_finds_a_figure_without_source():
-    assert told("73", [72.9]) and told("-1.1", [1.1, 2.0]) and not told("73.5", [72.9]) and not told("7", [72.9])
+    assert is_reported("73", [72.9]) and is_reported("-1.1", [1.1, 2.0])
+    assert not is_reported("73.5", [72.9]) and not is_reported("7", [72.9])
     assert not kept_sources("`collapipe reproduce nothing` and docs/results/nowhere.json")
     assert shows_figures("A", "## A\n\n| a | 3 s |\n") and not shows_figures("A 3 s", "## A 3 s\n\nwords\n")

@@ -107,10 +107,10 @@ def test_a_model_over_drawn_parts_learns_as_the_same_model_in_memory(family, bas
                 weight = in_memory.blocks[index].get_parameter(f"{name}.weight")
                 weight.data.copy_(layer.rounded(weight.data))
     in_memory = adapt(in_memory, LORA, seed=5)
-    expected, found = (whole_step(parts, STEP, batch, 3).gradients for parts in (in_memory, over))
-    assert found.keys() == expected.keys()
+    expected, actual = (whole_step(parts, STEP, batch, 3).gradients for parts in (in_memory, over))
+    assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
-        assert torch.allclose(found[name], gradient, rtol=1e-4, atol=1e-6), name
+        assert torch.allclose(actual[name], gradient, rtol=1e-4, atol=1e-6), name
 
 
 def test_a_server_draws_no_teb_before_it_runs_one(monkeypatch):
@@ -144,12 +144,12 @@ def test_a_control_unit_and_a_device_draw_what_the_server_evaluates_with():
     stage = Stage(spec, OptimizerConfig(name="sgd"))
     for index in range(len(server.blocks)):
         prefix = f"blocks.{index}."
-        own = {n.removeprefix(prefix): v for n, v in server.weights().items() if n.startswith(prefix)}
-        stage.place(index, pickle.loads(pickle.dumps(MovedBlock(own, {}, base.part(prefix)))))
+        trained = {n.removeprefix(prefix): v for n, v in server.weights().items() if n.startswith(prefix)}
+        stage.place(index, pickle.loads(pickle.dumps(MovedBlock(trained, {}, base.part(prefix)))))
     with torch.no_grad():
         x_BTD = embedding(batch)
-        found = stage.forward(STEP, 0, x_BTD, batch["attention_mask"])
-        assert torch.equal(found, evaluation(server).encode(batch))
+        actual = stage.forward(STEP, 0, x_BTD, batch["attention_mask"])
+        assert torch.equal(actual, evaluation(server).encode(batch))
     # What goes to another device is the seed.
     moved = stage.take(1)
     assert len(pickle.dumps(moved.frozen)) < 2_000
@@ -183,8 +183,8 @@ def test_a_model_over_drawn_parts_merges_into_a_plain_one():
             parameter.data.normal_(0.0, 0.05, generator=generator)
     plain = merged(parts)
     with torch.no_grad():
-        found, expected = (evaluation(model).logits(batch) for model in (plain, parts))
-    assert plain.base is None and torch.allclose(found, expected, atol=1e-5)
+        actual, expected = (evaluation(model).logits(batch) for model in (plain, parts))
+    assert plain.base is None and torch.allclose(actual, expected, atol=1e-5)
 
 
 def test_a_run_goes_on_with_the_seed_that_it_began_with():

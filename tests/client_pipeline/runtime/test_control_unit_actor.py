@@ -30,9 +30,9 @@ def actor(monkeypatch):
 def test_weights_come_and_go_as_arrays_and_what_may_only_be_read_is_copied(actor):
     shared = np.arange(3, dtype=np.float32)
     shared.setflags(write=False)
-    own, tensor = np.ones(2, dtype=np.float32), torch.full((1,), 3.0)
-    told = replace(order(), weights={"shared": shared, "own": own, "tensor": tensor})
-    result = actor.train_round(told)
+    writable, tensor = np.ones(2, dtype=np.float32), torch.full((1,), 3.0)
+    round_order = replace(order(), weights={"shared": shared, "own": writable, "tensor": tensor})
+    result = actor.train_round(round_order)
     assert {name: weight.tolist() for name, weight in result.weights.items()} == {
         "shared": [0.0, 2.0, 4.0],
         "own": [2.0, 2.0],

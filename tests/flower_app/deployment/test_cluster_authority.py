@@ -101,8 +101,8 @@ def test_a_machine_with_several_addresses_listens_at_the_one_that_its_certificat
     meeting = MeetingPoint(hosts[0], tls[0], TIMEOUT_S)
     address = GroupAddress(host=hosts[0], port=meeting.port, generation=1, size=2, timeout_s=TIMEOUT_S)
     # As the processes of its Ray node learn it.
-    own = [NodeTls.from_environment(node.environment()) for node in tls]
-    first, second = Threads(*(lambda r=rank: TlsTransport(address, r, own[r]) for rank in range(2))).join()
+    nodes = [NodeTls.from_environment(node.environment()) for node in tls]
+    first, second = Threads(*(lambda r=rank: TlsTransport(address, r, nodes[r]) for rank in range(2))).join()
     first.send(torch.ones(3), 1, FORWARD, 0)
     assert second.receive((3,), 0, FORWARD, 0).wait().sum() == 3
     assert second._listener.getsockname()[0] == hosts[1]
@@ -157,11 +157,11 @@ def test_a_folder_of_an_older_release_has_no_certificate_and_half_a_folder_is_an
 
 
 def test_a_machine_signs_for_itself_and_forgets_the_key_when_it_ends(certs, tmp_path):
-    own = node_tls(DeviceFiles(certs / "devices-0"), "10.0.0.3", tmp_path)
-    assert certificate_hosts(read_certificate(own.certificate)) == ["10.0.0.3", "localhost", "127.0.0.1", "::1"]
-    assert stat.S_IMODE(own.key.stat().st_mode) == 0o600
+    node = node_tls(DeviceFiles(certs / "devices-0"), "10.0.0.3", tmp_path)
+    assert certificate_hosts(read_certificate(node.certificate)) == ["10.0.0.3", "localhost", "127.0.0.1", "::1"]
+    assert stat.S_IMODE(node.key.stat().st_mode) == 0o600
     forget_node_key(tmp_path)
-    assert not own.key.exists() and (certs / "devices-0" / "cluster.key").is_file()
+    assert not node.key.exists() and (certs / "devices-0" / "cluster.key").is_file()
 
 
 def test_a_revoked_cluster_has_another_authority_afterwards(certs):
@@ -174,8 +174,7 @@ def test_a_revoked_cluster_has_another_authority_afterwards(certs):
     assert after[0] != before[0] and after[1] == before[1]
     # Who has kept the old folder signs for nobody who is believed.
     old, new = (read_certificate(folder / "cluster.pem") for folder in (kept, certs / "devices-0"))
-    own = node_tls(DeviceFiles(kept), HOST, certs.parent)
-    node = read_certificate(own.certificate)
-    node.verify_directly_issued_by(old)
+    certificate = read_certificate(node_tls(DeviceFiles(kept), HOST, certs.parent).certificate)
+    certificate.verify_directly_issued_by(old)
     with pytest.raises((InvalidSignature, ValueError)):
-        node.verify_directly_issued_by(new)
+        certificate.verify_directly_issued_by(new)

@@ -34,9 +34,9 @@ def planned():
 
 
 def test_an_uploads_error_is_that_of_eq_25(planned):
-    found = gamma.noise_ratios(planned.instance, planned.answer, 3.0, phi=2.0)
-    assert len(found) == 4
-    for n, ratio in found.items():
+    result = gamma.noise_ratios(planned.instance, planned.answer, 3.0, phi=2.0)
+    assert len(result) == 4
+    for n, ratio in result.items():
         part, network = planned.answer.clusters[n], planned.decision.network
         signal = part.power_w * network.gain[n, part.channel]
         epsilon = 0.2 / (signal + network.interference_w[n, part.channel])
@@ -162,18 +162,18 @@ def test_the_rank_correlation_is_spearmans_and_its_chance_that_of_all_orders():
     rng = np.random.default_rng(0)
     groups = [(rng.normal(size=4), rng.normal(size=4)) for _ in range(2)]
     groups[1][1][0] = groups[1][1][1]
-    found, p = rank_correlation(groups)
-    assert found == pytest.approx(np.mean([spearmanr(x, y).statistic for x, y in groups]))
+    result, p = rank_correlation(groups)
+    assert result == pytest.approx(np.mean([spearmanr(x, y).statistic for x, y in groups]))
     orders = [
         np.mean([spearmanr(x, np.array(y)[list(order)]).statistic for (x, y), order in zip(groups, both, strict=True)])
         for both in itertools.product(itertools.permutations(range(4)), repeat=2)
     ]
-    assert p == pytest.approx(np.mean(np.abs(orders) >= abs(found) - 1e-6))
+    assert p == pytest.approx(np.mean(np.abs(orders) >= abs(result) - 1e-6))
 
 
 def test_groups_that_are_all_alike_say_nothing():
-    found, p = rank_correlation([([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])])
-    assert np.isnan(found) and p == 1.0
+    result, p = rank_correlation([([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])])
+    assert np.isnan(result) and p == 1.0
     assert rank_correlation([([1.0, 1.0], [1.0, 2.0]), ([1, 2, 3, 4], [4, 3, 2, 1])])[0] == -1.0
 
 
@@ -207,13 +207,13 @@ def test_findings_tell_whether_the_loss_follows_gamma():
 @pytest.mark.slow
 def test_gamma_is_told_again_from_its_rows(tmp_path):
     options = ReproduceOptions(out=tmp_path, smoke=True, only="1-v", sets=["num-rounds=4"])
-    found = reproduce("gamma", options, quiet)["gamma"]
+    result = reproduce("gamma", options, quiet)["gamma"]
     folder = tmp_path / "gamma"
     rows = read_rows(folder)
     assert [(row["round"], row["seed"]) for row in rows] == [(4, 0)] * 6
     (folder / "figure.png").unlink()
     # The run is kept: nothing is trained again.
     kept = (folder / "runs" / "1-v0.01-seed0.json").stat().st_mtime_ns
-    assert reproduce("gamma", options, quiet)["gamma"] == found
+    assert reproduce("gamma", options, quiet)["gamma"] == result
     assert (folder / "runs" / "1-v0.01-seed0.json").stat().st_mtime_ns == kept
-    assert reproduce("gamma", replace(options, plot_only=True), quiet)["gamma"] == found
+    assert reproduce("gamma", replace(options, plot_only=True), quiet)["gamma"] == result

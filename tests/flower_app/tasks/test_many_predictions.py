@@ -22,8 +22,8 @@ TEXTS = ["the dog " * number for number in (1, 9, 4, 2, 7)]
 def prepared_parts(name):
     """A fresh model of a task, and its tokenizer."""
     model = options() if name != "translation" else options(family="transformer")
-    found = task_cases.prepare(name, DATA, model)
-    return build_parts(found.spec, 0), found.tokenizer_json
+    prepared = task_cases.prepare(name, DATA, model)
+    return build_parts(prepared.spec, 0), prepared.tokenizer_json
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -77,40 +77,40 @@ def serving(base, instead=lambda number, context, answer: answer(), nodes=1):
             yield addresses, pieces
 
 
-def pulled(told, cache, address):
-    return weights_here(told, cache, address)
+def pulled(base_here, cache, address):
+    return weights_here(base_here, cache, address)
 
 
-def assert_complete(base, found, cache):
-    assert found.source == str(cache)
-    assert [(cache / file.name).name for file in found.files] == [f"{file.sha256}.safetensors" for file in base.files]
-    for file, original in zip(found.files, base.files, strict=True):
+def assert_complete(base, cached, cache):
+    assert cached.source == str(cache)
+    assert [(cache / file.name).name for file in cached.files] == [f"{file.sha256}.safetensors" for file in base.files]
+    for file, original in zip(cached.files, base.files, strict=True):
         assert (cache / file.name).read_bytes() == (base.folder / original.name).read_bytes()
     assert sorted(path.suffix for path in cache.iterdir()) == [".safetensors"] * 2
 
 
 def test_what_is_missing_comes_in_pieces_once_and_what_is_there_is_not_asked_for(base, elsewhere, tmp_path):
-    told, cache = elsewhere
+    base_here, cache = elsewhere
     with serving(base) as ((address,), pieces):
         assert pulled(base, cache, address) == base.check()
         assert not pieces.asked and not cache.exists()
-        assert_complete(base, pulled(told, cache, address), cache)
+        assert_complete(base, pulled(base_here, cache, address), cache)
         assert len(pieces.asked) == NUM_PIECES
-        assert_complete(base, pulled(told, cache, address), cache)
+        assert_complete(base, pulled(base_here, cache, address), cache)
         assert len(pieces.asked) == NUM_PIECES
     # A control unit that starts again has no address any more, and needs none.
-    assert_complete(base, pulled(told, cache, None), cache)
+    assert_complete(base, pulled(base_here, cache, None), cache)
 
 
 def test_without_a_service_the_folder_that_was_expected_is_named(elsewhere):
-    told, cache = elsewhere
+    base_here, cache = elsewhere
     for folder in (cache, None):
         with pytest.raises(ValueError, match=r"nowhere is no folder.*expected first.safetensors of 3145745 bytes"):
-            pulled(told, folder, None)
+            pulled(base_here, folder, None)
 
 
 def test_a_pull_goes_on_behind_a_cut(base, elsewhere):
-    told, cache = elsewhere
+    base_here, cache = elsewhere
     cuts = {2, 3}
 
     def cut(number, context, answer):
@@ -119,37 +119,37 @@ def test_a_pull_goes_on_behind_a_cut(base, elsewhere):
         return answer()
 
     with serving(base, cut) as ((address,), pieces):
-        assert_complete(base, pulled(told, cache, address), cache)
+        assert_complete(base, pulled(base_here, cache, address), cache)
         assert len(pieces.asked) == NUM_PIECES + len(cuts)
 
 
 def test_a_pull_goes_on_where_a_service_that_was_lost_left_it(base, elsewhere):
-    told, cache = elsewhere
+    base_here, cache = elsewhere
     with service_of(base=base) as service, service.pulls(1) as (address,):
         Pieces(service, lambda number, context, answer: answer() if number < 3 else service.stop())
         with pytest.raises(
             ValueError, match=r"2097152 of 3145745 bytes are here, then unavailable.*goes on from there"
         ):
-            pulled(told, cache, address)
+            pulled(base_here, cache, address)
     (partial,) = cache.iterdir()
     assert partial.stat().st_size == 2 * PULLED_BYTES
     with serving(base) as ((address,), pieces):
-        assert_complete(base, pulled(told, cache, address), cache)
+        assert_complete(base, pulled(base_here, cache, address), cache)
         assert len(pieces.asked) == NUM_PIECES - 2
 
 
 def test_what_a_failing_machine_has_garbled_is_pulled_anew(base, elsewhere):
-    told, cache = elsewhere
+    base_here, cache = elsewhere
     cache.mkdir(parents=True)
     (cache / f"{base.files[0].sha256}.partial").write_bytes(b"\x00" * 5000)
     (cache / f"{base.files[1].sha256}.partial").write_bytes(b"\x00" * 5000)
     (cache / f"{base.files[1].sha256}.safetensors").write_bytes(b"\x00" * SIZES["second.safetensors"])
     with serving(base) as ((address,), _):
-        assert_complete(base, pulled(told, cache, address), cache)
+        assert_complete(base, pulled(base_here, cache, address), cache)
 
 
 def test_a_file_that_is_not_what_the_set_up_said_is_refused_and_not_kept(base, elsewhere):
-    told, cache = elsewhere
+    base_here, cache = elsewhere
     file = base.folder / "first.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -158,7 +158,7 @@ def test_a_file_that_is_not_what_the_set_up_said_is_refused_and_not_kept(base, e
         with pytest.raises(
             ValueError, match=rf"have SHA-256 .*expected {base.files[0].sha256[:14]}.*has changed since"
         ):
-            pulled(told, cache, address)
+            pulled(base_here, cache, address)
     assert list(cache.iterdir()) == []
 
 
@@ -176,46 +176,56 @@ class FullDisk(durable.Disk):
 
 
 def test_a_disk_that_becomes_full_is_named_and_the_pull_goes_on_when_there_is_room(base, elsewhere, monkeypatch):
-    told, cache = elsewhere
+    base_here, cache = elsewhere
     with serving(base) as ((address,), pieces):
         with monkeypatch.context() as patch:
             patch.setattr(durable, "disk", FullDisk(PULLED_BYTES + 1000))
             with pytest.raises(ValueError, match=r"the disk of .*weights is full: 1049576 of 3145745 .*No space left"):
-                pulled(told, cache, address)
-        assert_complete(base, pulled(told, cache, address), cache)
+                pulled(base_here, cache, address)
+        assert_complete(base, pulled(base_here, cache, address), cache)
         assert len(pieces.asked) == NUM_PIECES
 
 
 def test_nothing_is_asked_for_that_has_no_room(base, elsewhere, monkeypatch):
-    told, cache = elsewhere
+    base_here, cache = elsewhere
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr(weight_pull.shutil, "disk_usage", lambda _: usage)
     with serving(base) as ((address,), pieces):
         with pytest.raises(ValueError, match="is full: 0 of 3145745 bytes are here, 1000 bytes are free; make room"):
-            pulled(told, cache, address)
+            pulled(base_here, cache, address)
         assert not pieces.asked
 
 
 def test_the_folder_of_another_model_is_refused_and_not_pulled_over(base, elsewhere, tmp_path):
-    told, cache = elsewhere
+    base_here, cache = elsewhere
     other = tmp_path / "other"
     other.mkdir()
     (other / "model.safetensors").write_bytes(b"another model")
     with serving(base) as ((address,), pieces):
         with pytest.raises(ValueError, match=r"other/first.safetensors is not there.*collapipe up cu --model FOLDER"):
-            pulled(replace(told, source=str(other)), cache, address)
+            pulled(replace(base_here, source=str(other)), cache, address)
         for name in SIZES:
             (other / name).write_bytes(b"another model")
         with pytest.raises(ValueError, match=r"other/first.safetensors on .* has 13 bytes with SHA-256 of other bytes"):
-            pulled(replace(told, source=str(other)), cache, address)
+            pulled(replace(base_here, source=str(other)), cache, address)
+        assert not pieces.asked
+
+
+def test_a_cache_that_another_control_unit_holds_is_not_waited_for_without_end(base, elsewhere, monkeypatch):
+    base_here, cache = elsewhere
+    monkeypatch.setattr(weight_pull, "STILL_S", 0.5)
+    durable.make_folders(cache)
+    with weight_pull._alone(cache), serving(base) as ((address,), pieces):
+        with pytest.raises(ValueError, match=r"another control unit holds .*nothing has come there for 0.5 s"):
+            pulled(base_here, cache, address)
         assert not pieces.asked
 
 
 def test_two_control_units_of_a_machine_pull_each_file_once(base, elsewhere):
-    told, cache = elsewhere
+    base_here, cache = elsewhere
     with serving(base, nodes=2) as (addresses, pieces), ThreadPoolExecutor(2) as threads:
-        for found in threads.map(lambda address: pulled(told, cache, address), addresses):
-            assert_complete(base, found, cache)
+        for cached in threads.map(lambda address: pulled(base_here, cache, address), addresses):
+            assert_complete(base, cached, cache)
         assert len(pieces.asked) == NUM_PIECES
 
 
@@ -250,10 +260,10 @@ def answering(answer, address):
     ],
 )
 def test_a_server_that_sends_more_or_less_than_was_asked_for_leaves_nothing(base, elsewhere, answer, message):
-    told, cache = elsewhere
+    base_here, cache = elsewhere
     with serving(base) as ((address,), _), answering(answer, address) as hostile:
         with pytest.raises(ValueError, match=message):
-            pulled(told, cache, hostile)
+            pulled(base_here, cache, hostile)
     assert list(cache.iterdir()) == []
 
 
@@ -369,11 +379,11 @@ def test_a_control_unit_without_the_folder_has_the_parts_that_it_would_have_with
             pull_from=address,
             certificates=LinkCertificates(),
         )
-        found = control_unit_actor._base_of(setup)
-    assert len(found.files) > 3 and found.source == str(tmp_path / "cache")
+        cached = control_unit_actor._base_of(setup)
+    assert len(cached.files) > 3 and cached.source == str(tmp_path / "cache")
     for name, value in base.items():
-        assert torch.equal(found[name], value)
-    part = found.part("blocks.1.")
+        assert torch.equal(cached[name], value)
+    part = cached.part("blocks.1.")
     assert len(part) == 9 and all(torch.equal(part[name], value) for name, value in base.part("blocks.1.").items())
 
 

@@ -53,8 +53,8 @@ def check_division(instance, answer):
     bands = [c.band_hz for c in answer.clusters if c.selected]
     assert sum(bands) == pytest.approx(instance.band_hz) and min(bands) > 0
     assert all(c.band_hz is None for c in answer.clusters if not c.selected)
-    told = [c.to_dict().get("band_hz") for c in answer.clusters]
-    assert told == [c.band_hz for c in answer.clusters]
+    bands_in_file = [c.to_dict().get("band_hz") for c in answer.clusters]
+    assert bands_in_file == [c.band_hz for c in answer.clusters]
     with_bands = divided(instance, answer)
     assert with_bands.band_hz is None and violations(with_bands, matches_of(answer)) == []
     assert answer.objective == pytest.approx(score(with_bands, matches_of(answer), "feasible").objective)

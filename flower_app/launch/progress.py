@@ -16,9 +16,10 @@ from rich.table import Table
 from flower_app.launch.live_lines import LiveLines
 from flower_app.launch.terminal_view import TerminalView, clock_text
 from flower_app.plain_console import PlainConsole
+from flower_app.runs.followed_rounds import FollowedRounds
 from flower_app.runs.live_faults import faults_of_round, missing_signs
 from flower_app.runs.phases import LAUNCHING, TRAINING, phases_size, read_phases
-from flower_app.runs.run_directory import Wait, read_rounds, read_waiting
+from flower_app.runs.run_directory import Wait, read_waiting
 
 _RECENT = 10
 """Rounds over which the time of one is averaged."""
@@ -60,7 +61,7 @@ class RunProgress:
         self.console = console or PlainConsole(stderr=True, quiet=quiet)
         self.rounds: list[dict[str, Any]] = []
         self._on_round = on_round
-        self._offset = 0
+        self._followed = FollowedRounds(run_dir)
         self._phases_offset = phases_size(run_dir)
         self._phase = LAUNCHING
         self._began = self._phase_began = time.time()
@@ -95,7 +96,8 @@ class RunProgress:
     def update(self) -> None:
         """Read what was added since the last call, and show it."""
         self._show_phases()
-        new_records, self._offset = read_rounds(self.run_dir, self._offset)
+        kept, new_records = self._followed.read()
+        del self.rounds[kept:]
         for record in new_records:
             self.rounds.append(record)
             self._show_faults(record)

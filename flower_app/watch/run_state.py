@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from flower_app.report.data import left_out, used_bytes
+from flower_app.runs.followed_rounds import FollowedRounds
 from flower_app.runs.live_faults import faults_of_round, missing_signs
-from flower_app.runs.run_directory import TIMELINE, read_rounds, read_run_config, read_summary, read_waiting
+from flower_app.runs.run_directory import TIMELINE, read_run_config, read_summary, read_waiting
 
 TRAINED, FAILED_ROUND, LEFT_OUT, WAITED = "t", "f", "l", "."
 """What a cluster did in a round: trained, failed, had no plan, or was not selected."""
@@ -39,18 +40,14 @@ class WatchedRun:
         """One for each round, shortened."""
         self.newest: dict[str, Any] = {}
         """The newest round's line, whole."""
-        self._offset = 0
+        self._followed = FollowedRounds(run_dir)
 
     def refresh(self) -> None:
         """Read the rounds that were added; all of them where a resumed run has taken some back."""
-        path = self.run_dir / "rounds.jsonl"
-        if path.is_file() and path.stat().st_size < self._offset:
-            self.lines, self.newest, self._offset = [], {}, 0
-        records, self._offset = read_rounds(self.run_dir, self._offset)
-        for record in records:
-            if self.lines and int(record["round"]) <= self.lines[-1]["round"]:
-                self.lines = [line for line in self.lines if line["round"] < int(record["round"])]
-            self.lines.append(short_line(record))
+        kept, records = self._followed.read()
+        if kept < len(self.lines):
+            self.newest = {}
+        self.lines = self.lines[:kept] + [short_line(record) for record in records]
         if records:
             self.newest = records[-1]
 

@@ -173,10 +173,16 @@ def true_times(declared: Instance, truth: Truth) -> dict[tuple[str, int], tuple[
 
 
 class SyntheticCluster:
-    """Reports of rounds that nobody trained."""
+    """Reports of rounds that nobody trained.
 
-    def __init__(self, noise: float, seed: int) -> None:
-        self.noise, self.draw = noise, np.random.default_rng(seed)
+    Parameters
+    ----------
+    noise, seed : of every number, relative; and of that noise
+    spare : whether devices without TEBs try one, as machines of their own do
+    """
+
+    def __init__(self, noise: float, seed: int, spare: bool = True) -> None:
+        self.noise, self.draw, self.spare = noise, np.random.default_rng(seed), spare
         self._plan: ClusterPlan | None = None
         self._away: frozenset[int] = frozenset()
         self._moved = 0
@@ -208,6 +214,7 @@ class SyntheticCluster:
             "measured": {
                 "tebs": {str(k): seen((DEVICE, k)) for k in plan.devices},
                 "links": {str(k): seen((OUTLET, 0) if k == last else (LINK, k)) for k in plan.order},
+                "spare": {str(k): seen((DEVICE, k)) for k in idle(plan, truth) if self.spare},
                 "stream": seen((STREAM, 0)),
                 "pipeline_s": prediction.pipeline_s * spread,
             },
@@ -219,6 +226,11 @@ class SyntheticCluster:
             "moved_blocks": self._moved,
             "moved_bytes": 4_000_000 * self._moved,
         }
+
+
+def idle(plan: ClusterPlan, truth: Truth) -> list[int]:
+    """Return the devices that are there and have no TEB."""
+    return [k for k, blocks in enumerate(plan.delta) if not blocks and k not in truth.away]
 
 
 def owners(plan: ClusterPlan) -> list[int]:
@@ -238,8 +250,8 @@ def without(plan: ClusterPlan, lost: list[int]) -> ClusterPlan:
 
 def true_round_s(declared: Instance, plan: ClusterPlan, truth: Truth, time_scale: float | None = None) -> float:
     """Seconds of a round's local steps under the true numbers."""
-    network = true_network(declared, truth, time_scale)
-    plan = without(plan, [k for k in plan.devices if k in truth.away]) if truth.away else plan
+    network, lost = true_network(declared, truth, time_scale), [k for k in plan.devices if k in truth.away]
+    plan = without(plan, lost) if lost else plan
     return network.predict(network.instance(declared), 0, plan).train_s
 
 
@@ -314,7 +326,7 @@ def summary(name: str, steps: tuple[int, ...], lines: list[dict[str, Any]], met:
         "rounds_until_found": max(found, default=None),
         "replans": sum(line["changed"] for line in lines),
         "trials": sum(line["trial"] for line in lines),
-        "false_replans": len(false) if steps or name == "steady noise" else None,
+        "false_replans": len(false) if steps or name.startswith("steady") else None,
         "prediction_error": statistics.mean(errors),
         "plan_s": statistics.mean(line["plan_s"] for line in lines),
     }
@@ -327,11 +339,7 @@ def synthetic(seeds: int, noise: float, say: Callable[[str], None]) -> list[dict
         parts = []
         for seed in range(seeds):
             cluster = SyntheticCluster(noise, seed)
-
-            def train(decision: Decision, truth: Truth, cluster: SyntheticCluster = cluster) -> dict[str, Any]:
-                return cluster.train(decision.declared, decision.plans[0], truth)
-
-            lines = list(rounds_of(story, num_rounds, train))
+            lines = list(rounds_of(story, num_rounds, lambda d, t, c=cluster: c.train(d.declared, d.plans[0], t)))  # type: ignore[misc]
             if seed == 0:
                 for line in lines:
                     for reason in line["reasons"]:

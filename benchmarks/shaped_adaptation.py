@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import adaptation
 import torch
-from adaptation import Truth, rounds_of, summary, without
+from adaptation import Truth, idle, rounds_of, summary, without
 
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.plan import micro_batch_sizes
@@ -82,7 +82,7 @@ def away_for_a_while(round_: int) -> Truth:
 
 
 STORIES: dict[str, tuple[adaptation.Story, int, tuple[int, ...]]] = {
-    "steady": (adaptation.steady, 20, ()),
+    "steady": (adaptation.steady, 200, ()),
     "a device three times slower": (adaptation.slower_device, BEFORE + AFTER, (30,)),
     "a device three times faster": (adaptation.faster_device, BEFORE + AFTER, (30,)),
     "all rates at a sixth": (slower_links, BEFORE + AFTER, (30,)),
@@ -150,6 +150,10 @@ def machine(name: str) -> None:
             meeting = MeetingPoint(order["address"]["host"], tls, PATIENCE_S)
         if "port" in order:
             answer: Any = {"port": meeting.port if meeting else 0}
+        elif "try_s" in order:
+            began = time.perf_counter()
+            time.sleep(order["try_s"])
+            answer = time.perf_counter() - began
         else:
             # Only now: a neighbour may still have waited for this machine to have read everything.
             if group is not None:
@@ -249,7 +253,13 @@ class ShapedCluster:
             "delay_s": times["link", 0][0] / 2,
         }
         names = ["cu", *(f"d{k}" for k in ring)]
-        answers = self._ask({name: self._order(name) | round_order | {"rank": r} for r, name in enumerate(names)})
+        orders = {name: self._order(name) | round_order | {"rank": r} for r, name in enumerate(names)}
+        # Machines without a TEB try one while the others train.
+        spare = idle(plan, truth)
+        for k in spare:
+            fixed_s, sample_s = times["device", k]
+            orders[f"d{k}"] = self._order(f"d{k}") | {"try_s": fixed_s + max(sizes) * sample_s}
+        answers = self._ask(orders)
         outcomes = [
             StepOutcome(
                 loss_sum=0.0,
@@ -268,7 +278,7 @@ class ShapedCluster:
         return {
             "plan": plan.to_dict(),
             "faults": faults,
-            "measured": round_times(outcomes),
+            "measured": round_times(outcomes) | {"spare": {str(k): [[max(sizes), 1, answers[f"d{k}"]]] for k in spare}},
             "train_s": sum(step["seconds"] for step in answers["cu"]),
             "paced_s": None,
             "exchange_s": None,

@@ -51,6 +51,7 @@ from client_pipeline.runtime.replanning import equal_devices
 from client_pipeline.runtime.round_faults import RoundFaults
 from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundResult, TrainingData
 from client_pipeline.runtime.round_report import round_report
+from client_pipeline.runtime.spare_devices import SpareDevices
 from client_pipeline.runtime.speed import SpeedWatch
 from client_pipeline.runtime.stage import MovedBlock
 from client_pipeline.runtime.unused_actors import Watch
@@ -93,6 +94,7 @@ class ControlUnit:
         )
         self.injector = FaultInjector(setup.faults, setup.cluster, setup.local_steps, setup.folder)
         self.recovery = Recovery(self.pipeline, setup.cluster, self.injector.since, setup.absent)
+        self.spare_devices = SpareDevices(self.pipeline.pool)
         self.noise = NoiseSource(setup.privacy.seed)
         self.speed = SpeedWatch()
         self._slow: dict[int, float] = {}
@@ -225,6 +227,7 @@ class ControlUnit:
             plan=recovery.plan,
             outcomes=outcomes,
             memory=memory,
+            spare=self.spare_devices.times(),
             clock=(start, ready_at, trained, end),
             paced=order.pace is not None,
         )
@@ -323,6 +326,8 @@ class ControlUnit:
         batches = [
             self.data.collate(self.order.next_batch(), step.data_seed) for _ in range(setup.gradient_accumulation)
         ]
+        if number == 1:
+            self.spare_devices.ask(self.recovery.plan, batches[0]["attention_mask"])
         committed = self.pipeline.placement.committed
         global_step = (order.round - 1) * setup.local_steps + number
         # Before a round's first step the TEBs have its weights, and the optimizer states of the last commit.

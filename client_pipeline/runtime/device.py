@@ -33,7 +33,11 @@ from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.shared_process import join_group
 from client_pipeline.runtime.stage import BlockArrays, DoneAction, MovedBlock, Stage, StepOrder, run_actions
 from client_pipeline.runtime.transport import GroupAddress, Transport
+from client_pipeline.runtime.tried_block import TriedBlock
 from client_pipeline.runtime.unused_actors import LIVENESS, Watch
+
+_TRIALS = 3
+"""Passes through a TEB that a device without one times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +279,24 @@ class DeviceActor:
                 self.apply(apply_step, 1.0)
             work = float(len(self.stage.blocks) * order.mask_BT.numel())
             return StepReport(actions=done_actions, norm_sq=norm_sq, work=work)
+
+    def try_block(self, mask_BT: Tensor) -> list[tuple[int, float]]:
+        """Pass noise forward and backward through a TEB that is forgotten.
+
+        Parameters
+        ----------
+        mask_BT : padding mask of a micro-batch, bool
+
+        Returns
+        -------
+        Examples and seconds of each pass but the first, which allocates; none if there are TEBs to train here.
+        """
+        with self.watch, self._within_limit(), torch.random.fork_rng(devices=[]):
+            torch.set_num_threads(self._threads)
+            if self.stage.blocks:
+                return []
+            block = TriedBlock(self.stage.spec, recompute=self.stage.recompute, precision=self.stage.precision)
+            return [(len(mask_BT), sum(block.times(mask_BT))) for _ in range(_TRIALS + 1)][1:]
 
     def apply(self, step: int, scale: float) -> None:
         """Take optimizer step ``step`` with the gradients times ``scale``."""

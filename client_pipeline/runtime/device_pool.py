@@ -66,6 +66,8 @@ class DevicePool:
         self._made_with = (spec, optimizer, runtime)
         self._actors: dict[int, Any] = {}
         self._lost: dict[int, _Lost] = {}
+        self._spare: dict[int, Any] = {}
+        """Actors of devices that never had a TEB, and may still be starting."""
         for device in absent:
             self.miss(device)
 
@@ -113,6 +115,8 @@ class DevicePool:
         idle = self.silent([device for device in wanted if device in self._actors and device not in busy])
         if frozen := tuple(device for device, how in idle.items() if how == FROZEN):
             raise DeviceFault(f"{self.name}: device {frozen[0]}: no answer", FROZEN, frozen)
+        for device in missing:
+            self.forget_spare(device)
         new_actors = {device: self._make(device) for device in [*missing, *idle]}
         if not new_actors:
             return
@@ -146,6 +150,18 @@ class DevicePool:
             )
             .remote(*self._made_with, self._placement.memory_of(device))
         )
+
+    def spare(self, device: int) -> Any:
+        """Actor of a device that is not lost and has no TEB; one that does not run is started and not waited for."""
+        if device in self._actors:
+            return self._actors[device]
+        if device not in self._spare:
+            self._spare[device] = self._make(device)
+        return self._spare[device]
+
+    def forget_spare(self, device: int) -> None:
+        """Ask for the device's actor by its name the next time."""
+        self._spare.pop(device, None)
 
     def silent(self, devices: Iterable[int]) -> dict[int, str]:
         """Ask devices whether they are there; returns how those are lost that do not say so, by device."""
@@ -273,7 +289,8 @@ class DevicePool:
     def close(self) -> None:
         """End all devices."""
         this_node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-        for device, actor in [*self._actors.items(), *((d, lost.actor) for d, lost in self._lost.items())]:
+        lost_actors = {device: lost.actor for device, lost in self._lost.items()}
+        for device, actor in (self._spare | self._actors | lost_actors).items():
             end_actor(actor)
             pid, node = self.pids.get(device, (0, ""))
             # A process that was stopped hears no one but the system.
@@ -282,3 +299,4 @@ class DevicePool:
                     os.kill(pid, signal.SIGKILL)
         self._actors.clear()
         self._lost.clear()
+        self._spare.clear()

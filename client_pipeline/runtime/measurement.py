@@ -23,20 +23,17 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from client_pipeline.partition.families import adapter, carried_examples
-from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.machine import available_memory, clock_frequency
 from client_pipeline.runtime.memory import keep_freed_memory
 from client_pipeline.runtime.node_tls import NodeTls
-from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import check_answers, device_nodes
 from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.runtime.shared_actor import NAMESPACE
 from client_pipeline.runtime.shared_process import join_group, open_meeting
-from client_pipeline.runtime.stage import Stage
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GroupAddress, Transport
+from client_pipeline.runtime.tried_block import TriedBlock
 
 _COMPUTE_BUDGET_S = 2.0
 """A device's passes are repeated for about this long."""
@@ -139,23 +136,16 @@ class MeasuredDevice:
 
     def passes(self, length: int, samples: Sequence[int]) -> list[PassTimes]:
         """Time one TEB's passes, all sizes in turn so that a slow moment touches them alike."""
-        stage, step = Stage(self._spec, OptimizerConfig(name="sgd")), StepId(seed=0, round=1, step=1, cluster=0)
-        stage.place(0)
-        width, carried = adapter(self._spec.family).width(self._spec), carried_examples(self._spec)
+        block = TriedBlock(self._spec)
         times: dict[int, list[tuple[float, float]]] = {size: [] for size in samples}
         until = time.monotonic() + _COMPUTE_BUDGET_S
         for turn in range(_MOST_PASSES + 1):
             if turn > _LEAST_PASSES and time.monotonic() > until:
                 break
             for size in samples:
-                mask_BT = torch.ones(size, length, dtype=torch.bool)
-                x_BTD, gradient_BTD = (torch.randn(size + carried, length, width) for _ in range(2))
-                start = time.perf_counter()
-                stage.forward(step, 0, x_BTD, mask_BT)
-                turned = time.perf_counter()
-                stage.backward(step, 0, gradient_BTD, mask_BT)
+                passes = block.times(torch.ones(size, length, dtype=torch.bool))
                 if turn:  # The first pass allocates.
-                    times[size].append((turned - start, time.perf_counter() - turned))
+                    times[size].append(passes)
         return [
             PassTimes(
                 samples=size,

@@ -17,6 +17,7 @@ def round_report(
     plan: ClusterPlan,
     outcomes: Sequence[StepOutcome],
     memory: Mapping[int, Mapping[str, int]],
+    spare: Mapping[str, list[list[Any]]],
     clock: tuple[float, float, float, float],
     paced: bool,
 ) -> dict[str, Any]:
@@ -28,6 +29,7 @@ def round_report(
     plan : in the end: a lost device changes it
     outcomes : of the local steps
     memory : of each device that was there in the end
+    spare : what a TEB took on devices that train none
     clock : when the round began, was ready to train, had trained, and was over [s]
     paced : whether the devices take the time that their profiles say
     """
@@ -56,7 +58,7 @@ def round_report(
             "fetch_s": snapshots.fetch_s,
         },
         "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
-        "measured": round_times(outcomes),
+        "measured": round_times(outcomes) | {"spare": spare},
         "timeline": timeline(outcomes[-1], pipeline.num_micro_batches),
         "prepare_s": ready_at - start,
         "train_s": trained - ready_at,

@@ -101,6 +101,11 @@ class AffineTime:
         """Relative standard deviation of that expectation."""
         return math.sqrt(max(self._variance(samples), 0.0)) / self.seconds(samples)
 
+    def scale(self, factor: float) -> None:
+        """Take both numbers, and how uncertain they are, times a factor."""
+        self.fixed_s, self.sample_s = self.fixed_s * factor, self.sample_s * factor
+        self._cov = [v * factor**2 for v in self._cov]
+
     def observe(self, round_: int, observations: Sequence[Observation]) -> Change | None:
         """Take a round's observations.
 
@@ -123,7 +128,7 @@ class AffineTime:
             self._widen(_AFTER_AWAY)
         drift = max(_DRIFT * self.noise, _LEAST_DRIFT)
         self._widen(drift * math.sqrt(gap))
-        self._scale(math.exp(self.trend))
+        self.scale(math.exp(self.trend))
         ratio = self._log_ratio(seen)
         total = sum(w for *_, w in seen)
         relative = sum(w * self.deviation(n) for n, _, w in seen) / total
@@ -169,7 +174,7 @@ class AffineTime:
         after = [i for i, ratio in enumerate(ratios) if ratio / newest > 0.5]
         since = [self._recent[i] for i in after[-max(min(self._run, _REMEMBERED), 2) :]]
         factor = math.exp(statistics.median(self._log_ratio(seen) for seen in since))
-        self._scale(factor)
+        self.scale(factor)
         f, s = self.fixed_s, self.sample_s
         self.noise = self._noise_before
         level = (1.5 * self.noise) ** 2 / len(since) + 0.02**2
@@ -186,10 +191,6 @@ class AffineTime:
         self._run = 0
         self._recent = []
         self._last_ratio = None
-
-    def _scale(self, factor: float) -> None:
-        self.fixed_s, self.sample_s = self.fixed_s * factor, self.sample_s * factor
-        self._cov = [v * factor**2 for v in self._cov]
 
     def _variance(self, samples: float) -> float:
         a, b, c = self._cov

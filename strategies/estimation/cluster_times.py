@@ -9,8 +9,10 @@ from client_pipeline.partition.plan import ClusterPlan
 from strategies.estimation.affine_time import AffineTime, Change
 
 DEVICE, LINK, OUTLET, STREAM, UPLOAD, STEP, MOVE = "device", "link", "outlet", "stream", "upload", "step", "move"
-"""Kinds of times: a TEB on a device; a link after a device, both ways; the last device's to the control unit; from
-there to the decoder and back; the upload; a step beside its pipeline; TEBs that move, whose samples are bytes."""
+SPARE = "spare"
+"""Kinds of times: a TEB on a device, and one that a device tries which trains none; a link after a device, both ways;
+the last device's to the control unit; from there to the decoder and back; the upload; a step beside its pipeline; TEBs
+that move, whose samples are bytes."""
 _UNAWAITED = 0.7
 """Share of its time that a link is taken to have needed when nobody waited for it."""
 _LEAST_S = 1e-5
@@ -110,6 +112,9 @@ class ClusterTimes:
             take(DEVICE, int(device), times)
         for device, times in measured["links"].items():
             take(OUTLET, 0, times) if int(device) == last else take(LINK, int(device), times)
+        for device, times in measured["spare"].items():
+            observations = [(float(n), max(float(y), _LEAST_S) / self.scale, float(w)) for n, w, y in times]
+            noticed.extend(self._take_spare(round_, int(device), observations))
         self._doubt_links(round_, plan, measured)
         take(STREAM, 0, measured["stream"])
         if num_batches and measured["pipeline_s"] > 0:
@@ -139,6 +144,29 @@ class ClusterTimes:
         change = self.times[key].observe(round_, observations)
         return [] if change is None else [NoticedChange(kind, place, change)]
 
+    def _take_spare(
+        self, round_: int, device: int, observations: Sequence[tuple[float, float, float]]
+    ) -> list[NoticedChange]:
+        """Let a device's time in training follow what it takes while it does not train.
+
+        The two need not be equal: planned by the one while idle and measured by the other at work, a device would
+        come and go for ever. So the time in training is scaled by what the other changes by.
+        """
+        if not observations:
+            return []
+        trained, tried = self.times.get((DEVICE, device)), self.times.get((SPARE, device))
+        if trained is None:
+            trained = self.times[DEVICE, device] = AffineTime.first_seen(observations)
+        if tried is None or tried.last_round < trained.last_round:
+            self.times[SPARE, device] = AffineTime.first_seen(observations)
+            self.times[SPARE, device].observe(round_, observations)
+            return []
+        size = max(observations)[0]
+        before = tried.seconds(size)
+        change = tried.observe(round_, observations)
+        trained.scale(tried.seconds(size) / before)
+        return [] if change is None else [NoticedChange(DEVICE, device, change)]
+
     def _doubt_links(self, round_: int, plan: ClusterPlan, measured: Mapping[str, Any]) -> None:
         """Believe a link faster for which nobody waited: a slow one would have been waited for, and timed."""
         for device in plan.devices:
@@ -167,9 +195,9 @@ class ClusterTimes:
         self._take(round_, MOVE, 0, [(size - before[1], float(report["prepare_s"]) / self.scale, 1.0)], {})
 
     def unseen_rounds(self, device: int) -> int:
-        """Rounds since a device was last seen to train; all of them if it never was."""
-        time = self.times.get((DEVICE, device))
-        return self.last_round - (time.last_round if time else 0)
+        """Rounds since a device was last seen to train, or to try; all of them if it never was."""
+        times = (self.times.get((kind, device)) for kind in (DEVICE, SPARE))
+        return self.last_round - max((time.last_round for time in times if time), default=0)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""

@@ -245,6 +245,8 @@ REPORTS = {
     "a time of no samples": lambda r: with_measured(r, stream=[[0, 1, 1.0]]),
     "a time without its count": lambda r: with_measured(r, stream=[[8, 1.0]]),
     "times without end": lambda r: with_measured(r, stream=[[8, 1, 1.0]] * 1000),
+    "a trial of a device that there is none": lambda r: with_measured(r, spare={"99999": [[8, 1, 1.0]]}),
+    "a trial that took for ever": lambda r: with_measured(r, spare={"0": [[8, 1, 1e300]]}),
     "times of a device that there is none": lambda r: with_measured(r, tebs={"99999": [[8, 1, 1.0]]}),
     "a device that there is none": lambda r: with_report(r, devices={"99999": {"blocks": 1, "busy_s": 1.0}}),
     "a device with text for bytes": lambda r: with_report(

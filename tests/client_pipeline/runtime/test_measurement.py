@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from client_pipeline.partition import transformer
-from client_pipeline.runtime import measurement, placement
+from client_pipeline.runtime import measurement, placement, tried_block
 from client_pipeline.runtime.measurement import (
     DeviceMeasurement,
     LinkMeasurement,
@@ -39,7 +39,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(measurement, "time", made)
+    for module in (measurement, tried_block):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 
@@ -61,7 +62,7 @@ def passes_of(monkeypatch, clock):
                 clock.now += 2 * forward_s(len(sizes), len(mask_BT))
                 return super().backward(step, micro_batch, gradient_BTD, mask_BT)
 
-        monkeypatch.setattr(measurement, "Stage", TimedStage)
+        monkeypatch.setattr(tried_block, "Stage", TimedStage)
         return MeasuredDevice(spec, torch.get_num_threads()).passes(5, samples), sizes
 
     return run
@@ -225,6 +226,6 @@ def test_a_device_that_says_nothing_is_named(cluster, monkeypatch):
 def test_a_device_runs_what_a_family_carries_beside_its_samples(passes_of):
     spec = tiny_spec("deberta-v2", "sequence-classification")
     spec = replace(spec, config={**spec.config, "relative_attention": True, "position_buckets": 4})
-    assert measurement.carried_examples(spec) > 0
+    assert tried_block.carried_examples(spec) > 0
     found, _ = passes_of(lambda number, size: float(size), (1, 2), spec)
     assert [times.forward_s for times in found] == [1.0, 2.0]

@@ -232,7 +232,7 @@ def test_a_link_that_nobody_waits_for_is_believed_to_be_faster():
 
 def test_an_idle_device_works_for_one_round_when_nobody_knows_it_any_more(monkeypatch):
     monkeypatch.setattr("strategies.planning.adaptation.UNSEEN", 8)
-    planner, cluster = planner_of(), bench.SyntheticCluster(0.0, 0)
+    planner, cluster = planner_of(), bench.SyntheticCluster(0.0, 0, spare=False)
 
     def useless(number):
         truth = bench.Truth()
@@ -246,3 +246,59 @@ def test_an_idle_device_works_for_one_round_when_nobody_knows_it_any_more(monkey
     assert trials and trials[0] < 21 and trials[0] + 1 in idle and plans[trials[0] - 1].delta[4] == 1
     assert "has not worked for" in next(change.reason for _, change in changes if change.trial)
     assert plans[-1].delta[4] > 1
+
+
+def test_an_idle_device_that_becomes_faster_is_seen_by_what_it_tries():
+    planner, cluster = planner_of(), bench.SyntheticCluster(0.01, 0)
+
+    def useless(number):
+        truth = bench.Truth()
+        truth.teb[4] *= 2.0 if number <= 20 else 0.2
+        return truth
+
+    plans, changes = play(planner, cluster, useless, range(1, 26))
+    assert not plans[19].delta[4] and not any(change.trial for _, change in changes)
+    number, change = next((n, c) for n, c in changes if n > 20)
+    assert number <= 23 and change.taken and plans[number - 1].delta[4] > 1
+    assert "a TEB on device 4 takes 0.1" in change.reason
+
+
+def test_a_device_that_is_quick_only_while_it_is_idle_does_not_come_and_go():
+    planner = planner_of()
+
+    class Quick(bench.SyntheticCluster):
+        def train(self, declared, plan, truth):
+            report = super().train(declared, plan, truth)
+            spare = report["measured"]["spare"]
+            report["measured"]["spare"] = {k: [[n, w, s / 8] for n, w, s in times] for k, times in spare.items()}
+            return report
+
+    cluster = Quick(0.01, 0)
+
+    def useless(number):
+        truth = bench.Truth()
+        truth.teb[4] *= 2.0
+        return truth
+
+    plans, changes = play(planner, cluster, useless, range(1, 60))
+    # It is given work once at most; what it took there is what counts from then on.
+    working = [bool(plan.delta[4]) for plan in plans]
+    began = [after for before, after in zip(working, working[1:], strict=False) if after and not before]
+    assert len(began) <= 1
+    assert not plans[-1].delta[4]
+
+
+def test_what_was_tried_before_a_device_worked_does_not_count_after_it():
+    network = MeasuredNetwork(1)
+    times = network.clusters[0]
+    times.believe((DEVICE, 0), 0.1, 0.01)
+    times.times[DEVICE, 0].last_round = 3
+    tried = [(8.0, 0.5, 3.0)]
+    assert times._take_spare(4, 0, tried) == []
+    assert times[DEVICE, 0].seconds(8) == pytest.approx(0.18)
+    for number in range(5, 12):
+        times._take_spare(number, 0, [(8.0, 0.25, 3.0)])
+    assert times[DEVICE, 0].seconds(8) == pytest.approx(0.09, rel=0.1)
+    times.times[DEVICE, 0].last_round = 12
+    times._take_spare(13, 0, [(8.0, 5.0, 3.0)])
+    assert times[DEVICE, 0].seconds(8) == pytest.approx(0.09, rel=0.1)

@@ -197,6 +197,12 @@ INTERNALS: dict[str, Internal] = {
         "as many client apps of a simulation at once as it has workers for: its threads are cores + 4, at most 32",
         "a thread for each of the simulation's workers",
     ),
+    "SimulationWorkers": Internal(
+        "flwr.simulation.ray_transport.ray_actor",
+        "BasicActorPool",
+        "several clients of a simulation in one worker: a process for each costs 200 MB and two seconds of a core",
+        "a number of clients that a worker of the simulation runs at once",
+    ),
     "Fab": Internal(
         "flwr.supercore.fab", "Fab", "the app bundle that a SuperNode is asked to run", "as for get_all_nested_objects"
     ),

@@ -1,29 +1,53 @@
-"""In a simulation, as many clients at once as it has workers for."""
+"""In a simulation, as many clients at once as the run asks for, and few processes for them."""
 
-# Alone: it changes Flower's own module, and says why.
+# Alone: it changes Flower's own modules, and says why.
 
 from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
+from typing import Any
 
 from strategies.flower_internals import INTERNALS
 
 _MOST_CLIENTS = 10_000
 """Threads are started as they are needed."""
+CLIENTS_OF_A_WORKER = 16
+"""A client waits for its control unit nearly all of the time, and hands on weights for the rest."""
 
 
 def let_all_clients_run() -> None:
-    """Give Flower's simulation a thread for each of its workers; nothing happens in a process that is none.
+    """Give Flower's simulation a thread for each of its clients, and its workers many clients each.
+
+    Nothing happens in a process that is no simulation. Flower loads the client app in the simulation's own process,
+    before it makes the pools.
 
     Clusters that train in the same round wait for each other at the decoder. Flower's simulation hands messages to its
     workers from a pool of threads, of which there are as many as cores and four more, at most 32: of more clusters some
-    would begin only when the others had waited for them in vain.
-
-    Flower loads the client app in the simulation's own process, before it makes the pool.
+    would begin only when the others had waited for them in vain. And a worker is a process of 200 MB, whose imports
+    take two seconds of a core, for one client at a time; this app's clients keep nothing in their process.
     """
-    internal = INTERNALS["SimulationThreads"]
-    assert internal.attribute is not None
-    if (engine := sys.modules.get(internal.module)) is not None:
-        setattr(engine, internal.attribute, partial(ThreadPoolExecutor, _MOST_CLIENTS))
+    threads, workers = INTERNALS["SimulationThreads"], INTERNALS["SimulationWorkers"]
+    assert threads.attribute is not None and workers.attribute is not None
+    if (engine := sys.modules.get(threads.module)) is not None:
+        setattr(engine, threads.attribute, partial(ThreadPoolExecutor, _MOST_CLIENTS))
+        getattr(import_module(workers.module), workers.attribute).add_actors_to_pool = _add_shared_workers
+
+
+def _add_shared_workers(pool: Any, num_clients: int) -> None:
+    """Fill Flower's pool, in which a client's message takes an entry until it is answered.
+
+    Parameters
+    ----------
+    pool : Flower's ``BasicActorPool``
+    num_clients : at once
+    """
+    for first in range(0, num_clients, CLIENTS_OF_A_WORKER):
+        num_here = min(CLIENTS_OF_A_WORKER, num_clients - first)
+        # The options that Flower starts its actors with.
+        pool.client_resources["max_concurrency"] = num_here
+        pool.pool += [pool.create_actor_fn()] * num_here
+    del pool.client_resources["max_concurrency"]
+    pool.num_actors += num_clients

@@ -3,9 +3,11 @@
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from flwr.server.superlink.fleet.vce import vce_api
+from flwr.simulation.ray_transport import ray_actor
 
 from flower_app.node.simulated_clients import let_all_clients_run
 
@@ -16,6 +18,7 @@ MORE_THAN_FLOWERS = 40
 def engine(monkeypatch):
     """Flower's own, as it is before the client app is loaded."""
     monkeypatch.setattr(vce_api, "ThreadPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(ray_actor.BasicActorPool, "add_actors_to_pool", ray_actor.BasicActorPool.add_actors_to_pool)
     return vce_api
 
 
@@ -40,3 +43,34 @@ def test_a_process_without_the_engine_loads_none(monkeypatch):
     monkeypatch.delitem(sys.modules, vce_api.__name__)
     let_all_clients_run()
     assert vce_api.__name__ not in sys.modules
+
+
+@pytest.fixture
+def pool(engine, monkeypatch):
+    """Flower's pool, filled as a simulation fills it, and the actors that it made with their options."""
+    let_all_clients_run()
+    made = []
+
+    class Worker:
+        @classmethod
+        def options(cls, **options):
+            def remote(**arguments):
+                made.append((cls(), options))
+                return made[-1][0]
+
+            return SimpleNamespace(remote=remote)
+
+    monkeypatch.setattr(ray_actor, "pool_size_from_resources", lambda resources: 40)
+    flowers = ray_actor.BasicActorPool(Worker, {"num_cpus": 1}, {})
+    flowers.add_actors_to_pool(flowers.actors_capacity)
+    return flowers, made
+
+
+def test_a_worker_has_many_clients_at_once(pool):
+    flowers, made = pool
+    assert [options for _, options in made] == [{"num_cpus": 1, "max_concurrency": n} for n in (16, 16, 8)]
+    assert flowers.num_actors == 40 == len(flowers.pool)
+    workers = [flowers.submit(lambda worker, *job: worker, (None, None, str(n), None)) for n in range(40)]
+    assert not flowers.is_actor_available()
+    assert [workers.count(worker) for worker, _ in made] == [16, 16, 8]
+    assert flowers.client_resources == {"num_cpus": 1}

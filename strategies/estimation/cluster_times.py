@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ _LEAST_S = 1e-5
 """A shorter time is the clocks' [s]."""
 SPOKEN = (DEVICE, LINK, STREAM, UPLOAD)
 """Kinds whose changes are told as reasons of a plan."""
+_SMALL_ERROR, _MOST_ERROR, _ERROR_WEIGHT = 0.1, 0.2, 0.1
+"""Of the event simulator, relative: what is larger is no error of it but a change; its bound; and the least weight of a
+round in it."""
 _LOSSES = ("device", "freeze", "link")
 """Faults by which a device is lost."""
 _WORDS = {
@@ -68,6 +72,10 @@ class ClusterTimes:
         """Devices that were lost and have not come back."""
         self._moved: tuple[float, float] | None = None
         """TEBs and bytes that had moved at the last report."""
+        self.model_error = 0.0
+        """Logarithm of how much longer a batch takes than the event simulator says of it."""
+        self._error_rounds = 0
+        """Rounds that it is the mean of, since something changed."""
         self.block_bytes = 0.0
         """Of a TEB with its optimizer state, as they moved; 0: none has."""
 
@@ -122,6 +130,8 @@ class ClusterTimes:
             take(STEP, 0, [[0, num_batches, beside_s]])
         if upload is not None:
             noticed.extend(self._take(round_, UPLOAD, 0, [(0.0, upload, 1.0)], declared))
+        if noticed:
+            self._error_rounds = 0
         self._take_moves(round_, report)
         self._take_losses(report["faults"], set(plan.devices))
         return noticed
@@ -194,6 +204,16 @@ class ClusterTimes:
         self.block_bytes = (size - before[1]) / (blocks - before[0])
         self._take(round_, MOVE, 0, [(size - before[1], float(report["prepare_s"]) / self.scale, 1.0)], {})
 
+    def learn_model_error(self, predicted_s: float, measured_s: float) -> None:
+        """Take a batch that was predicted and measured: what stays is the model's, as two ways that share a rate."""
+        if predicted_s <= 0 or measured_s <= 0:
+            return
+        error = math.log(measured_s / predicted_s)
+        if abs(error) < _SMALL_ERROR:
+            self._error_rounds += 1
+            corrected = self.model_error + max(_ERROR_WEIGHT, 1 / self._error_rounds) * error
+            self.model_error = min(max(corrected, -_MOST_ERROR), _MOST_ERROR)
+
     def unseen_rounds(self, device: int) -> int:
         """Rounds since a device was last seen to train, or to try; all of them if it never was."""
         times = (self.times.get((kind, device)) for kind in (DEVICE, SPARE))
@@ -207,6 +227,7 @@ class ClusterTimes:
             "away": sorted(self.away),
             "moved": self._moved,
             "block_bytes": self.block_bytes,
+            "model_error": [self.model_error, self._error_rounds],
         }
 
     @classmethod
@@ -216,5 +237,6 @@ class ClusterTimes:
         cluster.times = {(kind, place): AffineTime.from_dict(time) for kind, place, time in raw["times"]}
         (cluster.rounds, cluster.last_round), cluster.block_bytes = raw["rounds"], raw["block_bytes"]
         cluster.away = set(raw["away"])
+        cluster.model_error, cluster._error_rounds = raw["model_error"]
         cluster._moved = None if raw["moved"] is None else (raw["moved"][0], raw["moved"][1])
         return cluster

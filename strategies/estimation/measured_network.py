@@ -9,6 +9,7 @@ the runtime executes, with the decoder as the last stage.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -235,7 +236,7 @@ class MeasuredNetwork:
             np.vstack([instance.weight_share * (1 - share) * stages, np.zeros_like(decoder_s)]),
             links="blocking" if self.paced else "overlapping",
             answers_at_once=True,
-        ).makespan
+        ).makespan * math.exp(cluster.model_error)
         beside = cluster[STEP, 0]
         beside_s = 0.0 if beside is None else beside.seconds(0.0)
         slowest = order[int(np.argmax(stages.sum(axis=1) + link_s.sum(axis=1)))]

@@ -100,6 +100,9 @@ class Adaptation:
         standing = self._standings[cluster]
         times = self.network.clusters[cluster]
         away = set(times.away)
+        if cluster in self.predictions and not report["faults"]:
+            predicted_s, measured_s = self.predictions[cluster].pipeline_s, self.network.pipeline_seconds(report)
+            times.learn_model_error(predicted_s, measured_s)
         changes = self.network.observe(round_, cluster, report, declared, planned_upload_s)
         texts = [f"device {k} was lost" for k in sorted(times.away - away)]
         texts += [f"device {k} is back" for k in sorted(away - times.away)]

@@ -93,6 +93,13 @@ class AffineTime:
             return cls(max(seconds, _TINY), 0.0, spread=0.3, split=0.0)
         return cls(0.1 * seconds, 0.9 * seconds / samples, spread=0.3, split=0.6)
 
+    @classmethod
+    def like(cls, other: AffineTime, round_: int) -> AffineTime:
+        """Begin as if another time had been observed in the round before: a first observation far off is an outlier."""
+        time = cls(other.fixed_s, other.sample_s, spread=0.3)
+        time.rounds, time.last_round = 1, round_ - 1
+        return time
+
     def seconds(self, samples: float) -> float:
         """Expected time [s]."""
         return max(self.fixed_s + samples * self.sample_s, _TINY)

@@ -150,7 +150,12 @@ class ClusterTimes:
         if key not in self.times:
             believed = declared.get(key)
             known = believed is not None and believed.fixed_s + believed.sample_s > 0
-            self.times[key] = AffineTime(*believed) if known and believed else AffineTime.first_seen(observations)
+            links = sorted((t for (k, _), t in self.times.items() if k == LINK), key=lambda time: time.seconds(1.0))
+            if kind == OUTLET and links:
+                # Nobody declares it, and few rounds time it: one delay must not be taken for its rate.
+                self.times[key] = AffineTime.like(links[len(links) // 2], round_)
+            else:
+                self.times[key] = AffineTime(*believed) if known and believed else AffineTime.first_seen(observations)
         change = self.times[key].observe(round_, observations)
         return [] if change is None else [NoticedChange(kind, place, change)]
 

@@ -23,7 +23,7 @@ from strategies.planning.segment_rules import choice_of
 
 HORIZON = 10
 """Rounds in which a move of TEBs must pay."""
-LEAST_GAIN, MOST_GAIN = 0.02, 0.06
+LEAST_GAIN, MOST_GAIN = 0.02, 0.04
 """Least relative gain of a step that is worth another plan: where the times are well known, and where they are not."""
 _DEVIATIONS = 3.0
 """Standard deviations of the estimates that a gain must have beside the least one."""

@@ -1,6 +1,7 @@
 """Plans that follow what was measured: when, why, and when not; and a run that goes on as if it had not stopped."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from client_pipeline.runtime.schedules import SCHEDULES
 from client_pipeline.system.scenario import load_scenario
 from helpers.repository import ROOT
-from strategies.estimation.cluster_times import DEVICE, LINK, UPLOAD
+from strategies.estimation.cluster_times import DEVICE, LINK, OUTLET, UPLOAD
 from strategies.estimation.measured_network import MeasuredNetwork, declared_times
 from strategies.planning.adaptation import Adaptation
 from strategies.planning.planner import RoundPlanner
@@ -302,3 +303,58 @@ def test_what_was_tried_before_a_device_worked_does_not_count_after_it():
     times.times[DEVICE, 0].last_round = 12
     times._take_spare(13, 0, [(8.0, 5.0, 3.0)])
     assert times[DEVICE, 0].seconds(8) == pytest.approx(0.09, rel=0.1)
+
+
+def test_what_the_event_simulator_is_off_by_is_learned_and_begins_anew_with_a_change():
+    network = MeasuredNetwork(1)
+    declared = planner_of().plan(1, [1.0]).declared
+    times = network.clusters[0]
+    plan = bench.oracle_plan(declared, 1, bench.Truth())
+    before = network.predict(declared, 0, plan)
+    for error in (0.05, 0.07, 0.06):
+        times.learn_model_error(1.0, math.exp(error - times.model_error))
+    assert times.model_error == pytest.approx(0.06)
+    assert network.predict(declared, 0, plan).pipeline_s == pytest.approx(before.pipeline_s * math.exp(0.06))
+    # Three times as long is no error of the simulator: the estimators have to find what has changed.
+    times.learn_model_error(1.0, 3.0)
+    times.learn_model_error(0.0, 3.0)
+    assert times.model_error == pytest.approx(0.06)
+    restored = MeasuredNetwork(1)
+    restored.restore(json.loads(json.dumps(network.to_dict())))
+    assert restored.predict(declared, 0, plan) == network.predict(declared, 0, plan)
+    for number in range(60):
+        times.learn_model_error(1.0, math.exp((-1) ** number * 0.09))
+    assert abs(times.model_error - 0.06) < 0.2
+
+
+def test_a_round_in_which_a_device_was_lost_says_nothing_of_the_event_simulator():
+    planner, cluster = planner_of(), bench.SyntheticCluster(0.0, 0)
+    play(planner, cluster, bench.steady, range(1, 8))
+    times = planner.adaptation.network.clusters[0]
+    error = times.model_error
+    decision = planner.plan(8, [1.0])
+    report = cluster.train(decision.declared, decision.plans[0], bench.Truth())
+    report["measured"]["pipeline_s"] *= 1.05
+    planner.adaptation.observe(8, 0, report | {"faults": [{"kind": "device", "device": 1}]}, decision.declared, None)
+    assert times.model_error == error
+    planner.plan(9, [1.0])
+    planner.adaptation.observe(9, 0, report | {"faults": [{"kind": "joined", "device": 1}]}, decision.declared, None)
+    assert times.model_error == error
+    planner.plan(10, [1.0])
+    planner.adaptation.observe(10, 0, report, decision.declared, None)
+    assert times.model_error > error
+
+
+def test_the_way_to_the_control_unit_is_like_the_other_links_until_two_rounds_say_otherwise():
+    times = MeasuredNetwork(1).clusters[0]
+    for k, seconds in enumerate((0.1, 0.2, 0.9)):
+        times.believe((LINK, k), 0.5 * seconds, 0.5 * seconds)
+    # A single delay is no rate.
+    times._take(6, OUTLET, 0, [(1.0, 40.0, 8.0)], {})
+    assert times[OUTLET, 0].seconds(1.0) == pytest.approx(0.2)
+    for number in (7, 8):
+        times._take(number, OUTLET, 0, [(1.0, 40.0, 8.0)], {})
+    assert times[OUTLET, 0].seconds(1.0) == pytest.approx(40.0, rel=0.1)
+    alone = MeasuredNetwork(1).clusters[0]
+    alone._take(6, OUTLET, 0, [(1.0, 40.0, 8.0)], {})
+    assert alone[OUTLET, 0].seconds(1.0) == pytest.approx(40.0)

@@ -18,11 +18,13 @@ from client_pipeline.partition.causal import (
     library_config as library_config,
     mask_form as mask_form,
     num_blocks as num_blocks,
+    slice_mask,
     width as width,
 )
 from client_pipeline.partition.hugging_face import fresh_model, spec_from_model as spec_from_model
 from client_pipeline.partition.parts import Batch, MaskForm, ModelParts
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.token_slices import TokenSlice
 
 _PREFIXES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
@@ -68,13 +70,25 @@ class LlamaBlock(nn.Module):
         self.window = window
 
     def forward(self, x_BTD: Tensor, mask: MaskForm) -> Tensor:
-        """Apply the layer, [B, T, D]."""
+        """Apply the layer, [B, T, D]; of a slice to its tokens alone."""
+        if isinstance(mask, TokenSlice):
+            return self._sliced(x_BTD, mask)
         length = x_BTD.shape[1]
         if self.window is not None and length > self.window:
             near = causal_mask(length, x_BTD.device, self.window)
             mask = near if mask is None else mask & near
+        return cast(Tensor, self.layer(x_BTD, attention_mask=mask, position_embeddings=self._rotated(x_BTD, length)))
+
+    def _sliced(self, x_BTD: Tensor, part: TokenSlice) -> Tensor:
+        # Some rotary embeddings depend on the length of the sequence: a slice has its part of the whole one's.
+        rotated = tuple(of[:, part.first : part.end].clone() for of in self._rotated(x_BTD, part.length))
+        mask = slice_mask(part, self.window)
+        layer_output = self.layer(x_BTD, attention_mask=mask, position_embeddings=rotated, past_key_values=part)
+        return cast(Tensor, layer_output)
+
+    def _rotated(self, x_BTD: Tensor, length: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(length, device=x_BTD.device)[None]
-        return cast(Tensor, self.layer(x_BTD, attention_mask=mask, position_embeddings=self.rotary(x_BTD, positions)))
+        return cast("tuple[Tensor, Tensor]", self.rotary(x_BTD, positions))
 
 
 def build_embedding(spec: ModelSpec) -> nn.Module:

@@ -134,8 +134,8 @@ def test_what_is_planned_to_be_kept_is_what_two_slices_keep_and_no_less_than_mor
     costs = teb_costs(spec, 12)
     whole, two, four = (step_of(stage_of(spec), spec, q, padded=False)[1] / 3 for q in (1, 2, 4))
     assert 4 * costs.saved_bytes == pytest.approx(whole, rel=0.05)
-    assert 4 * costs.kept_keys_bytes == pytest.approx(two - whole, rel=0.1)
-    assert 4 * costs.kept_keys_bytes * extra_keys(4) > 0.95 * (four - whole)
+    assert 4 * costs.kept_keys_bytes == pytest.approx(two - whole, rel=0.15)
+    assert 4 * costs.kept_keys_bytes * extra_keys(4) > 0.9 * (four - whole)
 
 
 def test_slices_of_a_model_that_has_none_are_refused_before_a_device_starts():

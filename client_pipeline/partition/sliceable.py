@@ -13,6 +13,15 @@ SLICED_FAMILIES = ("gpt2", *GROUPED_FAMILIES)
 """Families whose blocks take slices: decoder-only models, with a sliding window or without."""
 
 
+def takes_token_slices(spec: ModelSpec) -> bool:
+    """Whether :func:`check_token_slices` lets a model pass."""
+    return _is_causal(spec) and not dropouts(spec)
+
+
+def _is_causal(spec: ModelSpec) -> bool:
+    return spec.head == CAUSAL_LM and not is_outside(spec.family)
+
+
 def check_token_slices(spec: ModelSpec, setting: str) -> None:
     """Refuse token slices of a model whose gradients they would change.
 
@@ -26,7 +35,7 @@ def check_token_slices(spec: ModelSpec, setting: str) -> None:
     ValueError
         If its tokens see later ones, or it has dropout: masks are drawn for whole micro-batches.
     """
-    if is_outside(spec.family) or spec.head != CAUSAL_LM:
+    if not _is_causal(spec):
         raise ValueError(
             f"{setting}: expected a decoder-only model, {', '.join(SLICED_FAMILIES)}, whose tokens see none that come "
             f"later, found model.family {spec.family} with the head {spec.head}; leave token slices at 1"

@@ -63,7 +63,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
 
     from client_pipeline.partition.families import adapter, build_block, carried_examples
     from client_pipeline.partition.low_bits import compress, fill_without_data
-    from client_pipeline.partition.sliceable import SLICED_FAMILIES
+    from client_pipeline.partition.sliceable import takes_token_slices
     from client_pipeline.system.live_memory import pass_memory, saved_in_slices
 
     width = adapter(spec.family).width(spec)
@@ -78,7 +78,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     with FlopCounterMode(display=False) as backward:
         y_BTD.sum().backward()
     attention_flop, kept_keys_bytes = 0.0, 0
-    if spec.family in SLICED_FAMILIES:
+    if takes_token_slices(spec):
         with FlopCounterMode(display=False) as twice:
             block(torch.empty(1, 2 * sequence_length, width, device="meta", requires_grad=True), None).sum().backward()
         # Of a T + c T^2 at T and at 2 T.
@@ -86,7 +86,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     # Both are straight lines over the samples.
     one, two = (pass_memory(block, (samples + carried, sequence_length, width)) for samples in (1, 2))
     saved_sample = two.saved_bytes - one.saved_bytes
-    if spec.family in SLICED_FAMILIES and sequence_length > 1:
+    if takes_token_slices(spec) and sequence_length > 1:
         of_one, of_two = (saved_in_slices(block, (samples, sequence_length, width), 2) for samples in (1, 2))
         kept_keys_bytes = of_two - of_one - saved_sample
     pass_sample = two.peak_bytes - one.peak_bytes - saved_sample

@@ -1,5 +1,7 @@
 """The last step of a round in every cluster: as the model says beside as it was."""
 
+# Alone: what closes a round has the reports, and asks no simulator.
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

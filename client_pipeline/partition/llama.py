@@ -71,24 +71,19 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x_BTD: Tensor, mask: MaskForm) -> Tensor:
         """Apply the layer, [B, T, D]; of a slice to its tokens alone."""
-        if isinstance(mask, TokenSlice):
-            return self._sliced(x_BTD, mask)
-        length = x_BTD.shape[1]
+        part = mask if isinstance(mask, TokenSlice) else None
+        length = x_BTD.shape[1] if part is None else part.length
+        positions = torch.arange(length, device=x_BTD.device)[None]
+        rotated = self.rotary(x_BTD, positions)
+        if part is not None:
+            # Some rotary embeddings depend on the length of the sequence: a slice has its part of the whole one's.
+            own = tuple(of[:, part.first : part.end].clone() for of in rotated)
+            near = slice_mask(part, self.window)
+            return cast(Tensor, self.layer(x_BTD, attention_mask=near, position_embeddings=own, past_key_values=part))
         if self.window is not None and length > self.window:
             near = causal_mask(length, x_BTD.device, self.window)
             mask = near if mask is None else mask & near
-        return cast(Tensor, self.layer(x_BTD, attention_mask=mask, position_embeddings=self._rotated(x_BTD, length)))
-
-    def _sliced(self, x_BTD: Tensor, part: TokenSlice) -> Tensor:
-        # Some rotary embeddings depend on the length of the sequence: a slice has its part of the whole one's.
-        rotated = tuple(of[:, part.first : part.end].clone() for of in self._rotated(x_BTD, part.length))
-        mask = slice_mask(part, self.window)
-        layer_output = self.layer(x_BTD, attention_mask=mask, position_embeddings=rotated, past_key_values=part)
-        return cast(Tensor, layer_output)
-
-    def _rotated(self, x_BTD: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(length, device=x_BTD.device)[None]
-        return cast("tuple[Tensor, Tensor]", self.rotary(x_BTD, positions))
+        return cast(Tensor, self.layer(x_BTD, attention_mask=mask, position_embeddings=rotated))
 
 
 def build_embedding(spec: ModelSpec) -> nn.Module:

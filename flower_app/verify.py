@@ -24,6 +24,7 @@ from client_pipeline.partition.hugging_face import spec_from_config
 from client_pipeline.partition.parts import ModelParts, part_weights
 from client_pipeline.partition.plan import ClusterPlan, read_plans, uniform_plan
 from client_pipeline.partition.pretrained import load_pretrained, load_pretrained_weights
+from client_pipeline.partition.sliceable import check_token_slices, without_dropout
 from client_pipeline.partition.spec import LoraConfig, ModelSpec, check_base_dtype, has_seeds_of_parts
 from client_pipeline.runtime.verification import Verification, random_batch, verify_split
 from flower_app.config.run_config import RunConfig
@@ -36,6 +37,7 @@ def verify(
     segments: Sequence[int] = (),
     micro_batches: int = 8,
     schedule: str = "gpipe",
+    token_slices: int = 1,
     batch_size: int = 32,
     length: int = 32,
     seed: int = 0,
@@ -49,7 +51,8 @@ def verify(
         a ``config.json`` and no weights gives random weights.
     plan_file : ``collapipe-plan/1``; the first cluster's plan counts
     segments : TEBs of each segment, where there is no plan file; empty: the uniform plan
-    micro_batches, schedule : of the plan, where there is no plan file
+    micro_batches, schedule, token_slices : of the plan, where there is no plan file. Token slices have no dropout:
+        both models drop nothing where there is more than one
     batch_size : b
     length : T
     seed : of weights, batch and dropout
@@ -63,8 +66,14 @@ def verify(
     build = adapted_builder(model, seed, base_dtype) if base_dtype else model_builder(model, seed)
     spec = build().spec
     num_blocks = adapter(spec.family).num_blocks(spec)
-    plan = _plan(plan_file, segments, micro_batches, schedule, num_blocks, batch_size)
+    plan = _plan(plan_file, segments, micro_batches, schedule, num_blocks, batch_size, token_slices)
     plan.check(num_blocks=num_blocks, batch_size=batch_size, location=str(plan_file or "plan"))
+    if plan.token_slices > 1:
+        check_token_slices(without_dropout(spec), f"--token-slices {plan.token_slices}")
+        if base_dtype:
+            build = adapted_builder(model, seed, base_dtype, drops=False)
+        else:
+            build = _dropping_nothing(build)
     batch = random_batch(spec, batch_size, length, seed)
     return verify_split(build, plan, batch, seed=seed)
 
@@ -104,7 +113,19 @@ def model_builder(model: str, seed: int) -> Callable[[], ModelParts]:
     return lambda: load_pretrained(model, head, seed=seed)
 
 
-def adapted_builder(model: str, seed: int, base_dtype: str) -> Callable[[], ModelParts]:
+def _dropping_nothing(build: Callable[[], ModelParts]) -> Callable[[], ModelParts]:
+    """Return what builds the same model without dropout."""
+
+    def build_plain() -> ModelParts:
+        parts = build()
+        plain = build_parts(without_dropout(parts.spec), seed=0)
+        plain.load(parts.weights())
+        return plain
+
+    return build_plain
+
+
+def adapted_builder(model: str, seed: int, base_dtype: str, drops: bool = True) -> Callable[[], ModelParts]:
     """Return what builds a pretrained model with adapters that are no longer zero, over its files.
 
     Raises
@@ -122,7 +143,7 @@ def adapted_builder(model: str, seed: int, base_dtype: str) -> Callable[[], Mode
             f"--base-dtype: {model} has embedding or TEBs that are converted or computed, and not as they are used in "
             "its safetensors files; verify it without --base-dtype"
         )
-    adapted = replace(spec, lora=LoraConfig(), base_dtype=base_dtype)
+    adapted = replace(spec if drops else without_dropout(spec), lora=LoraConfig(), base_dtype=base_dtype)
 
     def build() -> ModelParts:
         parts = build_over(adapted, base, head, seed)
@@ -153,15 +174,22 @@ def _has_no_weights(model: str) -> bool:
 
 
 def _plan(
-    plan_file: Path | None, segments: Sequence[int], m: int, schedule: str, num_blocks: int, batch_size: int
+    plan_file: Path | None,
+    segments: Sequence[int],
+    m: int,
+    schedule: str,
+    num_blocks: int,
+    batch_size: int,
+    token_slices: int,
 ) -> ClusterPlan:
     if plan_file is not None:
         if segments:
             raise ValueError("--plan and --segments: give one of them; a plan file brings its own segments")
         return read_plans(plan_file)[0]
     if segments:
-        return ClusterPlan(delta=tuple(segments), order=tuple(range(len(segments))), m=m, schedule=schedule)
+        order = tuple(range(len(segments)))
+        return ClusterPlan(delta=tuple(segments), order=order, m=m, schedule=schedule, token_slices=token_slices)
     even = uniform_plan(
         speed=[1.0] * 3, memory=[1.0] * 3, block_memory=1.0 / num_blocks, num_blocks=num_blocks, batch_size=batch_size
     )
-    return replace(even, m=min(m, batch_size), schedule=schedule)
+    return replace(even, m=min(m, batch_size), schedule=schedule, token_slices=token_slices)

@@ -2,6 +2,7 @@
 
 ``server_layers`` in the specification says how many blocks the server has, besides the closing norm and the output
 layer. Causal masks and rotary embeddings are built on each stage from the padding mask and the length.
+Their TEBs take a :class:`~client_pipeline.partition.token_slices.TokenSlice` in the place of the mask, too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from client_pipeline.partition.hugging_face import SERVER_LAYERS, config_from_spec
 from client_pipeline.partition.parts import IGNORED_LABEL, MaskForm
 from client_pipeline.partition.spec import CAUSAL_LM, ModelSpec
+from client_pipeline.partition.token_slices import TokenSlice
 
 HEADS = (CAUSAL_LM,)
 
@@ -55,12 +57,22 @@ def mask_form(mask_BT: Tensor, dtype: torch.dtype) -> MaskForm:
     return causal_mask(mask_BT.shape[1], mask_BT.device) & mask_BT[:, None, None, :]
 
 
-def causal_mask(length: int, device: torch.device, window: int | None = None) -> Tensor:
-    """Bool mask [1, 1, T, T]: itself and what came before, the last ``window`` positions of that."""
+def causal_mask(length: int, device: torch.device, window: int | None = None, first: int = 0) -> Tensor:
+    """Bool mask [1, 1, T - first, T]: itself and what came before, the last ``window`` positions of that.
+
+    Its rows are the positions from ``first`` on.
+    """
     position = torch.arange(length, device=device)
-    distance = position[:, None] - position[None, :]
+    distance = position[first:, None] - position[None, :]
     allowed = distance >= 0
     return (allowed if window is None else allowed & (distance < window))[None, None]
+
+
+def slice_mask(part: TokenSlice, window: int | None = None) -> Tensor:
+    """Bool mask [B or 1, 1, t, end]: the slice's rows of the whole micro-batch's mask, up to its last token."""
+    seen = part.mask_BT[:, : part.end]
+    near = causal_mask(part.end, seen.device, window, part.first)
+    return near if bool(seen.all()) else near & seen[:, None, None, :]
 
 
 class CausalHead(nn.Module):

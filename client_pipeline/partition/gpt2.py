@@ -13,11 +13,13 @@ from client_pipeline.partition.causal import (
     library_config as library_config,
     mask_form as mask_form,
     num_blocks as num_blocks,
+    slice_mask,
     width as width,
 )
 from client_pipeline.partition.hugging_face import fresh_model, spec_from_model as spec_from_model
 from client_pipeline.partition.parts import Batch, MaskForm, ModelParts
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.token_slices import TokenSlice
 
 
 def tied(spec: ModelSpec) -> dict[str, str]:
@@ -49,7 +51,9 @@ class GPT2EncoderBlock(nn.Module):
         self.layer = layer
 
     def forward(self, x_BTD: Tensor, mask: MaskForm) -> Tensor:
-        """Apply the block, [B, T, D]."""
+        """Apply the block, [B, T, D]; of a slice to its tokens alone."""
+        if isinstance(mask, TokenSlice):
+            return cast(Tensor, self.layer(x_BTD, past_key_values=mask, attention_mask=slice_mask(mask)))
         return cast(Tensor, self.layer(x_BTD, attention_mask=mask))
 
 

@@ -18,11 +18,13 @@ from client_pipeline.partition.causal import (
     library_config as library_config,
     mask_form as mask_form,
     num_blocks as num_blocks,
+    slice_mask,
     width as width,
 )
 from client_pipeline.partition.hugging_face import fresh_model, spec_from_model as spec_from_model
 from client_pipeline.partition.parts import Batch, MaskForm, ModelParts
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.token_slices import TokenSlice
 
 _PREFIXES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
@@ -68,13 +70,20 @@ class LlamaBlock(nn.Module):
         self.window = window
 
     def forward(self, x_BTD: Tensor, mask: MaskForm) -> Tensor:
-        """Apply the layer, [B, T, D]."""
-        length = x_BTD.shape[1]
+        """Apply the layer, [B, T, D]; of a slice to its tokens alone."""
+        part = mask if isinstance(mask, TokenSlice) else None
+        length = x_BTD.shape[1] if part is None else part.length
+        positions = torch.arange(length, device=x_BTD.device)[None]
+        rotated = self.rotary(x_BTD, positions)
+        if part is not None:
+            # Some rotary embeddings depend on the length of the sequence: a slice has its part of the whole one's.
+            own = tuple(of[:, part.first : part.end].clone() for of in rotated)
+            near = slice_mask(part, self.window)
+            return cast(Tensor, self.layer(x_BTD, attention_mask=near, position_embeddings=own, past_key_values=part))
         if self.window is not None and length > self.window:
             near = causal_mask(length, x_BTD.device, self.window)
             mask = near if mask is None else mask & near
-        positions = torch.arange(length, device=x_BTD.device)[None]
-        return cast(Tensor, self.layer(x_BTD, attention_mask=mask, position_embeddings=self.rotary(x_BTD, positions)))
+        return cast(Tensor, self.layer(x_BTD, attention_mask=mask, position_embeddings=rotated))
 
 
 def build_embedding(spec: ModelSpec) -> nn.Module:

@@ -13,6 +13,8 @@ from client_pipeline import durable
 
 PLAN_FORMAT = "collapipe-plan/1"
 SCHEDULE_NAMES = ("gpipe", "1f1b", "zb-h1")
+MOST_TOKEN_SLICES = 64
+"""Of a micro-batch."""
 
 
 class Segment(NamedTuple):
@@ -39,6 +41,8 @@ class ClusterPlan:
     m: int
     """Micro-batches."""
     schedule: str = "gpipe"
+    token_slices: int = 1
+    """Q: slices of each micro-batch along the sequence, for causal models; 1: whole."""
     selected: bool = True
     """Whether the cluster trains in this round."""
     channel: int | None = None
@@ -110,6 +114,11 @@ class ClusterPlan:
             )
         if self.schedule not in SCHEDULE_NAMES:
             raise ValueError(f"{location}: schedule {self.schedule!r}, expected one of {', '.join(SCHEDULE_NAMES)}")
+        if not 1 <= self.token_slices <= MOST_TOKEN_SLICES:
+            raise ValueError(
+                f"{location}: token_slices = {self.token_slices}, expected 1, for whole micro-batches, to "
+                f"{MOST_TOKEN_SLICES}"
+            )
         for k, available in enumerate(memory or ()):
             if self.delta[k] * block_memory > available:
                 raise ValueError(
@@ -126,13 +135,14 @@ class ClusterPlan:
             "order": list(self.order),
             "m": self.m,
             "schedule": self.schedule,
+            "token_slices": self.token_slices,
             "channel": self.channel,
             "power_w": self.power_w,
         }
 
     @classmethod
     def from_dict(cls, raw: Any, location: str = "plan") -> ClusterPlan:
-        """Read :meth:`to_dict`'s form; ``order``, ``schedule``, ``selected``, ``channel``, ``power_w`` may be absent.
+        """Read :meth:`to_dict`'s form; but for ``delta`` and ``m`` keys may be absent.
 
         Raises
         ------
@@ -141,14 +151,16 @@ class ClusterPlan:
         """
         if not isinstance(raw, dict):
             raise ValueError(f"{location}: expected an object with delta and m, found {type(raw).__name__}")
-        known = {"selected", "delta", "order", "m", "schedule", "channel", "power_w"}
+        known = {"selected", "delta", "order", "m", "schedule", "token_slices", "channel", "power_w"}
         if unknown := sorted(raw.keys() - known):
             raise ValueError(f"{location}: unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")
         delta = _integers(raw, "delta", location)
         order = _integers(raw, "order", location) if "order" in raw else tuple(k for k, d in enumerate(delta) if d > 0)
         m = raw.get("m")
-        if not isinstance(m, int) or isinstance(m, bool):
-            raise ValueError(f"{location}: m: expected an integer, found {m!r}")
+        slices = raw.get("token_slices", 1)
+        for key, value in (("m", m), ("token_slices", slices)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{location}: {key}: expected an integer, found {value!r}")
         selected, schedule = raw.get("selected", True), raw.get("schedule", "gpipe")
         channel, power = raw.get("channel"), raw.get("power_w")
         if not isinstance(selected, bool):
@@ -158,7 +170,14 @@ class ClusterPlan:
         if power is not None and (not isinstance(power, int | float) or not math.isfinite(power) or power < 0):
             raise ValueError(f"{location}: power_w: expected a number of watts of at least 0 or null, found {power!r}")
         return cls(
-            delta=delta, order=order, m=m, schedule=str(schedule), selected=selected, channel=channel, power_w=power
+            delta=delta,
+            order=order,
+            m=m,  # type: ignore[arg-type]
+            schedule=str(schedule),
+            token_slices=slices,
+            selected=selected,
+            channel=channel,
+            power_w=power,
         )
 
 

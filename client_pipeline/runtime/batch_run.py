@@ -6,6 +6,9 @@ The control unit is rank 0 of a ring (F: activations, B: gradients)::
              embedding <-B- device <-B- device <-B- control unit <- decoder
 
 Three threads follow the three arrows that touch the control unit; the devices follow their action lists.
+
+Where micro-batches are cut into token slices, embedding and decoder have them whole: the control unit cuts what goes to
+the devices and joins what comes from them.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from torch import Tensor, nn
 from client_pipeline.link.base import DecoderLink, LinkError
 from client_pipeline.partition.micro_batches import EMBEDDING_UNIT, split_batch
 from client_pipeline.partition.parts import Batch, targets
+from client_pipeline.partition.token_slices import joined_slices, slice_lengths
 from client_pipeline.runtime.backward_pass import backward_from
 from client_pipeline.runtime.deadline import ProgressDeadline
 from client_pipeline.runtime.decoder_update import check_tied
@@ -92,7 +96,7 @@ class BatchRun:
         self._embedding, self._tied_parameters = embedding, tied_parameters
         self._precision, self._progress = precision, progress
         self._pieces = split_batch(batch, len(order.sizes))
-        self._shapes = order.shapes(last=True)
+        self._lengths = slice_lengths(order.mask_BT.shape[1], order.num_slices)
         self._embedded: list[Tensor] = []
         self._passed: list[tuple[float, float]] = []
         self._answered: list[float] = []
@@ -143,32 +147,37 @@ class BatchRun:
 
     def _forward(self) -> None:
         transport, order, last = self._transport, self._order, self._transport.size - 1
-        outputs = [transport.receive(shape, last, FORWARD, i) for i, shape in enumerate(self._shapes)]
+        outputs = [transport.receive(shape, last, FORWARD, n) for n, shape in enumerate(order.shapes(last=True))]
         for i, piece in enumerate(self._pieces):
             with order.step.dropout(EMBEDDING_UNIT, i), autocast(self._precision, order.mask_BT.device):
                 self._embedded.append(self._embedding(piece).float())
-            transport.send(self._embedded[i], 1, FORWARD, i)
+            for n, part in zip(order.numbers(i), self._embedded[i].split(self._lengths, dim=1), strict=True):
+                transport.send(part, 1, FORWARD, n)
         for i, piece in enumerate(self._pieces):
             asked = time.time()
-            output = outputs[i].wait()
+            output = joined_slices([outputs[n].wait() for n in order.numbers(i)])
             self._passed.append((asked, time.time()))
             self._progress("F", i)
             self._link.send(order.step.first + i, output, piece["attention_mask"], targets(piece))
 
     def _answer(self) -> BatchAnswer:
         loss_sum, norm_sq = 0.0, None
-        for i, shape in enumerate(self._shapes):
+        order, length = self._order, self._order.mask_BT.shape[1]
+        for i, size in enumerate(order.sizes):
+            shape = (size, length, order.width)
             gradient = self._link.receive()
             if tuple(gradient.tensor.shape) != shape or gradient.tensor.dtype != torch.float32:
                 raise LinkError(
-                    f"the decoder's gradient of micro-batch {self._order.step.first + i} is {gradient.tensor.dtype} of "
+                    f"the decoder's gradient of micro-batch {order.step.first + i} is {gradient.tensor.dtype} of "
                     f"shape {list(gradient.tensor.shape)}, expected float32 of {list(shape)}"
                 )
             self._answered.append(time.time())
             loss_sum += gradient.loss_sum
             norm_sq = gradient.norm_sq
             self._progress("G", i)
-            self._transport.send(gradient.tensor, self._transport.size - 1, BACKWARD, i)
+            slices = gradient.tensor.split(self._lengths, dim=1)
+            for n, part in reversed(list(zip(order.numbers(i), slices, strict=True))):
+                self._transport.send(part, self._transport.size - 1, BACKWARD, n)
         tied = self._link.receive_tied() if self._tied_parameters else {}
         try:
             check_tied({name: parameter.shape for name, parameter in self._tied_parameters.items()}, tied)
@@ -180,10 +189,10 @@ class BatchRun:
         return BatchAnswer(loss_sum=loss_sum, norm_sq=norm_sq, tied=tied, exchange=exchange)
 
     def _backward(self) -> None:
-        shapes = self._order.shapes()
-        received = [self._transport.receive(shape, 1, BACKWARD, i) for i, shape in enumerate(shapes)]
-        for i, receive in enumerate(received):
-            gradient = receive.wait()
+        shapes, order = self._order.shapes(), self._order
+        received = [self._transport.receive(shape, 1, BACKWARD, n) for n, shape in enumerate(shapes)]
+        for i in range(len(order.sizes)):
+            gradient = joined_slices([received[n].wait() for n in order.numbers(i)])
             # Only now is the embedding's output sure to be there: its gradient cannot arrive before it left.
             if self._embedded[i].requires_grad:
                 backward_from(self._embedded[i], gradient)

@@ -13,6 +13,9 @@ over link s from stage s to s + 1, gradients back from s + 1 to s; what happens 
 
 Each link may have a mode of its own: a control unit's radio sends while the last device goes on. No wait for the
 receiver: it has room for what comes.
+
+A micro-batch may be cut into token slices, which go one after the other. The gradients of all of them are at the last
+stage when the forward pass of the last one has ended there, and the decoder has answered.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class Event(NamedTuple):
     place: int
     """Stage s; or link s, between the stages s and s + 1."""
     micro_batch: int
+    """Its number, or that of a slice of it, as an action has it."""
     start: float
     """[s]."""
     end: float
@@ -46,7 +50,10 @@ class Event(NamedTuple):
 
 
 class StageTimes(NamedTuple):
-    """Seconds of a pipeline's stages and links for each micro-batch; links after each stage but the last."""
+    """Seconds of a pipeline's stages and links for each micro-batch; links after each stage but the last.
+
+    Where micro-batches are cut into Q token slices, for each slice by its number: (S, m Q) and (S - 1, m Q).
+    """
 
     forward_s: Array
     """(S, m)."""
@@ -80,6 +87,7 @@ def simulate_pipeline(
     links: str | Sequence[str] = "blocking",
     decoder_s: float = 0.0,
     answers_at_once: bool = False,
+    num_slices: int = 1,
 ) -> Simulation:
     """Execute a schedule.
 
@@ -94,13 +102,20 @@ def simulate_pipeline(
     decoder_s : from the end of the last stage's forward pass to its gradient [s]; ``fused`` adds it to the last chunk
     answers_at_once : the last stage is no device but the decoder, which answers each micro-batch before it takes the
         next one, whatever the schedule of the others; not with ``fused``
+    num_slices : Q, token slices of each micro-batch; the times are then those of slices, (S, m Q) and (S - 1, m Q).
+        Not with ``fused``: a backward pass waits for all of them
 
     Raises
     ------
     ValueError
         For an unknown schedule or link mode, or shapes that do not fit.
     """
-    num_stages, num_micro_batches = forward_s.shape
+    num_stages, num_numbers = forward_s.shape
+    if num_numbers % num_slices or (schedule == FUSED and num_slices > 1):
+        raise ValueError(
+            f"num_slices: expected a divisor of {num_numbers} columns, and 1 with {FUSED}, found {num_slices}"
+        )
+    num_micro_batches = num_numbers // num_slices
     modes = [links] * (num_stages - 1) if isinstance(links, str) else list(links)
     if not {links if isinstance(links, str) else "blocking", *modes} <= set(LINK_MODES):
         raise ValueError(f"links: expected one of {', '.join(LINK_MODES)}, found {links!r}")
@@ -109,7 +124,7 @@ def simulate_pipeline(
     if weight_s is not None and (weight_s.shape != backward_s.shape or (weight_s > backward_s).any()):
         raise ValueError("weight_s: expected a part of each backward pass, of the shape (S, m) of backward_s")
     shapes = (backward_s.shape, forward_link_s.shape, backward_link_s.shape)
-    expected = ((num_stages, num_micro_batches), *2 * ((num_stages - 1, num_micro_batches),))
+    expected = ((num_stages, num_numbers), *2 * ((num_stages - 1, num_numbers),))
     if shapes != expected:
         raise ValueError(f"times: found shapes {shapes} beside (S, m) = {forward_s.shape}; expected {expected}")
     if schedule == FUSED:
@@ -119,13 +134,14 @@ def simulate_pipeline(
         compute, send = {"FB": chunk.tolist()}, {"FB": (forward_link_s + backward_link_s).tolist()}
     else:
         num_devices = num_stages - answers_at_once
-        todo = [actions(schedule, s, num_devices, num_micro_batches) for s in range(num_devices)]
+        todo = [actions(schedule, s, num_devices, num_micro_batches, num_slices) for s in range(num_devices)]
         if answers_at_once:
-            todo.append([Action(kind, i) for i in range(num_micro_batches) for kind in ("F", "B")])
+            # As the only stage of a pipeline: one micro-batch after the other.
+            todo.append(actions("1f1b", 0, 1, num_micro_batches, num_slices))
         puts_off = weight_s if splits_backward(schedule) and weight_s is not None else np.zeros_like(backward_s)
         compute = {"F": forward_s.tolist(), "B": (backward_s - puts_off).tolist(), "W": puts_off.tolist()}
         send = {"F": forward_link_s.tolist(), "B": backward_link_s.tolist()}
-    return _Run(todo, compute, send, modes, decoder_s).execute()
+    return _Run(todo, compute, send, modes, decoder_s, num_slices).execute()
 
 
 _MESSAGE = {"F": "z", "B": "g", "FB": "zg"}
@@ -139,9 +155,10 @@ class _Run:
         send: dict[str, list[list[float]]],
         links: list[str],
         decoder_s: float,
+        num_slices: int,
     ) -> None:
         self._todo, self._compute, self._send = todo, compute, send
-        self._links, self._decoder_s = links, decoder_s
+        self._links, self._decoder_s, self._num_slices = links, decoder_s, num_slices
         self._last_stage = len(todo) - 1
         self._next_action = [0] * len(todo)
         self._free = [0.0] * len(todo)
@@ -196,7 +213,7 @@ class _Run:
             self._arrival["W", stage, action.micro_batch] = end
         link = stage - 1 if action.kind == "B" else stage
         if action.kind == "F" and stage == self._last_stage:
-            self._arrival["B", stage, action.micro_batch] = end + self._decoder_s
+            self._answer(action.micro_batch, end + self._decoder_s)
         elif 0 <= link < self._last_stage:
             if self._links[link] == "blocking":
                 self._free[stage] = self._transfer(action.kind, link, action.micro_batch, end, (action.kind, link))
@@ -206,6 +223,12 @@ class _Run:
                 self._transfer(action.kind, link, action.micro_batch, ready, channel)
             else:
                 self._messages.append((end, link, action.micro_batch, action.kind))
+
+    def _answer(self, number: int, time: float) -> None:
+        """Give the last stage the gradients of a micro-batch whose last slice is through; a whole one is its own."""
+        if number % self._num_slices == self._num_slices - 1:
+            for part in range(number - self._num_slices + 1, number + 1):
+                self._arrival["B", self._last_stage, part] = time
 
     def _transfer(self, kind: str, link: int, micro_batch: int, start: float, channel: tuple[str, int]) -> float:
         end = start + self._send[kind][link][micro_batch]
@@ -231,8 +254,14 @@ def stage_times(
     act_scaling: Scaling,
     lat: float | Array,
     weight_share: float = 0.5,
+    num_slices: int = 1,
+    attention_share: float = 0.0,
 ) -> StageTimes:
     """Times for :func:`simulate_pipeline` from what devices and TEBs cost; t0 and lat count half in each direction.
+
+    Q token slices have a part in Q of a micro-batch's FLOP and bits, but for the attention's, which grow along the
+    sequence: slice q's tokens see those of the slices before and half of their own, so that it has (2q + 1) / Q^2 of
+    them. Each takes t0 and lat of its own.
 
     Parameters
     ----------
@@ -246,6 +275,8 @@ def stage_times(
     z_bits, g_bits : activations and gradient, of one micro-batch or of one sample, as ``act_scaling`` says [bit]
     lat : seconds of one micro-batch on a link beside its bits, both directions together, or (S,)
     weight_share : part of o_b that makes weight gradients
+    num_slices : Q, equal token slices of each micro-batch
+    attention_share : part of o_f and o_b that are products of queries with keys, and of their weights with values
 
     Returns
     -------
@@ -258,6 +289,10 @@ def stage_times(
     lat = np.broadcast_to(np.asarray(lat, dtype=np.float64), (len(blocks),))[:-1, None]
     backward = o_b * (samples if o_b_scaling == "sample" else np.ones_like(samples))
     units = samples if act_scaling == "sample" else np.ones_like(samples)
+    of_attention = (2 * np.arange(num_slices) + 1) / num_slices**2
+    part = 1 / num_slices + attention_share * (of_attention - 1 / num_slices)
+    samples, backward = (np.outer(of_whole, part).ravel() for of_whole in (samples, backward))
+    units = np.repeat(units / num_slices, num_slices)
     return StageTimes(
         blocks * (samples * o_f / flops + t0 / 2),
         blocks * (backward / flops + t0 / 2),

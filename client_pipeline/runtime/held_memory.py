@@ -54,6 +54,10 @@ class StoredActivations:
         self._stored[micro_batch] = num_bytes
         self.peak_bytes = max(self.peak_bytes, self.stored_bytes)
 
+    def keep_beside(self, micro_batch: int, num_bytes: int) -> None:
+        """Note that a micro-batch keeps so many bytes beside what its backward pass needs."""
+        self.keep(micro_batch, self._stored[micro_batch] + num_bytes)
+
     def free(self, micro_batch: int) -> None:
         """Note that a micro-batch is through."""
         self._stored.pop(micro_batch, None)

@@ -17,6 +17,7 @@ from client_pipeline.partition.families import adapter, carried_examples, tied
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import Batch, target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan, Segment, micro_batch_sizes
+from client_pipeline.partition.sliceable import check_token_slices
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.batch_run import BatchRun, ExchangeTimes, Progress
 from client_pipeline.runtime.block_moves import BlockPlacement
@@ -114,7 +115,7 @@ class Pipeline:
         """What the decoder reads of the embedding: its own name and the embedding's own name of each matrix."""
         self.segments: list[Segment] = []
         self.schedule = "gpipe"
-        self.num_micro_batches = 1
+        self.num_micro_batches = self.token_slices = 1
         self.pool = DevicePool(name, spec, optimizer, runtime, placement, absent)
         self.placement = BlockPlacement(self.pool, frozen or {})
         self.group = Group(self.pool, placement.host, codec.name)
@@ -146,7 +147,11 @@ class Pipeline:
         ------
         DeviceFault
             If a device is gone; apply another plan without it.
+        ValueError
+            For token slices of a model that has none.
         """
+        if plan.token_slices > 1:
+            check_token_slices(self.spec, f"plan: token_slices = {plan.token_slices}")
         segments = plan.segments()
         self.segments = []
         if not self.placement.sure:
@@ -158,6 +163,7 @@ class Pipeline:
         self.group.join(tuple(segment.device for segment in segments), most_s)
         self.segments, self.schedule = segments, plan.schedule
         self.num_micro_batches = math.ceil(plan.m / self.runtime.fused_micro_batches)
+        self.token_slices = plan.token_slices
 
     def disconnect(self) -> None:
         """Leave the group; the next plan builds another."""
@@ -316,6 +322,8 @@ class Pipeline:
             mask_BT=batch["attention_mask"],
             width=self.width,
             carried=self.carried,
+            # A batch of shorter texts than the planned ones has no empty slices.
+            num_slices=min(self.token_slices, batch["attention_mask"].shape[1]),
             pace=pace,
         )
 

@@ -9,6 +9,7 @@ from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.memory import peak_bytes
 from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
 from client_pipeline.runtime.round_times import round_times
+from client_pipeline.runtime.stage import DoneAction
 
 
 def round_report(
@@ -59,7 +60,7 @@ def round_report(
         },
         "link_bytes": sum(outcome.link_bytes for outcome in outcomes),
         "measured": round_times(outcomes) | {"spare": spare},
-        "timeline": timeline(outcomes[-1], pipeline.num_micro_batches),
+        "timeline": timeline(outcomes[-1]),
         "prepare_s": ready_at - start,
         "train_s": trained - ready_at,
         "collect_s": end - trained,
@@ -68,13 +69,21 @@ def round_report(
     }
 
 
-def timeline(outcome: StepOutcome, num_micro_batches: int) -> list[list[Any]]:
-    """What each stage did with a step's last batch: kind, stage, micro-batch, start and end, from 0 on [s]."""
-    last = slice(-2 * num_micro_batches, None)
+def timeline(outcome: StepOutcome) -> list[list[Any]]:
+    """What each stage did with a step's last batch: kind, stage, micro-batch, start and end, from 0 on [s].
+
+    Micro-batches, or their token slices, have the numbers of their actions.
+    """
     events = [
         (action.kind, stage, action.micro_batch, action.start, action.end)
         for stage, segment in enumerate(outcome.segments)
-        for action in outcome.devices[segment.device].actions[last]
+        for action in _of_last_batch(outcome.devices[segment.device].actions)
     ]
     zero = min(event[3] for event in events)
     return [[kind, s, i, start - zero, end - zero] for kind, s, i, start, end in sorted(events, key=lambda e: e[3])]
+
+
+def _of_last_batch(actions: Sequence[DoneAction]) -> Sequence[DoneAction]:
+    """A step's last batch: with each, numbers begin anew."""
+    begins = max((i for i, action in enumerate(actions) if (action.kind, action.micro_batch) == ("F", 0)), default=0)
+    return actions[begins:]

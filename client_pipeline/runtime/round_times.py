@@ -7,6 +7,8 @@ median. Clocks of two machines differ, so a link's two directions are timed toge
 
 A message that follows another one over the link has waited for it: it counts from the arrival of that one on. Only
 those that the receiver waited for tell when they arrived.
+
+Where micro-batches are cut into token slices nothing is summed up: what a slice takes depends on where it is cut.
 """
 
 from __future__ import annotations

@@ -14,6 +14,14 @@ input (``B``), for which the device before waits, and the gradients of the weigh
     stage 0 | F0 F1 F2 .. .. B0 W0 B1 W1 B2 W2
     stage 1 | .. F0 F1 .. B0 F2 B1 W0 B2 W1 W2
     stage 2 | .. .. F0 B0 F1 B1 F2 B2 W0 W1 W2
+
+Where micro-batches are cut into token slices (:mod:`client_pipeline.partition.token_slices`), each action becomes those
+of its slices: forward passes from the first to the last, the others from the last to the first. Numbers go on over the
+slices. Two micro-batches of two slices under GPipe, where the gradient of one comes when both its slices are through::
+
+    stage 0 | F0 F1 F2 F3 .. .. .. .. B1 B0 B3 B2
+    stage 1 | .. F0 F1 F2 F3 .. .. B1 B0 B3 B2 ..
+    stage 2 | .. .. F0 F1 F2 F3 B1 B0 B3 B2 .. ..
 """
 
 from __future__ import annotations
@@ -26,6 +34,7 @@ class Action(NamedTuple):
 
     kind: str
     micro_batch: int
+    """Its number; of slice q of micro-batch i, where each is cut into Q of them, i Q + q."""
 
     def __str__(self) -> str:
         return f"{self.kind}{self.micro_batch}"
@@ -42,13 +51,13 @@ def splits_backward(schedule: str) -> bool:
     return schedule == ZB_H1
 
 
-def actions(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -> list[Action]:
+def actions(schedule: str, stage: int, num_stages: int, num_micro_batches: int, num_slices: int = 1) -> list[Action]:
     """List the actions of one stage in order.
 
     ``gpipe`` runs all forward passes, then all backward passes. ``1f1b`` fills the pipeline with
     S - stage - 1 forward passes and then alternates, so stage s never holds more than S - s activations. ``zb-h1`` is
     ``1f1b`` with a backward pass in two: stage s puts off the weight gradients of s micro-batches, so that no stage
-    holds anything of more than S.
+    holds anything of more than S. Each micro-batch is cut into ``num_slices`` token slices.
 
     Raises
     ------
@@ -63,11 +72,17 @@ def actions(schedule: str, stage: int, num_stages: int, num_micro_batches: int) 
     forward = [Action("F", i) for i in range(num_micro_batches)]
     backward = [Action("B", i) for i in range(num_micro_batches)]
     if schedule == "gpipe":
-        return forward + backward
+        return _in_slices(forward + backward, num_slices)
     warmup = min(num_stages - stage - 1, num_micro_batches)
     steady = [a for pair in zip(forward[warmup:], backward, strict=False) for a in pair]
     one_by_one = forward[:warmup] + steady + backward[num_micro_batches - warmup :]
-    return _with_weights(one_by_one, stage) if splits_backward(schedule) else one_by_one
+    return _in_slices(_with_weights(one_by_one, stage) if splits_backward(schedule) else one_by_one, num_slices)
+
+
+def _in_slices(listed: list[Action], num_slices: int) -> list[Action]:
+    """Put the actions of all slices of a micro-batch in the place of its own."""
+    forth = range(num_slices)
+    return [Action(kind, i * num_slices + q) for kind, i in listed for q in (forth if kind == "F" else reversed(forth))]
 
 
 def _with_weights(one_by_one: list[Action], delay: int) -> list[Action]:
@@ -120,21 +135,23 @@ def schedules_of(name: str, key: str = "planner.schedule") -> tuple[str, ...]:
     return (name,)
 
 
-def unit_timetable(schedule: str, num_stages: int, num_micro_batches: int) -> list[list[Action | None]]:
+def unit_timetable(
+    schedule: str, num_stages: int, num_micro_batches: int, num_slices: int = 1
+) -> list[list[Action | None]]:
     """Run the schedule with every action taking one time unit and links taking none.
 
     Returns
     -------
     One row per stage, one column per time unit; None where the stage waits.
     """
-    todo = [actions(schedule, s, num_stages, num_micro_batches) for s in range(num_stages)]
+    todo = [actions(schedule, s, num_stages, num_micro_batches, num_slices) for s in range(num_stages)]
     done_actions: list[set[Action]] = [set() for _ in range(num_stages)]
     rows: list[list[Action | None]] = [[] for _ in range(num_stages)]
     while any(todo):
         ready_actions: list[Action | None] = []
         for stage in range(num_stages):
             action = todo[stage][0] if todo[stage] else None
-            if action is not None and not _inputs_ready(action, stage, done_actions):
+            if action is not None and not _inputs_ready(action, stage, done_actions, num_slices):
                 action = None
             ready_actions.append(action)
         if not any(ready_actions):
@@ -147,20 +164,21 @@ def unit_timetable(schedule: str, num_stages: int, num_micro_batches: int) -> li
     return rows
 
 
-def _inputs_ready(action: Action, stage: int, done_actions: list[set[Action]]) -> bool:
+def _inputs_ready(action: Action, stage: int, done_actions: list[set[Action]], num_slices: int) -> bool:
     if action.kind == "W":
         return Action("B", action.micro_batch) in done_actions[stage]
     if action.kind == "F":
         return stage == 0 or action in done_actions[stage - 1]
     if stage == len(done_actions) - 1:
-        return Action("F", action.micro_batch) in done_actions[stage]
+        last_slice = action.micro_batch - action.micro_batch % num_slices + num_slices - 1
+        return Action("F", last_slice) in done_actions[stage]
     return action in done_actions[stage + 1]
 
 
-def timetable(schedule: str, num_stages: int, num_micro_batches: int) -> str:
+def timetable(schedule: str, num_stages: int, num_micro_batches: int, num_slices: int = 1) -> str:
     """Draw the schedule as text, a row a stage."""
-    rows = unit_timetable(schedule, num_stages, num_micro_batches)
-    cell = len(f"F{num_micro_batches - 1}")
+    rows = unit_timetable(schedule, num_stages, num_micro_batches, num_slices)
+    cell = len(f"F{num_micro_batches * num_slices - 1}")
     label = len(f"{num_stages - 1}")
     lines = []
     for stage, row in enumerate(rows):

@@ -19,6 +19,7 @@ from client_pipeline.partition.low_bits import low_bit_layers
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import frozen_parameters, load_parameters, own_parameters
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.partition.token_slices import TokenSlice, slice_lengths, token_slices
 from client_pipeline.runtime.backward_pass import backward_from
 from client_pipeline.runtime.held_memory import StoredActivations
 from client_pipeline.runtime.optimizer import PartOptimizer, gradients
@@ -65,6 +66,7 @@ class DoneAction(NamedTuple):
 
     kind: str
     micro_batch: int
+    """Its number, or that of a slice of it, as an :class:`Action` has it."""
     start: float
     """[s], by the machine's clock."""
     end: float
@@ -89,13 +91,30 @@ class StepOrder:
     """D."""
     carried: int = 0
     """Examples that each micro-batch has beside its own until the last TEB."""
+    num_slices: int = 1
+    """Q: slices that each micro-batch is cut into along the sequence; at most T."""
     pace: Pace | None = None
     """None: as fast as it goes."""
 
     def shapes(self, *, last: bool = False) -> list[tuple[int, int, int]]:
-        """Shape of each micro-batch's activations on a link; of the ``last`` TEB's output without what it carries."""
+        """Shape of each micro-batch's activations on a link; of the ``last`` TEB's output without what it carries.
+
+        Slice by slice where micro-batches are cut.
+        """
         carried = 0 if last else self.carried
-        return [(size + carried, self.mask_BT.shape[1], self.width) for size in self.sizes]
+        lengths = slice_lengths(self.mask_BT.shape[1], self.num_slices)
+        return [(size + carried, length, self.width) for size in self.sizes for length in lengths]
+
+    def numbers(self, micro_batch: int) -> range:
+        """Numbers of a micro-batch's slices, in the order in which they go forward; its own where it is whole."""
+        return range(micro_batch * self.num_slices, (micro_batch + 1) * self.num_slices)
+
+    def masks(self) -> list[Tensor | TokenSlice]:
+        """What a stage needs of each micro-batch, or slice, beside its activations: for one step of one stage."""
+        masks = self.mask_BT.split(self.sizes)
+        if self.num_slices == 1:
+            return list(masks)
+        return [part for mask in masks for part in token_slices(mask, self.num_slices)]
 
 
 @dataclass
@@ -197,8 +216,8 @@ class Stage:
 
     # One micro-batch.
 
-    def _compute(self, step: StepId, micro_batch: int, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        mask = self.adapter.mask_form(mask_BT, x_BTD.dtype)
+    def _compute(self, step: StepId, micro_batch: int, x_BTD: Tensor, seen: Tensor | TokenSlice) -> Tensor:
+        mask = seen if isinstance(seen, TokenSlice) else self.adapter.mask_form(seen, x_BTD.dtype)
         with autocast(self.precision, x_BTD.device):
             for index, block in self.blocks.items():
                 with step.dropout(index, micro_batch):
@@ -207,42 +226,56 @@ class Stage:
         return x_BTD
 
     def forward(
-        self, step: StepId, micro_batch: int, x_BTD: Tensor, mask_BT: Tensor, *, splits: bool = False
+        self, step: StepId, micro_batch: int, x_BTD: Tensor, seen: Tensor | TokenSlice, *, splits: bool = False
     ) -> Tensor:
         """Forward pass; keeps what the backward pass needs (the input alone when recomputing).
 
-        ``splits`` says that weight gradients will be asked for on their own, by :meth:`backward_weights`.
+        Parameters
+        ----------
+        step : names dropout's seeds
+        micro_batch : its number, or that of a slice of it
+        x_BTD : its activations
+        seen : the padding mask [B, T]; or the slice that it is, which has keys and values of the slices before
+        splits : weight gradients will be asked for on their own, by :meth:`backward_weights`
         """
         x_BTD = x_BTD.requires_grad_()
         self._inputs[micro_batch] = x_BTD
         self.peak_stored = max(self.peak_stored, len(self._inputs.keys() | self._waiting.keys()))
         if splits:
             self._waiting[micro_batch] = WaitingWeights()
+        part = seen if isinstance(seen, TokenSlice) else None
         if self.recompute:
-            self.activations.keep(micro_batch, x_BTD.nbytes)
             with torch.no_grad():
-                return self._compute(step, micro_batch, x_BTD, mask_BT)
-        key = (tuple(self.blocks), *x_BTD.shape)
+                y_BTD = self._compute(step, micro_batch, x_BTD, seen)
+            self.activations.keep(micro_batch, x_BTD.nbytes + (part.nbytes if part else 0))
+            return y_BTD
+        # Later slices keep more: they see more keys.
+        key = (tuple(self.blocks), *x_BTD.shape, part.end if part else x_BTD.shape[1])
         with self.activations.count(micro_batch, key, self._weights_here()), self._waits(micro_batch):
-            y_BTD = self._compute(step, micro_batch, x_BTD, mask_BT)
+            y_BTD = self._compute(step, micro_batch, x_BTD, seen)
+        if part:
+            self.activations.keep_beside(micro_batch, part.nbytes)
         self._outputs[micro_batch] = y_BTD
         return y_BTD
 
     def _waits(self, micro_batch: int) -> AbstractContextManager[Any]:
         return self._waiting.get(micro_batch) or nullcontext()
 
-    def backward(self, step: StepId, micro_batch: int, gradient_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def backward(self, step: StepId, micro_batch: int, gradient_BTD: Tensor, seen: Tensor | TokenSlice) -> Tensor:
         """Backward pass: accumulates the TEBs' gradients, returns the input's gradient [B, T, D].
 
-        After a forward pass that ``splits`` the gradients of linear layers wait for :meth:`backward_weights`.
+        After a forward pass that ``splits`` the gradients of linear layers wait for :meth:`backward_weights`. Slices of
+        a micro-batch come in reverse order.
         """
         x_BTD = self._inputs.pop(micro_batch)
         if self.recompute:
             with self._waits(micro_batch):
-                y_BTD = self._compute(step, micro_batch, x_BTD, mask_BT)
+                y_BTD = self._compute(step, micro_batch, x_BTD, seen)
         else:
             y_BTD = self._outputs.pop(micro_batch)
         backward_from(y_BTD, gradient_BTD)
+        if isinstance(seen, TokenSlice):
+            seen.forget()
         if micro_batch in self._waiting:
             self.activations.keep(micro_batch, self._waiting[micro_batch].nbytes)
         else:
@@ -288,18 +321,19 @@ def run_actions(stage: Stage, transport: Transport, order: StepOrder) -> list[Do
     the neighbour just when that one writes its next tensor, and gloo's thread there then spins until the write ends.
     """
     rank, last_rank = transport.rank, transport.size - 1
-    todo = actions(order.schedule, rank - 1, last_rank, len(order.sizes))
-    masks = order.mask_BT.split(order.sizes)
+    todo = actions(order.schedule, rank - 1, last_rank, len(order.sizes), order.num_slices)
+    masks, shapes = order.masks(), {last: order.shapes(last=last) for last in (False, True)}
     previous, following = rank - 1, (rank + 1) % transport.size
 
     def post(action: Action) -> Receive:
         peer, direction = (previous, FORWARD) if action.kind == "F" else (following, BACKWARD)
-        shape = order.shapes(last=direction == BACKWARD and rank == last_rank)[action.micro_batch]
+        shape = shapes[direction == BACKWARD and rank == last_rank][action.micro_batch]
         return transport.receive(shape, peer, direction, action.micro_batch)
 
     splits = splits_backward(order.schedule)
     # With 1F1B the first stage alone could be flooded: the control unit's schedule is to send at once.
-    num_posted = transport.size + 1 if order.schedule != "gpipe" and rank == 1 else len(order.sizes)
+    floods = order.schedule != "gpipe" and rank == 1
+    num_posted = (transport.size + 1) * order.num_slices if floods else len(masks)
     posted = {
         action: post(action)
         for action in todo
@@ -339,7 +373,7 @@ def run_actions(stage: Stage, transport: Transport, order: StepOrder) -> list[Do
         else:
             transport.send(result, previous, BACKWARD, micro_batch)
         later = Action("F", micro_batch + num_posted)
-        if kind == "F" and later.micro_batch < len(order.sizes):
+        if kind == "F" and later.micro_batch < len(masks):
             posted[later] = post(later)
     transport.flush()
     return done_actions

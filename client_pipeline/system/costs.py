@@ -41,6 +41,11 @@ class TebCosts(NamedTuple):
     """The same of each sample [byte]."""
     activation_bits: int
     """What goes over a link to the next segment [bit]; the gradient comes back with as many."""
+    attention_flop: float = 0.0
+    """Part of both passes that grows with the square of the tokens [FLOP]; of models that can be cut along them."""
+    kept_keys_bytes: int = 0
+    """What two token slices keep beside ``saved_bytes``: keys and values that more than one of them needs [byte];
+    likewise."""
 
 
 def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
@@ -58,7 +63,8 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
 
     from client_pipeline.partition.families import adapter, build_block, carried_examples
     from client_pipeline.partition.low_bits import compress, fill_without_data
-    from client_pipeline.system.live_memory import pass_memory
+    from client_pipeline.partition.sliceable import takes_token_slices
+    from client_pipeline.system.live_memory import pass_memory, saved_in_slices
 
     width = adapter(spec.family).width(spec)
     with torch.device("meta"):
@@ -71,9 +77,18 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
         y_BTD = block(x_BTD, None)
     with FlopCounterMode(display=False) as backward:
         y_BTD.sum().backward()
+    attention_flop, kept_keys_bytes = 0.0, 0
+    if takes_token_slices(spec):
+        with FlopCounterMode(display=False) as twice:
+            block(torch.empty(1, 2 * sequence_length, width, device="meta", requires_grad=True), None).sum().backward()
+        # Of a T + c T^2 at T and at 2 T.
+        attention_flop = twice.get_total_flops() / 2 - (forward.get_total_flops() + backward.get_total_flops())
     # Both are straight lines over the samples.
     one, two = (pass_memory(block, (samples + carried, sequence_length, width)) for samples in (1, 2))
     saved_sample = two.saved_bytes - one.saved_bytes
+    if takes_token_slices(spec) and sequence_length > 1:
+        of_one, of_two = (saved_in_slices(block, (samples, sequence_length, width), 2) for samples in (1, 2))
+        kept_keys_bytes = of_two - of_one - saved_sample
     pass_sample = two.peak_bytes - one.peak_bytes - saved_sample
     trained = [p for p in block.parameters() if p.requires_grad]
     for parameter in trained:
@@ -93,6 +108,8 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
         saved_bytes=one.saved_bytes,
         pass_bytes=max(one.peak_bytes - one.saved_bytes - pass_sample, 0),
         pass_sample_bytes=max(pass_sample, 0),
+        attention_flop=attention_flop,
+        kept_keys_bytes=kept_keys_bytes,
         activation_bits=8 * y_BTD[0].numel() * y_BTD.element_size(),
     )
 
@@ -183,5 +200,7 @@ def model_costs(
         device_memory=memory.device_memory(batch_size),
         memory=memory,
         weight_share=teb.weight_flop / teb.backward_flop,
+        attention_share=teb.attention_flop / (teb.forward_flop + teb.backward_flop),
         activation_memory=float(batch_size * teb.saved_bytes),
+        kept_keys_share=teb.kept_keys_bytes / teb.saved_bytes,
     )

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from client_pipeline.partition.low_bits import low_bit_layers
+from client_pipeline.partition.token_slices import token_slices
 
 
 class PassMemory(NamedTuple):
@@ -116,3 +117,20 @@ def pass_memory(block: nn.Module, shape_BTD: tuple[int, int, int]) -> PassMemory
         storages.clear()
         torch.autograd.backward(y_BTD, gradient_BTD)
     return PassMemory(saved_bytes, live.peak)
+
+
+def saved_in_slices(block: nn.Module, shape_BTD: tuple[int, int, int], num_slices: int) -> int:
+    """Count what the forward passes of a micro-batch's token slices keep, for themselves and for later ones [byte].
+
+    Parameters
+    ----------
+    block : of a causal family, on the meta device
+    shape_BTD : of the whole micro-batch's input
+    num_slices : Q
+    """
+    examples, length, width = shape_BTD
+    slices = token_slices(torch.ones(examples, length, dtype=torch.bool), num_slices)
+    with ProcessorAttention(), _saved_storages(block) as storages:
+        for part in slices:
+            block(torch.empty(examples, part.end - part.first, width, device="meta", requires_grad=True), part)
+    return sum(storage.nbytes() for storage in storages.values()) + sum(part.nbytes for part in slices)

@@ -28,6 +28,8 @@ _BLOCK = {
     "forward-gflop": Quantity(giga, default=2.0),
     "backward-gflop": Quantity(giga, default=2.0),
     "weight-gradient-share": Quantity(sign=NOT_NEGATIVE, default=0.5),
+    "attention-share": Quantity(sign=NOT_NEGATIVE, default=0.1),
+    "kept-keys-share": Quantity(sign=NOT_NEGATIVE, default=0.12),
     "activation-memory-gb": Quantity(giga, NOT_NEGATIVE, default=0.0),
     "overhead-s": Quantity(sign=NOT_NEGATIVE, default=0.0),
     "activations-mbit": Quantity(mega, NOT_NEGATIVE, default=1.25),
@@ -100,8 +102,12 @@ class Costs:
     """gamma_0: memory of one TEB with its gradients, optimizer state and stored activations [byte]."""
     weight_share: float = 0.5
     """Part of o_b that makes weight gradients."""
+    attention_share: float = 0.1
+    """Part of o_f and o_b that is of queries with keys, and of their weights with values: it grows along a sequence."""
     activation_memory: float = 0.0
     """Part of ``block_memory`` that is activations of a whole batch, as GPipe keeps them [byte]."""
+    kept_keys_share: float = 0.12
+    """Bytes of keys and values in those of ``activation_memory``: what two token slices keep more of it."""
     device_memory: float = 0.0
     """What a device needs beside its TEBs, taken off its memory before they are counted (C7) [byte]; 0 but for costs of
     a model."""
@@ -289,8 +295,9 @@ def parse_scenario(raw: dict[str, Any], location: str) -> Scenario:
 def _costs(table: ScenarioTable) -> Costs:
     value = {key: table.number(key, q) for key, q in _BLOCK.items() if key != "upload-energy-mbit"}
     energy_bits = table.optional("upload-energy-mbit", _BLOCK["upload-energy-mbit"])
-    if (share := value["weight-gradient-share"]) > 1:
-        raise ValueError(f"{table.place('weight-gradient-share')}: expected a share from 0 to 1, found {share:g}")
+    for key in ("weight-gradient-share", "attention-share", "kept-keys-share"):
+        if (share := value[key]) > 1:
+            raise ValueError(f"{table.place(key)}: expected a share from 0 to 1, found {share:g}")
     if (kept := value["activation-memory-gb"]) and kept >= value["memory-gb"]:
         raise ValueError(
             f"{table.place('activation-memory-gb')}: expected a part of block.memory-gb, {value['memory-gb'] / 1e9:g}, "
@@ -312,7 +319,9 @@ def _costs(table: ScenarioTable) -> Costs:
         decoder_s=value["decoder-s"],
         block_memory=value["memory-gb"],
         weight_share=value["weight-gradient-share"],
+        attention_share=value["attention-share"],
         activation_memory=value["activation-memory-gb"],
+        kept_keys_share=value["kept-keys-share"],
     )
 
 

@@ -29,13 +29,17 @@ def schedule(
     segments: Annotated[int, typer.Option(help="S, the segments of the pipeline.")] = 4,
     micro_batches: Annotated[int, typer.Option(help="m, the micro-batches of a batch.")] = 6,
     schedule: Annotated[str, typer.Option(help="gpipe, 1f1b or zb-h1.")] = "gpipe",
+    token_slices: Annotated[int, typer.Option(help="Slices of each micro-batch, numbered on.")] = 1,
 ) -> None:
     """Print a pipeline's timetable: one row a stage, one column a time unit."""
     from client_pipeline.runtime.schedules import timetable
 
-    if segments < 1 or micro_batches < 1:
-        raise ValueError(f"--segments and --micro-batches: expected at least 1, found {segments} and {micro_batches}")
-    typer.echo(timetable(schedule, segments, micro_batches))
+    if min(segments, micro_batches, token_slices) < 1:
+        raise ValueError(
+            f"--segments, --micro-batches and --token-slices: expected at least 1, found {segments}, {micro_batches} "
+            f"and {token_slices}"
+        )
+    typer.echo(timetable(schedule, segments, micro_batches, token_slices))
 
 
 def plan(
@@ -51,6 +55,7 @@ def plan(
     c11: Annotated[bool, typer.Option("--c11", help="dssda-paper: hold the bound in every round.")] = False,
     power_control: Annotated[str, typer.Option(help="exact; or sca: dssda's powers by convex programs.")] = "exact",
     schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, zb-h1; or auto, the event simulator's choice.")] = "",
+    token_slices: Annotated[int, typer.Option(help="Of causal models; 0: the event simulator's choice.")] = 1,
     lookahead: Annotated[int, typer.Option(help="Rounds that each of several rounds looks at, itself too.")] = 1,
     model: Annotated[str, typer.Option(help="Count the scenario's costs from this model: a folder or hub id.")] = "",
     length: Annotated[int, typer.Option(help="Tokens of a sample, with --model.")] = 128,
@@ -76,6 +81,7 @@ def plan(
         length=length,
         write_plan=write_plan,
         schedule=schedule,
+        token_slices=token_slices,
         lookahead=lookahead,
     )
     planned = make_plan(request, None if as_json else typer.echo)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast, get_args
 
-from client_pipeline.runtime.schedules import schedules_of
 from client_pipeline.system.scenario import Bandwidth
 from strategies.dssda.power_control import check_power_control
 from strategies.dssda.queues import DRIFTS
+from strategies.planning.pipeline_choices import PipelineChoices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,9 @@ class PlannerConfig:
     schedule: str = ""
     """Of the pipelines: ``gpipe``, ``1f1b``, ``zb-h1``; or ``auto``, the event simulator's choice for each cluster;
     empty: as the plans say, ``gpipe`` unless a plan file has another."""
+    token_slices: int = 1
+    """Of causal models: slices of each micro-batch along the sequence, which enter the pipeline one after the other; 0:
+    the event simulator's choice of 1, 2, 4 and 8 for each cluster; 1: as the plans say, none unless a plan file has."""
     lookahead: int = 1
     """Rounds whose networks a plan looks at, its own among them (model-predictive, receding horizon); 1: its own."""
     length: int = 0
@@ -50,8 +53,7 @@ class PlannerConfig:
             )
         if self.lookahead < 1:
             raise ValueError(f"planner.lookahead: expected at least 1 round, found {self.lookahead}")
-        if self.schedule:
-            schedules_of(self.schedule)
+        PipelineChoices.of(self.schedule, self.token_slices)
         if self.drift not in DRIFTS:
             raise ValueError(f"planner.drift: expected one of {', '.join(DRIFTS)}, found {self.drift!r}")
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
+from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.run_config import RunConfig
 from strategies.aggregation.product_mean import check_lora_average
@@ -82,6 +84,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
             power_control=config.planner.power_control,
             adaptation=adaptation,
             schedule=config.planner.schedule,
+            token_slices=config.planner.token_slices,
             lookahead=config.planner.lookahead,
         )
     name = "fixed" if config.plan else config.policy
@@ -95,6 +98,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
         power_control=config.planner.power_control,
         adaptation=adaptation,
         schedule=config.planner.schedule,
+        token_slices=config.planner.token_slices,
         lookahead=config.planner.lookahead,
     )
 
@@ -264,6 +268,36 @@ def check_first_round(planner: RoundPlanner) -> Decision:
     if not any(decision.selected):
         raise InfeasibleRound(1, decision.left_out)
     return decision
+
+
+def check_slices(config: RunConfig, spec: ModelSpec, plans: Sequence[ClusterPlan]) -> None:
+    """Refuse token slices of a model that has none, or of clusters that are no pipelines.
+
+    Parameters
+    ----------
+    config : the run's
+    spec : its model
+    plans : of the first round: a plan file may have slices, too
+
+    Raises
+    ------
+    ValueError
+        Naming the key.
+    """
+    number = config.planner.token_slices
+    planned = max((plan.token_slices for plan in plans), default=1)
+    if number == 1 and planned == 1:
+        return
+    setting = f"planner.token-slices = {number}" if number != 1 else f"plan: token_slices = {planned}"
+    if work_of(config) is not pipeline_work:
+        raise ValueError(
+            f"{setting}: expected a strategy whose clusters are pipelines, found strategy = {config.strategy!r}; leave "
+            "token slices at 1"
+        )
+    # It knows the families, and with them torch.
+    from client_pipeline.partition.sliceable import check_token_slices
+
+    check_token_slices(spec, setting)
 
 
 def check_pace(config: RunConfig, decision: Decision) -> None:

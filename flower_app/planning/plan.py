@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from client_pipeline.partition.plan import write_plans
-from client_pipeline.runtime.schedules import schedules_of
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario, load_scenario
 from flower_app.plain_console import PlainConsole
@@ -33,6 +32,7 @@ from strategies.dssda.round_problem import per_round_bound, round_instance
 from strategies.dssda.segments import solve_segments
 from strategies.dssda.split_band import divided
 from strategies.planning.dry_run import LossTrace, PlannedRound, plan_rounds
+from strategies.planning.pipeline_choices import PipelineChoices
 from strategies.planning.policies import OPTIMAL, make_policy
 from strategies.planning.policy import Round, RoundPolicy
 from strategies.planning.ranked import RANKS, SEGMENTS
@@ -66,6 +66,8 @@ class PlanRequest:
     write_plan: Path | None
     schedule: str = ""
     """Of the pipelines, or ``auto``; empty: as the policy's plans say."""
+    token_slices: int = 1
+    """Of each micro-batch; 0: the event simulator's choice; 1: as the policy's plans say."""
     lookahead: int = 1
     """Rounds of a window, with more than one round to plan."""
 
@@ -97,10 +99,10 @@ class PlanRequest:
             raise ValueError(
                 f"--lookahead: expected at least 1, and above 1 a scenario and several --rounds, found {self.lookahead}"
             )
-        if self.schedule:
-            schedules_of(self.schedule, "--schedule")
-            if self.problem == "segments":
-                raise ValueError("--schedule is for whole rounds: drop it, or drop --problem segments")
+        if self.choices.any and self.problem == "segments":
+            raise ValueError(
+                "--schedule and --token-slices are for whole rounds: drop them, or drop --problem segments"
+            )
         if self.power_control == "sca" and (self.problem == "segments" or self.planner not in ("dssda", "uniform")):
             raise ValueError(
                 "--power-control sca is for the rounds of dssda and uniform: drop it, or choose one of them"
@@ -109,6 +111,11 @@ class PlanRequest:
             raise ValueError(
                 "--problem segments is solved by dssda and has no channels: drop --planner and --write-plan"
             )
+
+    @property
+    def choices(self) -> PipelineChoices:
+        """How the pipelines may run."""
+        return PipelineChoices.of(self.schedule, self.token_slices, "--")
 
 
 @dataclass(frozen=True)
@@ -134,8 +141,8 @@ def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Plann
         return _many_rounds(request, scenario, echo)
     round_ = _round(request, scenario)
     instance, policy = round_.instance, _policy(request)
-    schedules = schedules_of(request.schedule) if request.schedule else ()
-    planning_policy = ScheduledPolicy(policy, schedules) if schedules else policy
+    choices = request.choices
+    planning_policy = ScheduledPolicy(policy, choices) if choices.any else policy
     answer = solve_segments(instance) if request.problem == "segments" else planning_policy.plan(round_)
     control: PowerControl | None = None
     if request.problem == "round":
@@ -151,9 +158,9 @@ def make_plan(request: PlanRequest, echo: Callable[[str], None] | None) -> Plann
     if request.problem == "round" and feasible:
         # A policy may know more of a plan than its answer says: a plan file has orders and schedules.
         plans = policy.plans(round_, answer)
-        if schedules:
-            plans = scheduled_plans(instance, answer, plans, schedules, simulated_seconds(instance))
-            decided = {"schedules": schedule_rows(instance, answer, plans)}
+        if choices.any:
+            plans = scheduled_plans(instance, answer, plans, choices, simulated_seconds(instance))
+            decided = {"schedules": schedule_rows(instance, answer, plans, slices=bool(choices.token_slices))}
             if echo:
                 echo(schedules_text(decided["schedules"]))
         if request.write_plan:
@@ -220,6 +227,7 @@ def _many_rounds(request: PlanRequest, scenario: Scenario, echo: Callable[[str],
         drift=request.drift,
         power_control=request.power_control,
         schedule=request.schedule,
+        token_slices=request.token_slices,
         lookahead=request.lookahead,
     ):
         planned_rounds.append(round_)

@@ -65,6 +65,9 @@ def schedules_text(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows[:MOST_CLUSTERS]:
         times = ", ".join(f"{name} {seconds:.4g} s" for name, seconds in row["step_s"].items())
         lines.append(f"cluster {row['cluster']}: {row['schedule']} (a step by the event simulator: {times})")
+        if "slices_s" in row:
+            times = ", ".join(f"{number}: {seconds:.4g} s" for number, seconds in row["slices_s"].items())
+            lines.append(f"cluster {row['cluster']}: {row['token_slices']} token slices ({times})")
     counts = Counter(row["schedule"] for row in rows)
     if len(rows) > MOST_CLUSTERS:
         lines.append(", ".join(f"{times} of {len(rows)} clusters run {name}" for name, times in counts.most_common()))

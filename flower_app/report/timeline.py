@@ -1,17 +1,18 @@
 """The last step of a round in every cluster: as the model says beside as it was."""
 
+# Alone: what closes a round has the reports, and asks no simulator.
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
-from strategies.planning.plan_demands import plan_times
+from strategies.planning.plan_demands import pipeline_of
 
 
 def timeline_of(
@@ -32,9 +33,7 @@ def timeline_of(
         plan, n = ClusterPlan.from_dict(report["plan"]), int(report["cluster"])
         modelled: list[list[Any]] = []
         if "C7" not in waived:
-            modelled = [
-                list(event) for event in simulate_pipeline(plan.schedule, *plan_times(instance, n, plan)).events
-            ]
+            modelled = [list(event) for event in pipeline_of(instance, n, plan).events]
         order = [segment.device for segment in plan.segments()]
         name = {"name": scenario.names[n]} if scenario.names[n] else {}
         clusters.append({"cluster": n, **name, "order": order, "modelled": modelled, "measured": report["timeline"]})

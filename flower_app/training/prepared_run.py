@@ -17,7 +17,7 @@ from client_pipeline.run_identity import RunIdentity
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.privacy_checks import check_shared_matrices
 from flower_app.config.run_config import RunConfig
-from flower_app.config.strategy_choice import check_first_round, make_planner
+from flower_app.config.strategy_choice import check_first_round, check_slices, make_planner
 from flower_app.runs import run_checkpoints
 from flower_app.runs.run_inputs import input_digests
 from flower_app.tasks.base import Prepared, Task, task
@@ -115,7 +115,8 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     planner = make_planner(config, scenario)
     check_memory_limit(config.runtime.memory_limit, config.costs, scenario)
     if planner is not None:
-        check_first_round(planner)
+        plans = check_first_round(planner).plans
+        check_slices(config, prepared_task.spec, plans)
     frozen = parts.frozen_weights() if parts.base is None else parts.base
     source = config.model.pretrained or config.model.from_
     return PreparedRun(

@@ -146,11 +146,15 @@ class Instance:
     """Seconds of the decoder for a micro-batch, or a sample, as ``act_scaling`` says; likewise."""
     weight_share: float = 0.5
     """Part of o_b that makes weight gradients: a schedule may put it off. The event simulator alone reads it; ours."""
+    attention_share: float = 0.1
+    """Part of o_f and o_b that grows along a sequence, for token slices; likewise."""
     gamma0: float
     """gamma_0: memory of one TEB on a device [byte]."""
     gamma_act: float = 0.0
     """Part of gamma_0 that is activations of a whole batch, as GPipe keeps them [byte]; other schedules keep less;
     ours."""
+    kept_keys_share: float = 0.12
+    """Part of gamma_act that is keys and values, of which token slices keep more; ours."""
     N0: float
     """Noise power spectral density [W/Hz]."""
     band_hz: float | None = None

@@ -31,8 +31,8 @@ def read_instance(text: str, location: str) -> Instance:
 
 
 _TOP = {"format", "L", "b", "m_set", "S_min", "S_max", "V", "steps", "latency", "tail", "energy", "work", "act"}
-_TOP |= {"gamma0", "N0", "clusters", "tail_energy", "wJ", "band_hz", "gamma_act"}
-_OPTIONAL_TOP = {"steps", "S_min", "S_max", "tail", "tail_energy", "wJ", "band_hz", "gamma_act"}
+_TOP |= {"gamma0", "N0", "clusters", "tail_energy", "wJ", "band_hz", "gamma_act", "kept_keys_share"}
+_OPTIONAL_TOP = {"steps", "S_min", "S_max", "tail", "tail_energy", "wJ", "band_hz", "gamma_act", "kept_keys_share"}
 
 
 def parse_instance(raw: Any, location: str) -> Instance:
@@ -40,7 +40,7 @@ def parse_instance(raw: Any, location: str) -> Instance:
     top = _Table(raw, location, _TOP, _OPTIONAL_TOP)
     if raw["format"] != INSTANCE_FORMAT:
         raise ValueError(f"{location}: format: expected {INSTANCE_FORMAT!r}, found {raw['format']!r}")
-    optional_work = {"t0", "weight_share"}
+    optional_work = {"t0", "weight_share", "attention_share"}
     work = _Table(raw["work"], f"{location}: work", {"o_f", "o_b", "o_b_scaling", *optional_work}, optional_work)
     optional_act = {"lat", "z_enc_bits", "downlink_rate", "decoder_s"}
     act = _Table(raw["act"], f"{location}: act", {"z_bits", "g_bits", "scaling"} | optional_act, optional_act)
@@ -58,9 +58,12 @@ def parse_instance(raw: Any, location: str) -> Instance:
                 f"{location}: clusters[{n}].B: has {len(cluster.B)} channels, clusters[0] has "
                 f"{len(parsed_clusters[0].B)}; expected one value for each of the J channels in every cluster"
             )
-    weight_share = work.number("weight_share") if "weight_share" in raw["work"] else 0.5
-    if weight_share > 1:
-        raise ValueError(f"{location}: work: weight_share: expected a share from 0 to 1, found {weight_share:g}")
+    shares = {key: work.number(key) for key in ("weight_share", "attention_share") if key in raw["work"]}
+    shares |= {key: top.number(key) for key in ("kept_keys_share",) if key in raw}
+    for key, share in shares.items():
+        if share > 1:
+            table = location if key in raw else f"{location}: work"
+            raise ValueError(f"{table}: {key}: expected a share from 0 to 1, found {share:g}")
     gamma0, gamma_act = top.number("gamma0"), top.number("gamma_act") if "gamma_act" in raw else 0.0
     if gamma_act > gamma0:
         raise ValueError(f"{location}: gamma_act: expected a part of gamma0, {gamma0:g}, found {gamma_act:g}")
@@ -87,7 +90,7 @@ def parse_instance(raw: Any, location: str) -> Instance:
         z_enc_bits=act.number("z_enc_bits") if "z_enc_bits" in raw["act"] else 0.0,
         lat=act.number("lat") if "lat" in raw["act"] else 0.0,
         **{key: act.number(key) for key in ("downlink_rate", "decoder_s") if key in raw["act"]},
-        weight_share=weight_share,
+        **shares,
         gamma0=gamma0,
         gamma_act=gamma_act,
         N0=top.number("N0"),
@@ -202,8 +205,12 @@ def instance_to_dict(instance: Instance) -> dict[str, Any]:
         "wJ": instance.wJ,
         "band_hz": instance.band_hz,
         "gamma_act": instance.gamma_act,
+        "kept_keys_share": instance.kept_keys_share,
         "m_set": list(instance.m_set),
-        "work": {name: getattr(instance, name) for name in ("o_f", "o_b", "o_b_scaling", "t0", "weight_share")},
+        "work": {
+            name: getattr(instance, name)
+            for name in ("o_f", "o_b", "o_b_scaling", "t0", "weight_share", "attention_share")
+        },
         "act": {
             "z_bits": instance.z_bits,
             "g_bits": instance.g_bits,

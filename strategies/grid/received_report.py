@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.plan import MOST_TOKEN_SLICES, ClusterPlan
 from client_pipeline.runtime.faults import CLUSTER_FAULTS
 from client_pipeline.runtime.schedules import splits_backward
 from strategies.clusters import DEVICE_RANGES
@@ -78,7 +78,12 @@ class ReportTerms:
     def most_events(self) -> int:
         """Entries that the timeline of a step may have; a schedule may have three passes of a micro-batch."""
         passes = 3 if self.plan is None or splits_backward(self.plan.schedule) else 2
-        return passes * self.most_micro_batches * self.most_devices
+        return passes * self.most_numbers * self.most_devices
+
+    @property
+    def most_numbers(self) -> int:
+        """Numbers that the micro-batches, or their token slices, may have in it."""
+        return self.most_micro_batches * (self.plan.token_slices if self.plan is not None else MOST_TOKEN_SLICES)
 
 
 def checked_report(text: Any, terms: ReportTerms) -> dict[str, Any]:
@@ -198,6 +203,8 @@ def _check_plan(raw: Any, terms: ReportTerms) -> None:
         raise MalformedReply(f"report.plan: expected 1 to {_MOST_DEVICES} devices, found {len(plan.delta)}")
     if ordered is not None and plan.m != ordered.m:
         raise MalformedReply(f"report.plan: expected m = {ordered.m}, found {plan.m}")
+    if ordered is not None and plan.token_slices != ordered.token_slices:
+        raise MalformedReply(f"report.plan: expected token_slices = {ordered.token_slices}, found {plan.token_slices}")
 
 
 def _check_devices(raw: dict[str, Any], terms: ReportTerms) -> None:
@@ -229,7 +236,7 @@ def _check_measured(raw: dict[str, Any], terms: ReportTerms) -> None:
 
 
 def _check_timeline(raw: list[Any], terms: ReportTerms) -> None:
-    devices, micro_batches = terms.most_devices, terms.most_micro_batches
+    devices, numbers = terms.most_devices, terms.most_numbers
     if len(raw) > terms.most_events:
         raise MalformedReply(f"report.timeline: expected at most {terms.most_events} events, found {len(raw)}")
     for i, event in enumerate(raw):
@@ -240,5 +247,5 @@ def _check_timeline(raw: list[Any], terms: ReportTerms) -> None:
             )
         for kind, value in zip(_EVENT, event, strict=True):
             kind.check(value, location)
-        if event[1] >= devices or event[2] >= micro_batches or event[4] < event[3]:
+        if event[1] >= devices or event[2] >= numbers or event[4] < event[3]:
             raise MalformedReply(f"{location}: its stage, micro-batch or times do not fit the plan")

@@ -20,7 +20,7 @@ from client_pipeline.system.radio import Array
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.evaluation import device_energy, pipeline_seconds
 from strategies.dssda.instance import Instance
-from strategies.planning.plan_demands import device_memory, plan_times
+from strategies.planning.plan_demands import device_memory, pipeline_of, plan_times
 from strategies.planning.planner import Decision
 from strategies.planning.streamed_round import streamed_latency
 
@@ -91,12 +91,13 @@ def pipeline_work(instance: Instance, cluster: int, plan: ClusterPlan) -> StepWo
     order = [segment.device for segment in plan.segments()]
     last = order[-1]
     carried = np.array([link_bits / 8 if d > 0 and k != last else 0.0 for k, d in enumerate(plan.delta)])
-    times = plan_times(instance, cluster, plan)
+    # The closed expressions know micro-batches alone.
+    whole = replace(plan, token_slices=1)
     # What a step really takes, whatever the constraint counts.
     exact = replace(instance, energy="exact")
     return StepWork(
-        pipeline_s=simulate_pipeline(plan.schedule, *times).makespan,
-        pipeline_fused_s=simulate_pipeline(FUSED, *times).makespan,
+        pipeline_s=pipeline_of(instance, cluster, plan).makespan,
+        pipeline_fused_s=simulate_pipeline(FUSED, *plan_times(instance, cluster, whole)).makespan,
         pipeline_eq15_s=pipeline_seconds(replace(instance, latency="eq15"), cluster, plan.delta, plan.m, None),
         device_energy_j=device_energy(exact, cluster, plan.delta, plan.m, last),
         link_bytes=carried,
@@ -178,6 +179,7 @@ def costs_record(decision: Decision, costs: RoundCosts, gamma: Array, scenario: 
                 "power_w": plan.power_w,
                 "segments": sum(d > 0 for d in plan.delta),
                 "m": plan.m,
+                "token_slices": plan.token_slices,
                 **({} if band_hz is None else {"band_hz": band_hz}),
                 "delta": list(plan.delta),
                 "order": list(plan.order),

@@ -92,6 +92,7 @@ def plan_rounds(
     work: Work = pipeline_work,
     power_control: str = "exact",
     schedule: str = "",
+    token_slices: int = 1,
     lookahead: int = 1,
     forecast: Callable[[int], NetworkState] | None = None,
 ) -> Iterator[PlannedRound]:
@@ -105,7 +106,7 @@ def plan_rounds(
     drift : ``true``; or ``printed``, for ``dssda-paper`` alone
     work : what a step takes
     power_control : ``exact``, which needs no convex programs; or ``sca``, as in a run
-    schedule : of the pipelines, or ``auto``; empty: as the policy's plans say
+    schedule, token_slices : of the pipelines, see :class:`RoundPlanner`
     lookahead, forecast : see :class:`RoundPlanner`
     """
     planner = RoundPlanner(
@@ -114,6 +115,7 @@ def plan_rounds(
         drift=drift,
         power_control=power_control,
         schedule=schedule,
+        token_slices=token_slices,
         lookahead=lookahead,
         forecast=forecast,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
-from client_pipeline.runtime.event_simulator import StageTimes, stage_times
+from client_pipeline.runtime.event_simulator import Simulation, StageTimes, simulate_pipeline, stage_times
 from client_pipeline.runtime.schedules import held_micro_batches
 from client_pipeline.system.radio import Array
 from strategies.dssda.evaluation import exceeds
@@ -13,7 +13,10 @@ from strategies.dssda.instance import Instance
 
 
 def plan_times(instance: Instance, cluster: int, plan: ClusterPlan) -> StageTimes:
-    """Seconds of each stage and link of a plan for each real micro-batch, as ``simulate_pipeline`` takes them."""
+    """Seconds of each stage and link of a plan for each real micro-batch, as ``simulate_pipeline`` takes them.
+
+    For each token slice where the plan cuts micro-batches into some.
+    """
     devices = instance.device_arrays(cluster)
     order = [segment.device for segment in plan.segments()]
     return stage_times(
@@ -30,22 +33,41 @@ def plan_times(instance: Instance, cluster: int, plan: ClusterPlan) -> StageTime
         act_scaling=instance.act_scaling,
         lat=(instance.lat + devices.lat)[order],
         weight_share=instance.weight_share,
+        num_slices=plan.token_slices,
+        attention_share=instance.attention_share,
     )
+
+
+def pipeline_of(instance: Instance, cluster: int, plan: ClusterPlan) -> Simulation:
+    """Execute a step of a plan on the event simulator."""
+    times = plan_times(instance, cluster, plan)
+    return simulate_pipeline(plan.schedule, *times, num_slices=plan.token_slices)
 
 
 def device_memory(instance: Instance, plan: ClusterPlan) -> Array:
     """Memory of each device under a plan, (K,) [byte].
 
     gamma_0 has a batch's activations as GPipe keeps them; under another schedule stage s keeps those of the largest
-    micro-batches that it holds at once. A micro-batch whose weight gradients wait counts as a whole one.
+    micro-batches that it holds at once. A micro-batch whose weight gradients wait counts as a whole one. Token slices
+    keep keys and values more than once: slice q has those of all slices up to its own in its attention, and for later
+    slices its own.
     """
     sizes = micro_batch_sizes(instance.b, plan.m)
     memory = np.zeros(len(plan.delta))
     for stage, device in enumerate(order := plan.devices):
         held = sum(sizes[: held_micro_batches(plan.schedule, stage, len(order), plan.m)])
-        teb = instance.gamma0 - instance.gamma_act * (1 - held / instance.b)
+        kept = 1 + instance.kept_keys_share * extra_keys(plan.token_slices)
+        teb = instance.gamma0 - instance.gamma_act * (1 - kept * held / instance.b)
         memory[device] = plan.delta[device] * teb
     return memory
+
+
+def extra_keys(num_slices: int) -> float:
+    """How often Q slices keep the keys and values of a micro-batch beside the once that it keeps them whole.
+
+    In the attentions (Q + 1) / 2 times; and once, but for the last slice, which nobody comes after. Once for Q = 2.
+    """
+    return (num_slices - 1) / 2 + (num_slices - 1) / num_slices
 
 
 def least_block_memory(instance: Instance) -> float:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.schedules import schedules_of
 from client_pipeline.system.channels import NetworkState, NetworkTrace
 from client_pipeline.system.devices import DeviceProfile
 from client_pipeline.system.radio import Array, upload_time
@@ -23,6 +22,7 @@ from strategies.dssda.round_problem import per_round_bound, round_bound, round_i
 from strategies.dssda.split_band import divided
 from strategies.planning.adaptation import Adaptation, SettledPolicy
 from strategies.planning.lookahead import WindowPrices, window_prices
+from strategies.planning.pipeline_choices import PipelineChoices
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all
 from strategies.planning.schedule_choice import ScheduledPolicy, scheduled_plans, simulated_seconds
 
@@ -83,6 +83,7 @@ class RoundPlanner:
     adaptation : the measured times that it plans by; None: it plans by the scenario
     schedule : of the clusters' pipelines; ``auto``: the event simulator's choice, cluster by cluster; empty: as the
         policy's plans say
+    token_slices : of each micro-batch; 0: the event simulator's choice, likewise; 1: as the policy's plans say
     lookahead : H, rounds of a window whose networks are forecast, the one under way among them; 1: none
     forecast : gives the networks of later rounds; the scenario's own if None, as they will be
 
@@ -101,6 +102,7 @@ class RoundPlanner:
         power_control: str = "sca",
         adaptation: Adaptation | None = None,
         schedule: str = "",
+        token_slices: int = 1,
         lookahead: int = 1,
         forecast: Callable[[int], NetworkState] | None = None,
     ) -> None:
@@ -108,7 +110,12 @@ class RoundPlanner:
         self.scenario, self.policy, self.drift = scenario, policy, drift
         self._by_programs = power_control == "sca" and policy.controls_power
         self.adaptation = adaptation
-        self._schedules = schedules_of(schedule) if schedule else ()
+        self._choices = PipelineChoices.of(schedule, token_slices)
+        if token_slices != 1 and adaptation is not None:
+            raise ValueError(
+                f"planner.token-slices = {token_slices}: expected costs of scenario or model, found measured ones, "
+                "which tell nothing of slices; set costs, or leave it at 1"
+            )
         if lookahead > 1 and not (policy.weighs_bound and drift == "true" and adaptation is None):
             raise ValueError(
                 f"planner.lookahead: {lookahead} rounds need a policy that weighs the bound, dssda or uniform, by the "
@@ -143,8 +150,8 @@ class RoundPlanner:
         network = NetworkTrace(self.scenario).round(number)
         absent = absent or {}
         policy: RoundPolicy = self.policy
-        if self._schedules and self.adaptation is None:
-            policy = ScheduledPolicy(policy, self._schedules)
+        if self._choices.any and self.adaptation is None:
+            policy = ScheduledPolicy(policy, self._choices)
         window = self._window(policy, network, losses, absent)
         prices = self.queues if window is None else replace(self.queues, virtual=window.prices)
         declared = instance = round_instance(self.scenario, network, prices, drift=self.drift)
@@ -200,8 +207,8 @@ class RoundPlanner:
         return window_prices(self.scenario, networks, self.queues, plan)
 
     def _scheduled(self, instance: Instance, answer: Answer, plans: list[ClusterPlan]) -> list[ClusterPlan]:
-        """Decide the schedules of the selected clusters."""
-        if not self._schedules:
+        """Decide schedules and token slices of the selected clusters."""
+        if not self._choices.any:
             return plans
         seconds = simulated_seconds(instance)
         if (adaptation := self.adaptation) is not None:
@@ -210,7 +217,7 @@ class RoundPlanner:
             def seconds(n: int, plan: ClusterPlan) -> float:
                 return network.predict(instance, n, plan).pipeline_s
 
-        return scheduled_plans(instance, answer, plans, self._schedules, seconds)
+        return scheduled_plans(instance, answer, plans, self._choices, seconds)
 
     def settle(self, decision: Decision, trained: Collection[int] | None = None) -> Array:
         """Update the queues once, with what the round really had, Eq. (29).

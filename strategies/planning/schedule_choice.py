@@ -1,8 +1,9 @@
-"""The schedule of a cluster's pipeline as a decision: the event simulator's, over a finite list, after the plan.
+"""How a cluster's pipeline runs, as a decision: the event simulator's, over a finite list, after the plan.
 
-The certificate is for the closed expressions, which know no schedule. What is decided here comes after it: of the
-schedules that the devices' memory allows under the planned segments and micro-batches the one of least simulated time,
-and of equal ones the one that takes least memory. Nothing is searched beyond the list, so nothing can be missed in it.
+The certificate is for the closed expressions, which know neither schedules nor token slices. What is decided here comes
+after it: of the schedules, each with every number of slices, that the devices' memory allows under the planned segments
+and micro-batches the one of least simulated time, and of equal ones the one that takes least memory. Nothing is
+searched beyond the list, so nothing can be missed in it.
 
 Memory couples both. GPipe keeps the activations of a whole batch, as gamma_0 counts them; the others keep less. Where
 they may be chosen, the plan is first made as if a TEB kept one micro-batch alone. Where no schedule then fits a
@@ -12,18 +13,18 @@ schedule; and where none does, the round is planned again with a whole batch's a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.runtime.schedules import SCHEDULES
 from strategies.dssda.answer import Answer, SegmentChoice
 from strategies.dssda.evaluation import Match, score
 from strategies.dssda.instance import Instance
 from strategies.dssda.segments import segment_table
-from strategies.planning.plan_demands import device_memory, least_block_memory, memory_violations, plan_times
+from strategies.planning.pipeline_choices import AUTO_SLICES, PipelineChoices
+from strategies.planning.plan_demands import device_memory, least_block_memory, memory_violations, pipeline_of
 from strategies.planning.policy import Round, RoundPolicy
 from strategies.planning.segment_rules import choice_of
 
@@ -36,24 +37,23 @@ Seconds = Callable[[int, ClusterPlan], float]
 
 def simulated_seconds(instance: Instance) -> Seconds:
     """Return the event simulator's time of a step, by the costs of a round."""
-    return lambda n, plan: simulate_pipeline(plan.schedule, *plan_times(instance, n, plan)).makespan
+    return lambda n, plan: pipeline_of(instance, n, plan).makespan
 
 
 def best_schedule(
-    instance: Instance, cluster: int, plan: ClusterPlan, schedules: Sequence[str], seconds: Seconds
+    instance: Instance, cluster: int, plan: ClusterPlan, choices: PipelineChoices, seconds: Seconds
 ) -> ClusterPlan | None:
-    """Return a plan with the fastest of the schedules that fit its devices; None if none does (C7).
+    """Return a plan with the fastest of the ways to run it that fit its devices; None if none does (C7).
 
     Parameters
     ----------
     instance : of the round
     cluster : of it
     plan : its segments, order and micro-batches stay
-    schedules : to choose from
+    choices : to choose from
     seconds : of a step
     """
-    plans = [replace(plan, schedule=name) for name in schedules]
-    fitting = [p for p in plans if not memory_violations(instance, cluster, p)]
+    fitting = [p for p in choices.plans(plan) if not memory_violations(instance, cluster, p)]
     if len(fitting) <= 1:
         return fitting[0] if fitting else None
     times = [seconds(cluster, p) for p in fitting]
@@ -62,47 +62,61 @@ def best_schedule(
 
 
 def scheduled_plans(
-    instance: Instance, answer: Answer, plans: Sequence[ClusterPlan], schedules: Sequence[str], seconds: Seconds
+    instance: Instance, answer: Answer, plans: Sequence[ClusterPlan], choices: PipelineChoices, seconds: Seconds
 ) -> list[ClusterPlan]:
-    """Return the plans with the schedules decided, those of clusters that do not train as they are.
+    """Return the plans with schedules and token slices decided, those of clusters that do not train as they are.
 
-    Where a policy waives memory (C7) there may be no schedule that fits: then it is the first of the list.
+    Where a policy waives memory (C7) there may be none that fits: then it is the first schedule, without slices.
     """
     decided = []
     for n, (part, plan) in enumerate(zip(answer.clusters, plans, strict=True)):
-        best = best_schedule(instance, n, plan, schedules, seconds) if part.selected else None
-        decided.append(best or replace(plan, schedule=schedules[0] if part.selected else plan.schedule))
+        best = best_schedule(instance, n, plan, choices, seconds) if part.selected else plan
+        decided.append(best or replace(choices.plans(plan)[0], token_slices=1))
     return decided
 
 
-def schedule_rows(instance: Instance, answer: Answer, plans: Sequence[ClusterPlan]) -> list[dict[str, Any]]:
-    """What each schedule would take on the selected clusters, as JSON values: times of those whose memory fits."""
+def schedule_rows(
+    instance: Instance, answer: Answer, plans: Sequence[ClusterPlan], slices: bool
+) -> list[dict[str, Any]]:
+    """What each schedule would take on the selected clusters, as JSON values: times of those whose memory fits.
+
+    With ``slices`` each number of token slices, too, under the cluster's schedule.
+    """
     seconds, rows = simulated_seconds(instance), []
+
+    def times(n: int, others: Mapping[str, ClusterPlan]) -> dict[str, float]:
+        return {name: seconds(n, p) for name, p in others.items() if not memory_violations(instance, n, p)}
+
     for n, (part, plan) in enumerate(zip(answer.clusters, plans, strict=True)):
-        if part.selected:
-            others = [replace(plan, schedule=name) for name in SCHEDULES]
-            step_s = {p.schedule: seconds(n, p) for p in others if not memory_violations(instance, n, p)}
-            rows.append({"cluster": n, "schedule": plan.schedule, "step_s": step_s})
+        if not part.selected:
+            continue
+        row = {"cluster": n, "schedule": plan.schedule}
+        row["step_s"] = times(n, {name: replace(plan, schedule=name) for name in SCHEDULES})
+        if slices:
+            numbers = sorted({*AUTO_SLICES, plan.token_slices})
+            row["token_slices"] = plan.token_slices
+            row["slices_s"] = times(n, {str(number): replace(plan, token_slices=number) for number in numbers})
+        rows.append(row)
     return rows
 
 
 class ScheduledPolicy(RoundPolicy):
-    """A policy whose segments fit the devices under some schedule, not under GPipe alone.
+    """A policy whose segments fit the devices in some way to run them, not under GPipe alone.
 
     Parameters
     ----------
     policy : decides
-    schedules : to choose from
+    choices : to choose from
     """
 
-    def __init__(self, policy: RoundPolicy, schedules: Sequence[str]) -> None:
-        self.name, self._policy, self._schedules = policy.name, policy, tuple(schedules)
+    def __init__(self, policy: RoundPolicy, choices: PipelineChoices) -> None:
+        self.name, self._policy, self._choices = policy.name, policy, choices
 
     def plan(self, round_: Round) -> Answer:
         """Plan with the least memory of a TEB first."""
         instance = round_.instance
         makes_own_plans = type(self._policy).plans is not RoundPolicy.plans
-        if not instance.gamma_act or self._schedules == ("gpipe",) or makes_own_plans:
+        if not instance.gamma_act or self._choices.only_gpipe or makes_own_plans:
             return self._policy.plan(round_)
         lean = replace(instance, gamma0=least_block_memory(instance), gamma_act=0.0)
         answer = self._policy.plan(replace(round_, instance=lean))
@@ -130,7 +144,7 @@ class ScheduledPolicy(RoundPolicy):
 
         def scheduled(tried: SegmentChoice) -> ClusterPlan | None:
             plan = ClusterPlan(delta=tried.delta, order=tried.order(speed), m=tried.m)
-            return best_schedule(instance, n, plan, self._schedules, seconds)
+            return best_schedule(instance, n, plan, self._choices, seconds)
 
         if scheduled(choice) is not None:
             return choice

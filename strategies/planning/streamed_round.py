@@ -36,9 +36,11 @@ def streamed_step(instance: Instance, cluster: int, plan: ClusterPlan, uplink_ra
     plan : its own
     uplink_rate : of its control unit [bit/s]
     """
-    times = plan_times(instance, cluster, plan)
+    times, last_slice = plan_times(instance, cluster, plan), np.arange(plan.token_slices) == plan.token_slices - 1
     sizes = np.array(micro_batch_sizes(instance.b, plan.m), dtype=np.float64)
     units = (sizes if instance.act_scaling == "sample" else np.ones_like(sizes))[None, :]
+    # Token slices are joined before they go up: of a micro-batch the last one takes the time of all, there and back.
+    units = np.kron(units, last_slice)
     bits, nothing = units * instance.z_enc_bits, np.zeros_like(units)
     down_s = bits / instance.downlink_rate if instance.downlink_rate > 0 else nothing
     return simulate_pipeline(
@@ -50,6 +52,7 @@ def streamed_step(instance: Instance, cluster: int, plan: ClusterPlan, uplink_ra
         np.vstack([times.weight_s, nothing]),
         links=["blocking"] * (len(times.forward_s) - 1) + ["overlapping"],
         answers_at_once=True,
+        num_slices=plan.token_slices,
     )
 
 

@@ -70,6 +70,19 @@ def test_a_model_with_adapters_over_its_files_passes(local_ray, tmp_path, family
     assert len(factors) >= 2 * num_blocks
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("base_dtype", ["", "int8", "nf4"])
+def test_token_slices_pass_over_sharded_files_and_a_base_in_few_bits(local_ray, tmp_path, family, base_dtype):
+    """Its dropout is left out: GPT-2's configuration has some unless it says otherwise."""
+    build_parts(tiny_spec(family), seed=0).reference.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    num_blocks = read_library_config(str(tmp_path)).num_hidden_layers
+    options = dict(segments=(2, num_blocks - 2), micro_batches=3, batch_size=4, length=12, schedule="1f1b")
+    found = verify(model=str(tmp_path), base_dtype=base_dtype, token_slices=3, **options)
+    assert found.passed
+    assert any(".lora_" in name for name in found.gradients) == bool(base_dtype)
+
+
 @pytest.mark.parametrize("base_dtype", ["float32", "int8"])
 def test_a_folder_with_a_config_alone_gives_weights_that_each_part_draws(monkeypatch, tmp_path, base_dtype):
     run_in_threads(monkeypatch)
@@ -113,6 +126,17 @@ def test_nan_anywhere_does_not_pass(where):
         reference=nan if where == "reference" else 0.0,
     )
     assert not found.passed
+
+
+def test_token_slices_of_a_model_whose_tokens_see_later_ones_are_refused_before_anything_starts(tmp_path):
+    model = save_bert(tmp_path, weights=False)
+    with pytest.raises(ValueError, match="^--token-slices 2: expected a decoder-only model, .* model.family bert with"):
+        verify(model=model, segments=(6, 6), micro_batches=2, batch_size=4, length=6, token_slices=2)
+    write_plans(tmp_path / "plan.json", [ClusterPlan(delta=(6, 6), order=(0, 1), m=2, token_slices=4)])
+    with pytest.raises(ValueError, match="^--token-slices 4: expected a decoder-only model"):
+        verify(model=model, plan_file=tmp_path / "plan.json", batch_size=4, length=6)
+    with pytest.raises(ValueError, match="plan: token_slices = 0, expected 1, for whole micro-batches, to 64"):
+        verify(token_slices=0)
 
 
 def test_mistakes_say_what_to_do(tmp_path):

@@ -37,7 +37,7 @@ def test_segments_follow_the_order_and_pass_over_empty_devices():
 def test_a_plan_file_reads_back_as_it_was_written(tmp_path):
     plans = [
         PLAN,
-        ClusterPlan(delta=(0, 5), order=(1,), m=3, schedule="1f1b", channel=2, power_w=0.25),
+        ClusterPlan(delta=(0, 5), order=(1,), m=3, schedule="1f1b", token_slices=4, channel=2, power_w=0.25),
         ClusterPlan(delta=(5,), order=(0,), m=1, selected=False),
     ]
     path = tmp_path / "plan.json"
@@ -45,7 +45,7 @@ def test_a_plan_file_reads_back_as_it_was_written(tmp_path):
     assert read_plans(path) == plans
     document = json.loads(path.read_text())
     assert document["format"] == PLAN_FORMAT == "collapipe-plan/1"
-    keys = {"selected", "delta", "order", "m", "schedule", "channel", "power_w"}
+    keys = {"selected", "delta", "order", "m", "schedule", "token_slices", "channel", "power_w"}
     assert [set(cluster) for cluster in document["clusters"]] == [keys] * 3
 
 
@@ -66,6 +66,7 @@ def test_a_plan_needs_delta_and_m_only():
         ({"delta": [1]}, r"here: m: expected an integer, found None"),
         ({"delta": [1], "m": 2.0}, r"here: m: expected an integer, found 2\.0"),
         ({"delta": [1], "m": True}, r"here: m: expected an integer, found True"),
+        ({"delta": [1], "m": 1, "token_slices": "2"}, r"here: token_slices: expected an integer, found '2'"),
         ({"delta": [1], "m": 1, "selected": 1}, r"here: selected: expected true or false, found 1"),
         ({"delta": [1], "m": 1, "channel": "a"}, r"here: channel: expected an integer or null, found 'a'"),
         ({"delta": [1], "m": 1, "power_w": -0.5}, r"here: power_w: expected a number of watts of at least 0 .* -0\.5"),
@@ -128,6 +129,8 @@ def test_a_plan_that_fits_is_accepted():
         ({"m": 0}, {}, r"plan: m = 0 micro-batches, expected 1 <= m <= b = 8; change m or batch-size"),
         ({"m": 9}, {}, r"plan: m = 9 micro-batches, expected 1 <= m <= b = 8"),
         ({"schedule": "zigzag"}, {}, r"plan: schedule 'zigzag', expected one of gpipe, 1f1b"),
+        ({"token_slices": 0}, {}, r"plan: token_slices = 0, expected 1, for whole micro-batches, to 64"),
+        ({"token_slices": 65}, {}, r"plan: token_slices = 65, expected 1"),
         (
             {},
             {"memory": [2 * GB, GB, 2.5 * GB], "block_memory": GB},

@@ -12,11 +12,14 @@ from helpers.instances import random_instance
 from helpers.oracles import makespan
 from strategies.dssda.instance_file import parse_instance
 from strategies.planning.dry_run import plan_rounds
+from strategies.planning.pipeline_choices import PipelineChoices
 from strategies.planning.plan_demands import device_memory, least_block_memory, memory_violations, plan_times
 from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import DSSDA, make_policy
 from strategies.planning.policy import Round
 from strategies.planning.schedule_choice import ScheduledPolicy, best_schedule, simulated_seconds
+
+AUTO = PipelineChoices.of("auto")
 
 
 def drawn(generator):
@@ -58,7 +61,7 @@ def test_the_schedule_is_the_fastest_of_all_that_fit_the_devices():
             if all(n <= d.mem * (1 + 1e-9) for n, d in zip(memory, instance.clusters[0].devices, strict=True)):
                 times = (t.tolist() for t in plan_times(instance, 0, scheduled))
                 tried[name] = makespan(name, *times), sum(memory)
-        found = best_schedule(instance, 0, plan, SCHEDULES, simulated_seconds(instance))
+        found = best_schedule(instance, 0, plan, AUTO, simulated_seconds(instance))
         chosen.append(found and found.schedule)
         if not tried:
             assert found is None
@@ -114,13 +117,13 @@ def test_without_room_under_any_schedule_the_round_is_planned_with_a_whole_batch
         instance, _ = drawn(generator)
         instance = replace(instance, m_set=(1, 2), gamma_act=0.9 * instance.gamma0, energy="none", steps=1)
         round_ = Round(number=1, instance=instance, losses=[1.0])
-        answer = ScheduledPolicy(DSSDA(), SCHEDULES).plan(round_)
+        answer = ScheduledPolicy(DSSDA(), AUTO).plan(round_)
         outcomes.add(answer.status)
         if answer.status == "infeasible":
             assert DSSDA().plan(round_).status == "infeasible"
             continue
         [plan] = DSSDA().plans(round_, answer)
-        assert best_schedule(instance, 0, plan, SCHEDULES, simulated_seconds(instance)) is not None
+        assert best_schedule(instance, 0, plan, AUTO, simulated_seconds(instance)) is not None
     assert {"infeasible", "optimal"} <= outcomes
 
 

@@ -1,0 +1,163 @@
+"""Token slices as a decision: against all of them tried by hand, with memory counted slice by slice."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
+from client_pipeline.runtime.schedules import SCHEDULES, actions
+from client_pipeline.system.scenario import load_scenario
+from helpers.instances import random_instance
+from helpers.sliced_pipelines import sliced_makespan
+from strategies.dssda.instance_file import instance_to_dict, parse_instance
+from strategies.planning.costs import costs_record, pipeline_work, round_costs
+from strategies.planning.dry_run import plan_rounds
+from strategies.planning.pipeline_choices import AUTO_SLICES, PipelineChoices
+from strategies.planning.plan_demands import device_memory, memory_violations, plan_times
+from strategies.planning.planner import RoundPlanner
+from strategies.planning.policies import DSSDA
+from strategies.planning.schedule_choice import best_schedule, simulated_seconds
+from strategies.planning.streamed_round import streamed_step
+
+
+def drawn(generator):
+    """A cluster with all devices in use, overheads of any size, and activations of any size."""
+    devices = int(generator.integers(1, 5))
+    raw = random_instance(generator, num_clusters=1, num_channels=1, num_devices=devices)
+    raw["L"] = int(generator.integers(devices, 7))
+    raw["b"] = int(generator.integers(1, 5))
+    raw["m_set"] = [1]
+    raw["work"]["t0"] *= float(generator.choice([0.0, 0.1, 1.0]))
+    raw["act"]["lat"] *= float(generator.choice([0.0, 0.1, 1.0]))
+    raw["work"]["attention_share"] = float(generator.choice([0.0, 0.1, 1.0]))
+    raw["gamma_act"] = float(generator.choice([0.0, 0.9])) * raw["gamma0"]
+    raw["kept_keys_share"] = float(generator.uniform(0.0, 0.5))
+    instance = parse_instance(raw, "drawn")
+    delta = np.ones(devices, int) + generator.multinomial(instance.L - devices, np.full(devices, 1 / devices))
+    order = tuple(int(k) for k in generator.permutation(devices))
+    m = int(generator.integers(1, instance.b + 1))
+    return instance, ClusterPlan(delta=tuple(int(d) for d in delta), order=order, m=m)
+
+
+def memory_by_slices(instance, plan):
+    """Each device's memory, from what the micro-batches that it holds keep slice by slice."""
+    sizes, memory, slices = micro_batch_sizes(instance.b, plan.m), [0.0] * len(plan.delta), plan.token_slices
+    # Keys and values of the slices that each slice's attention sees; and of a slice for later ones, if there are any.
+    keys = sum((q + 1) / slices + (1 / slices if q < slices - 1 else 0) for q in range(slices))
+    of_sample = instance.gamma_act / instance.b * (1 + instance.kept_keys_share * (keys - 1))
+    for stage, device in enumerate(plan.order):
+        kept, most = 0.0, 0.0
+        for kind, i in actions(plan.schedule, stage, len(plan.order), plan.m):
+            kept += sizes[i] * ((kind == "F") - (kind == ("W" if plan.schedule == "zb-h1" else "B")))
+            most = max(most, kept)
+        memory[device] = plan.delta[device] * (instance.gamma0 - instance.gamma_act + most * of_sample)
+    return memory
+
+
+def test_slices_and_schedule_are_the_fastest_pair_that_fits_the_devices():
+    generator, chosen = np.random.default_rng(5), set()
+    for _ in range(150):
+        instance, plan = drawn(generator)
+        tried = {}
+        for schedule in SCHEDULES:
+            for number in AUTO_SLICES:
+                cut = replace(plan, schedule=schedule, token_slices=number)
+                memory = memory_by_slices(instance, cut)
+                assert device_memory(instance, cut) == pytest.approx(memory)
+                if all(n <= d.mem * (1 + 1e-9) for n, d in zip(memory, instance.clusters[0].devices, strict=True)):
+                    seconds = sliced_makespan(schedule, plan_times(instance, 0, cut), number)
+                    tried[schedule, number] = seconds, sum(memory)
+        choices = PipelineChoices.of("auto", 0)
+        found = best_schedule(instance, 0, plan, choices, simulated_seconds(instance))
+        if not tried:
+            assert found is None
+            continue
+        chosen.add(found.token_slices)
+        seconds, memory = tried[found.schedule, found.token_slices]
+        assert seconds <= min(s for s, _ in tried.values()) * (1 + 2e-9)
+        assert memory <= min(n for s, n in tried.values() if s <= seconds * (1 - 2e-9) or s == seconds) * (1 + 1e-9)
+        assert (found.delta, found.order, found.m) == (plan.delta, plan.order, plan.m)
+    assert chosen == set(AUTO_SLICES)
+
+
+def bound_by_batch(seed=0, **costs):
+    """``table2`` with a batch of four, which bounds m."""
+    scenario = load_scenario("table2", seed)
+    settings = replace(scenario.planner, batch_size=4, max_micro_batches=4)
+    return replace(scenario, planner=settings, costs=replace(scenario.costs, **costs))
+
+
+def test_automatic_slices_shorten_rounds_whose_m_is_bound_by_the_batch_and_nothing_else_of_the_plan_moves():
+    whole, cut = (next(plan_rounds(bound_by_batch(), DSSDA(), 1, token_slices=number)) for number in (1, 0))
+    assert cut.answer.to_dict() == whole.answer.to_dict() and cut.violations == []
+    seconds = simulated_seconds(cut.instance)
+    for n, (before, after) in enumerate(zip(whole.decision.plans, cut.decision.plans, strict=True)):
+        times = {number: seconds(n, replace(before, token_slices=number)) for number in AUTO_SLICES}
+        assert after == replace(before, token_slices=min(times, key=times.get))
+    assert cut.costs.latency_s < whole.costs.latency_s
+    # The closed expressions know no slices.
+    assert cut.costs.latency_eq15_s == whole.costs.latency_eq15_s
+
+
+def test_where_overheads_are_most_of_the_time_there_are_no_slices():
+    [round_] = plan_rounds(bound_by_batch(t0=50.0), DSSDA(), 1, token_slices=0)
+    assert {plan.token_slices for plan in round_.decision.plans} == {1}
+
+
+def test_slices_that_do_not_fit_the_memory_are_not_taken():
+    """Devices with room for a batch's activations, and for nothing beside."""
+    scenario = bound_by_batch(activation_memory=0.36e9, kept_keys_share=1.0)
+    tight = tuple(tuple(replace(d, memory=1.01 * 0.375e9 * 3) for d in devices) for devices in scenario.clusters)
+    [round_] = plan_rounds(replace(scenario, clusters=tight), DSSDA(), 1, token_slices=0)
+    assert round_.violations == []
+    plans = [plan for plan in round_.decision.plans if plan.selected]
+    full = [n for n, plan in enumerate(plans) if max(plan.delta) == 3]
+    assert full and all(plans[n].token_slices == 1 for n in full)
+    # A number that is asked for and fits nowhere is not taken, either.
+    [asked] = plan_rounds(replace(scenario, clusters=tight), DSSDA(), 1, token_slices=8)
+    for n, plan in enumerate(asked.decision.plans):
+        assert not plan.selected or memory_violations(asked.instance, n, plan) == []
+
+
+def test_a_number_that_is_asked_for_is_taken_and_the_rounds_line_says_it():
+    scenario = bound_by_batch()
+    planner = RoundPlanner(scenario, DSSDA(), token_slices=4)
+    decision = planner.plan(1, [1.0] * 3)
+    assert {plan.token_slices for plan in decision.plans} == {4}
+    gamma = planner.settle(decision)
+    record = costs_record(decision, round_costs(decision, pipeline_work), gamma, scenario)
+    assert [cluster["token_slices"] for cluster in record["clusters"]] == [4, 4, 4]
+
+
+def test_streamed_slices_are_joined_before_they_go_up_and_cut_when_they_have_come_down():
+    scenario = bound_by_batch(upload_activation_bits=2e6, downlink_rate=1e6, decoder_s=0.5)
+    decision = RoundPlanner(scenario, DSSDA(), token_slices=2).plan(1, [1.0] * 3)
+    plan, rate = decision.plans[0], 1e6
+    events = streamed_step(decision.instance, 0, plan, rate).events
+    last = len(plan.devices) - 1
+    up, down = (
+        [(e.micro_batch, round(e.end - e.start, 9)) for e in events if e.kind == kind and e.place == last]
+        for kind in "zg"
+    )
+    assert up == [(i, 2.0 * (i % 2)) for i in range(2 * plan.m)]
+    assert sorted(down) == [(i, 2.0 * (i % 2)) for i in range(2 * plan.m)]
+
+
+def test_instances_keep_the_shares_and_refuse_more_than_all():
+    raw = random_instance(np.random.default_rng(1), num_clusters=1)
+    assert parse_instance(raw, "f").attention_share == 0.1 and parse_instance(raw, "f").kept_keys_share == 0.12
+    raw["work"]["attention_share"], raw["kept_keys_share"] = 0.3, 0.2
+    again = instance_to_dict(parse_instance(raw, "f"))
+    assert (again["work"]["attention_share"], again["kept_keys_share"]) == (0.3, 0.2)
+    with pytest.raises(ValueError, match="f: work: attention_share: expected a share from 0 to 1, found 1.5"):
+        parse_instance(raw | {"work": raw["work"] | {"attention_share": 1.5}}, "f")
+    with pytest.raises(ValueError, match="f: kept_keys_share: expected a share from 0 to 1, found 2"):
+        parse_instance(raw | {"kept_keys_share": 2}, "f")
+
+
+def test_numbers_out_of_range_and_measured_costs_are_refused():
+    with pytest.raises(ValueError, match="planner.token-slices: expected 0, .* to 64, found -1"):
+        RoundPlanner(load_scenario("table2"), DSSDA(), token_slices=-1)
+    with pytest.raises(ValueError, match="--token-slices: expected 0, .* to 64, found 65"):
+        PipelineChoices.of("", 65, "--")

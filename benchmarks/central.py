@@ -26,13 +26,15 @@ import torch
 
 from client_pipeline.partition.parts import Batch, ModelParts, target_weight, targets
 from client_pipeline.runtime.data_order import DataOrder
+from client_pipeline.runtime.memory import is_out_of_memory, limit_private_memory
 from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.precision import autocast
 from client_pipeline.system.scenario import load_scenario
+from flower_app.config.run_config import RunConfig
 from flower_app.config.sources import load_config
 from flower_app.saved_model import save_model
-from flower_app.tasks.base import ClusterData, task
+from flower_app.tasks.base import ClusterData, Prepared, Task, task
 
 
 class CentralTraining:
@@ -99,6 +101,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--split", choices=("validation", "test"), default="test")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--memory-gb", type=float, default=0.0, help="private memory beside the imports, as of a device; 0: any"
+    )
     parser.add_argument("--json", action="store_true", help="print one list to standard output and nothing else")
     return parser.parse_args()
 
@@ -121,6 +126,33 @@ def main() -> int:
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if args.memory_gb and not limit_private_memory(args.memory_gb * 1e9):
+        print("error: --memory-gb: this system keeps no such limit", file=sys.stderr)
+        return 2
+    try:
+        return train(args, config, prepared, chosen, data, optimizer, batch_size)
+    except (RuntimeError, MemoryError) as error:
+        if not args.memory_gb or not is_out_of_memory(error):
+            raise
+        print(
+            f"error: the whole model in one process needs more than {args.memory_gb:g} GB: {str(error)[:200]}",
+            file=sys.stderr,
+        )
+        return 3
+
+
+def train(
+    args: argparse.Namespace,
+    config: RunConfig,
+    prepared: Prepared,
+    chosen: Task,
+    data: ClusterData,
+    optimizer: OptimizerConfig,
+    batch_size: int,
+) -> int:
+    """Build the model, train it, and print and keep what is asked for."""
+    samples = batch_size * config.gradient_accumulation
+    steps = optimizer.total_steps
     marks = {-(-int(mark) // samples) for mark in args.evaluate_at.split(",") if mark} | {steps}
     parts = prepared.build(config.seed)
     if args.device != "cpu":

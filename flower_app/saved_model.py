@@ -137,6 +137,13 @@ def _name(version: tuple[int, int]) -> str:
     return f"round-{round_:06d}" + (f"-{number}" if number else "")
 
 
+def saved_weights(run_dir: Path) -> dict[str, Tensor]:
+    """Read the weights alone of the model that this run has saved, by global name."""
+    from safetensors.torch import load_file
+
+    return load_file(run_dir / MODEL_FOLDER / WEIGHTS)
+
+
 def load_model(run_dir: Path, family: str = "") -> SavedModel:
     """Read the model of a run.
 

@@ -31,7 +31,8 @@ HEAD = "head."
 class CollaPipe(PlannedStrategy):
     """Segment-wise pipelines in the clusters, the decoder here, encoders averaged (arXiv:2509.19855, Algorithm 1).
 
-    ``start`` takes and returns the whole model; messages leave the decoder out.
+    ``start`` takes and returns the whole model, or all of it but the decoder, which is the service's then and nobody
+    copies; messages leave the decoder out.
 
     Parameters
     ----------
@@ -66,7 +67,8 @@ class CollaPipe(PlannedStrategy):
             planner=planner, clusters=clusters, aggregator=aggregator, on_plan=on_plan, time_scale=time_scale
         )
         self.decoder = decoder
-        self._head_loaded = False
+        self._returns_head: bool | None = None
+        """Whether the arrays have the decoder; None before the first round's."""
         self._addresses: dict[int, DecoderAddress] = {}
         self._start = ArrayRecord()
         self._refused_updates: list[dict[str, Any]] = []
@@ -95,11 +97,13 @@ class CollaPipe(PlannedStrategy):
 
     def prepare(self, server_round: int, arrays: ArrayRecord, selected: Sequence[ClusterState]) -> None:
         """Open the decoder's round."""
-        if not self._head_loaded:
-            # The first round's arrays bring the initial (or restored) decoder; later ones only repeat it.
-            parameters = own_parameters(self.decoder.trainer.head)
-            load_parameters(parameters, part_weights(to_tensors(arrays), "head"), "decoder")
-            self._head_loaded = True
+        if self._returns_head is None:
+            # The first round's arrays may bring the initial (or restored) decoder; later ones only repeat it.
+            head = ArrayRecord({name: array for name, array in arrays.items() if name.startswith(HEAD)})
+            self._returns_head = bool(head)
+            if head:
+                parameters = own_parameters(self.decoder.trainer.head)
+                load_parameters(parameters, part_weights(to_tensors(head), "head"), "decoder")
         clusters = [state.cluster for state in selected]
         tied = {
             name: arrays[f"embedding.{embedding_name}"] for name, embedding_name in self.decoder.trainer.tied.items()
@@ -159,8 +163,8 @@ class CollaPipe(PlannedStrategy):
             encoder = self._start
         # The scalars of Flower's adaptive strategies make float64 of it.
         trained = {name: value.to(torch.float32) for name, value in to_tensors(encoder).items()}
-        model = {**trained, **{HEAD + name: value for name, value in round_.head.items()}}
-        return to_arrays(model), metrics_record, counted
+        head = {HEAD + name: value for name, value in round_.head.items()} if self._returns_head else {}
+        return to_arrays({**trained, **head}), metrics_record, counted
 
 
 def unearned(reply: Message, summary: ClusterSummary) -> str | None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client_pipeline.partition.hugging_face import SERVER_LAYERS, config_from_spec
 from client_pipeline.partition.parts import IGNORED_LABEL, MaskForm
 from client_pipeline.partition.spec import CAUSAL_LM, ModelSpec
 from client_pipeline.partition.token_slices import TokenSlice
+from client_pipeline.partition.vocabulary_loss import vocabulary_loss
 
 HEADS = (CAUSAL_LM,)
 
@@ -110,4 +110,4 @@ class CausalHead(nn.Module):
         labels = labels_BT[:, 1:]
         # Only positions with a loss reach the output layer.
         real = labels != IGNORED_LABEL
-        return F.cross_entropy(self.lm_head(states_BTD[real]), labels[real], reduction="sum")
+        return vocabulary_loss(states_BTD[real], self.lm_head, labels[real])

@@ -206,7 +206,7 @@ def build_head(spec: ModelSpec) -> nn.Module:
     """Build the decoder or head alone; what it reads from a frozen embedding is a frozen parameter of its own."""
     with undisturbed():
         head = adapter(spec.family).build_head(spec)
-    return head if spec.lora is None else lora.untie(head)
+    return head if spec.lora is None else lora.adapt_head(head, spec.lora)
 
 
 def build_over(spec: ModelSpec, base: FrozenBase, head: Mapping[str, Tensor], seed: int) -> ModelParts:
@@ -218,7 +218,8 @@ def build_over(spec: ModelSpec, base: FrozenBase, head: Mapping[str, Tensor], se
     ----------
     spec : with adapters
     base : by global name
-    head : weights of the head under its own names, without what it reads of the embedding; they are copied
+    head : weights of the head under its own names, without what it reads of the embedding; they are copied, and those
+        of ``base`` are used where the head is frozen beside adapters
     seed : draws the adapters, as :func:`build_parts` does
 
     Raises
@@ -234,7 +235,10 @@ def build_over(spec: ModelSpec, base: FrozenBase, head: Mapping[str, Tensor], se
     with undisturbed(), no_storage():
         own_head = family.build_head(plain)
     shared = {name: embedding.get_parameter(of).detach() for name, of in family.tied(plain).items()}
-    adopt(own_head, {name: value.detach().clone() for name, value in head.items()} | shared, "head", trained=True)
+    if spec.lora.freezes_head:
+        adopt(own_head, {**base.part("head."), **shared}, "head (frozen)")
+    else:
+        adopt(own_head, {name: value.detach().clone() for name, value in head.items()} | shared, "head", trained=True)
     blocks = nn.ModuleList(_emptied_block(plain, index, part) for index, part in enumerate(blocks_base))
     parts = ModelParts(plain, embedding, blocks, own_head, family.mask_form, base=base)
     adapted = lora.adapt(parts, spec.lora, seed)

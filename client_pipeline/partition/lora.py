@@ -7,8 +7,9 @@ In a model with adapters
   product of the averages is not the average of the products; they are close as long as the clusters' factors have not
   drifted apart, and one local step of SGD equals the central one. ``lora.average = "products"`` averages the products
   (:mod:`strategies.aggregation.adapter_products`);
-* the **head** is trained whole, on the server, where it costs no upload. A matrix that it would share with the
-  embedding is frozen with the embedding.
+* the **head** is trained whole, on the server, where it costs no upload; or, with ``lora.head = "adapters"``, has
+  adapters in its blocks and is frozen beside them. A matrix that it would share with the embedding is frozen with the
+  embedding.
 
 peft keeps the frozen matrix of a layer ``query`` as ``query.base_layer.weight`` and the factors as
 ``query.lora_A.default.weight`` and ``query.lora_B.default.weight``. B begins as zeros: the model begins as its base.
@@ -22,9 +23,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from client_pipeline.partition.causal import CausalHead
 from client_pipeline.partition.default_generator import drawn_aside
 from client_pipeline.partition.low_bits import low_bit_layers
-from client_pipeline.partition.parts import ModelParts, tied_names
+from client_pipeline.partition.parts import ModelParts, frozen_parameters, tied_names
 from client_pipeline.partition.spec import ALL_LINEAR, LoraConfig
 
 _QUERY_AND_VALUE = (
@@ -46,13 +48,13 @@ def adapt(parts: ModelParts, config: LoraConfig, seed: int) -> ModelParts:
     Raises
     ------
     ValueError
-        If a TEB has no layer of a name in ``lora.targets``.
+        If a TEB has no layer of a name in ``lora.targets``, or the head no blocks for adapters.
     """
     parts.embedding.requires_grad_(False)
     with drawn_aside(seed):
         for block in parts.blocks:
             adapt_block(block, config)
-    untie(parts.head)
+        adapt_head(parts.head, config)
     return replace(parts, spec=replace(parts.spec, lora=config))
 
 
@@ -101,6 +103,32 @@ def _targets(config: LoraConfig, linear: Sequence[str]) -> list[str]:
     return [path for name in names for path in layers_of(name)]
 
 
+def adapt_head(head: nn.Module, config: LoraConfig) -> nn.Module:
+    """Freeze what a head reads from a frozen embedding; put fresh adapters into its blocks, if it is to have some.
+
+    Raises
+    ------
+    ValueError
+        If it has no blocks.
+    """
+    if config.freezes_head:
+        blocks = head_blocks(head)
+        if not blocks:
+            raise ValueError(
+                'lora.head: "adapters" go into the blocks that the server keeps of a decoder-only model, found none; '
+                'set model.decoder-layers to 1 or more, or lora.head = "whole"'
+            )
+        head.requires_grad_(False)
+        for block in blocks:
+            adapt_block(block, config)
+    return untie(head)
+
+
+def head_blocks(head: nn.Module) -> list[nn.Module]:
+    """Return the blocks that the server keeps of a decoder-only model; none of others."""
+    return list(head.blocks) if isinstance(head, CausalHead) else []
+
+
 def untie(head: nn.Module) -> nn.Module:
     """Freeze what a head reads from a frozen embedding: nobody has to send it, or its gradient, any more."""
     names = tied_names(head)
@@ -124,17 +152,20 @@ def merged_weights(parts: ModelParts) -> dict[str, Tensor]:
     """
     from peft.tuners.lora import LoraLayer
 
-    base = parts.frozen_weights() if parts.base is None else parts.base
+    head = {f"head.{name}": parameter for name, parameter in frozen_parameters(parts.head).items()}
+    base = parts.frozen_weights() if parts.base is None else {**head, **parts.base}
     weights = {**dict(parts.named_parameters()), **base}
     merged = {n.replace(".base_layer.", "."): p.detach() for n, p in weights.items() if not _is_factor(n)}
-    for index, block in enumerate(parts.blocks):
+    blocks = {f"blocks.{index}": block for index, block in enumerate(parts.blocks)}
+    blocks |= {f"head.blocks.{index}": block for index, block in enumerate(head_blocks(parts.head))}
+    for place, block in blocks.items():
         for name, low_bit_layer in low_bit_layers(block):
-            matrix = f"blocks.{index}.{name}.weight"
+            matrix = f"{place}.{name}.weight"
             merged[matrix] = low_bit_layer.rounded(merged[matrix])
         layers: list[tuple[str, Any]] = [(n, m) for n, m in block.named_modules() if isinstance(m, LoraLayer)]
         for name, layer in layers:
             for adapter in layer.active_adapters:
-                matrix = f"blocks.{index}.{name}.weight"
+                matrix = f"{place}.{name}.weight"
                 merged[matrix] = (merged[matrix] + layer.get_delta_weight(adapter)).detach()
     return merged
 

@@ -57,7 +57,10 @@ class OnDemand:
     def _fill(self) -> None:
         for module, leaf, name, _ in self._slots:
             setattr(module, leaf, nn.Parameter(self._weights[name], requires_grad=False))
-        fill_low_bits(self._block, self._weights)
+        if any(low_bit_layers(self._block)):
+            fill_low_bits(self._block, self._weights)
+            # What is in few bits now is not needed as it was.
+            self._weights.release()
 
     def _release(self) -> None:
         for module, leaf, _, empty in self._slots:

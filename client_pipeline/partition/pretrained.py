@@ -25,11 +25,15 @@ class PretrainedWeights(Mapping[str, Tensor]):
     ----------
     parts : the model, with the numbers as its files have them
     base : where embedding and TEBs are in the files; None: not all of them are there as they are used
+    whole_base : the same, with the head
     """
 
-    def __init__(self, parts: ModelParts, base: BaseWeights | None) -> None:
+    def __init__(
+        self, parts: ModelParts, base: BaseWeights | None = None, whole_base: BaseWeights | None = None
+    ) -> None:
         self._parameters = dict(parts.named_parameters())
         self.base = base
+        self.whole_base = whole_base
 
     def __getitem__(self, name: str) -> Tensor:
         return self._parameters[name].detach().float()
@@ -94,7 +98,7 @@ def load_pretrained_weights(
     tensors = None if folder is None else FolderTensors(folder)
     if tensors is None:
         parts = load_pretrained(source, head, num_labels, seed, server_layers)
-        return parts.spec, PretrainedWeights(parts, None)
+        return parts.spec, PretrainedWeights(parts)
     spec, family = _specification(source, head, num_labels, server_layers)
     library_config = family.library_config(spec)
     views = dict(tensors)
@@ -116,15 +120,16 @@ def load_pretrained_weights(
     if dtype != torch.float32 and loading["missing_keys"]:
         # A new head is drawn in float32.
         parts = load_pretrained(source, head, num_labels, seed, server_layers)
-        return parts.spec, PretrainedWeights(parts, None)
+        return parts.spec, PretrainedWeights(parts)
     parts = _parts(model, family, head, spec)
     trained = dict(parts.named_parameters())
     frozen = {name: parameter for name, parameter in trained.items() if not name.startswith("head.")}
-    base = None
+    base = whole_base = None
     # What nobody trains and no file has is computed by whoever builds a part.
     if len(trained) == sum(1 for _ in parts.all_parameters()):
         base = BaseWeights.of_parameters(source, tensors, views, frozen.items())
-    return parts.spec, PretrainedWeights(parts, base)
+        whole_base = BaseWeights.of_parameters(source, tensors, views, trained.items())
+    return parts.spec, PretrainedWeights(parts, base, whole_base)
 
 
 def _specification(source: str, head: str, num_labels: int, server_layers: int) -> tuple[ModelSpec, LibraryAdapter]:

@@ -20,6 +20,7 @@ ALL_LINEAR = "all-linear"
 BASE_DTYPES = ("float32", "bfloat16", "int8", "nf4")
 """How frozen matrices can be held; see :mod:`client_pipeline.partition.low_bits`."""
 LORA_AVERAGES = ("factors", "products")
+LORA_HEADS = ("whole", "adapters")
 
 
 GROUPED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -62,6 +63,9 @@ class LoraConfig:
     cluster_ranks: str = ""
     """Rank of each cluster, at most ``rank``, separated by commas, for ``average`` = ``products``; B A counts times
     alpha / r with the r of ``rank`` everywhere. Empty: all have that."""
+    head: str = "whole"
+    """What the server trains of a decoder-only model: ``whole``, its blocks, norm and output layer; or ``adapters`` in
+    its blocks, the rest frozen: gradient and optimizer state of an output layer are many times its TEBs'."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
@@ -75,6 +79,8 @@ class LoraConfig:
             raise ValueError(f"lora.targets: expected names separated by commas, found {self.targets!r}")
         if self.average not in LORA_AVERAGES:
             raise ValueError(f"lora.average: expected one of {', '.join(LORA_AVERAGES)}, found {self.average!r}")
+        if self.head not in LORA_HEADS:
+            raise ValueError(f"lora.head: expected one of {', '.join(LORA_HEADS)}, found {self.head!r}")
         if self.cluster_ranks:
             self._check_cluster_ranks()
 
@@ -95,6 +101,11 @@ class LoraConfig:
     def ranks(self) -> list[int]:
         """``cluster_ranks``, one by one; empty where all clusters have ``rank``."""
         return [int(text) for text in self.cluster_ranks.split(",")] if self.cluster_ranks else []
+
+    @property
+    def freezes_head(self) -> bool:
+        """Whether the server's part has adapters, too, and is frozen beside them."""
+        return self.head == "adapters"
 
     def of_cluster(self, cluster: int) -> LoraConfig:
         """Return the adapters of one cluster: B A counts as much as everywhere."""
@@ -154,6 +165,8 @@ class ModelSpec:
             del values["base_dtype"]
         if self.lora is not None and self.lora.average == "factors":
             del values["lora"]["average"], values["lora"]["cluster_ranks"]
+        if self.lora is not None and not self.lora.freezes_head:
+            del values["lora"]["head"]
         return json.dumps(values, sort_keys=True)
 
     @classmethod

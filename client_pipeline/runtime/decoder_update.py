@@ -82,15 +82,17 @@ class HeadTrainer:
                 loss_sum = torch.func.functional_call(self.head, leaves, (hidden, mask_BT, dict(targets)))
             else:
                 loss_sum = self.head(hidden, mask_BT, dict(targets))
-        parameters = [*self.parameters.values(), *leaves.values()]
-        grads = torch.autograd.grad(loss_sum / total_weight, [hidden, *parameters], allow_unused=True)
-        contribution = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads[1:], strict=True)]
-        if step.cluster in self._collected:
-            torch._foreach_add_(self._collected[step.cluster], contribution)
-        else:
-            self._collected[step.cluster] = contribution
-        activation_gradient = torch.zeros_like(hidden) if grads[0] is None else grads[0]
-        return activation_gradient, float(loss_sum.detach())
+        parameters: list[Tensor] = [*self.parameters.values(), *leaves.values()]
+        # The backward pass adds to what was collected, matrix by matrix: it makes no second gradient of the whole head.
+        for parameter, collected in zip(parameters, self._collected.pop(step.cluster, ()), strict=False):
+            parameter.grad = collected
+        try:
+            (loss_sum / total_weight).backward(inputs=[hidden, *parameters])
+            self._collected[step.cluster] = [_gradient_of(parameter) for parameter in parameters]
+        finally:
+            for parameter in parameters:
+                parameter.grad = None
+        return _gradient_of(hidden), float(loss_sum.detach())
 
     def _leaves(self, tied: Mapping[str, Tensor]) -> dict[str, Tensor]:
         check_tied(self.tied, tied)
@@ -123,14 +125,25 @@ class HeadTrainer:
         total = sum(c.weight for c in ordered)
         if total <= 0:
             raise ValueError("a decoder step needs at least one contribution with a positive weight")
-        grads = [torch.zeros_like(parameter) for parameter in self.parameters.values()]
-        for parameter, grad in zip(self.parameters.values(), grads, strict=True):
-            parameter.grad = grad
+        grads: list[Tensor] = []
         for c in ordered:
             if c.cluster in self._collected:
-                collected = self._collected.pop(c.cluster)[: len(grads)]
-                torch._foreach_add_(grads, collected, alpha=c.weight * c.scale / total)
+                collected = self._collected.pop(c.cluster)[: len(self.parameters)]
+                share = c.weight * c.scale / total
+                if grads:
+                    torch._foreach_add_(grads, collected, alpha=share)
+                else:
+                    # The sum is made in the first one's own tensors.
+                    grads = collected
+                    torch._foreach_mul_(grads, share)
+        for index, parameter in enumerate(self.parameters.values()):
+            parameter.grad = grads[index] if grads else torch.zeros_like(parameter)
+        del grads
         self.optimizer.apply(step)
+
+
+def _gradient_of(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
 def check_tied(expected: Mapping[str, torch.Size], received: Mapping[str, Tensor]) -> None:

@@ -52,6 +52,7 @@ def make_planner(config: RunConfig, scenario: Scenario) -> RoundPlanner | None:
         For a name that is unknown, or a setting that the strategy does not take.
     """
     cls = strategy_class(config.strategy)
+    _check_frozen_head(config)
     _check_joining(config, scenario, takes_aggregator=traits_of(cls).takes_aggregator)
     own_policy = cls.own_policy(config.seed) if issubclass(cls, PlannedStrategy) else None
     chooses_policy = issubclass(cls, PlannedStrategy) and own_policy is None
@@ -116,6 +117,22 @@ def _adaptation(config: RunConfig, scenario: Scenario, cls: type[PlannedStrategy
         )
     paced = config.device_emulation == "paced"
     return Adaptation(MeasuredNetwork(scenario.num_clusters, config.time_scale if paced else None))
+
+
+def _check_frozen_head(config: RunConfig) -> None:
+    """Refuse adapters in a head where nobody adapts, or that clusters train and average whole."""
+    if not config.lora.freezes_head:
+        return
+    if config.model.trainable != "lora":
+        raise ValueError(
+            f"lora.head: {config.lora.head} is of adapters, found model.trainable = {config.model.trainable}; set "
+            'model.trainable = "lora", or leave lora.head out'
+        )
+    if not config.traits.decoder_on_server:
+        raise ValueError(
+            f"lora.head: {config.lora.head} needs a strategy whose head the server trains, found strategy = "
+            f'{config.strategy!r}; set strategy = "collapipe", or leave lora.head out'
+        )
 
 
 def _check_joining(config: RunConfig, scenario: Scenario, *, takes_aggregator: bool) -> None:

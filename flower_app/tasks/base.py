@@ -171,12 +171,12 @@ class Prepared:
 
     @property
     def base(self) -> BaseWeights | None:
-        """Embedding and TEBs where adapters are added to weights in files; None: they are in memory, or trained."""
+        """What is frozen where adapters are added to weights in files; None: it is in memory, or trained."""
         from client_pipeline.partition.pretrained import PretrainedWeights
 
         if self.spec.lora is None or not isinstance(self.weights, PretrainedWeights):
             return None
-        return self.weights.base
+        return self.weights.whole_base if self.spec.lora.freezes_head else self.weights.base
 
     def build(self, seed: int) -> ModelParts:
         """Build the model that training begins with; ``seed`` draws fresh weights."""

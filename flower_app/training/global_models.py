@@ -10,30 +10,31 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from client_pipeline.partition.base_weights import FrozenBase
-from flower_app.saved_model import load_model, save_model
+from client_pipeline.partition.parts import ModelParts, own_parameters
+from flower_app.saved_model import save_model, saved_weights
 from flower_app.tasks.base import Prepared
 from strategies.records import to_tensors
 from strategies.separate_models import cluster_arrays
 
 
 class GlobalModels:
-    """The newest weights of the run, and the one model that they are scored with.
+    """The newest weights of the run, and the one model that they are scored with: the run's.
 
-    Scoring has a model of its own, because the decoder's service trains the run's.
+    Its head is the one that the decoder's service trains, where that does; nobody trains while a model is scored.
 
     Parameters
     ----------
     prepared : the run's task, prepared
-    seed : the run's; decides what no weights are given for
+    parts : the run's model
     frozen : weights that are never trained, by global name
     num_own : clusters with a model each; 0: one model for all
     """
 
-    def __init__(self, prepared: Prepared, seed: int, frozen: Mapping[str, Tensor], num_own: int) -> None:
+    def __init__(self, prepared: Prepared, parts: ModelParts, frozen: Mapping[str, Tensor], num_own: int) -> None:
         self._prepared = prepared
         self._frozen = frozen
         self._num_own = num_own
-        self._scored = prepared.build(seed)
+        self._parts = parts
         self._models: list[Mapping[str, Tensor]] = []
 
     def take(self, arrays: ArrayRecord) -> None:
@@ -41,18 +42,27 @@ class GlobalModels:
         if self._num_own:
             self._models = [to_tensors(cluster_arrays(arrays, n)) for n in range(self._num_own)]
         else:
-            self._models = [to_tensors(arrays)]
+            self._models = [self.whole(arrays)]
+
+    def whole(self, arrays: ArrayRecord) -> dict[str, Tensor]:
+        """Return a round's weights by global name; a head that they lack is the trained one's own tensors."""
+        weights = to_tensors(arrays)
+        if any(name.startswith("head.") for name in weights):
+            return weights
+        return weights | {f"head.{name}": p.detach() for name, p in own_parameters(self._parts.head).items()}
 
     def take_saved(self, run_dir: Path) -> None:
         """Let the weights of the run's model folder be the newest."""
-        self._models = [load_model(run_dir, self._prepared.spec.family).parts.weights()]
+        self._models = []
+        weights = saved_weights(run_dir)
+        self._models = [{name: weights[name] for name, _ in self._parts.named_parameters()}]
 
     def score(self, split: str) -> tuple[dict[str, float], str]:
         """Metrics on a split, the mean over the models; and the metric's signature."""
         scores = []
         for weights in self._models:
-            self._scored.load(dict(weights))
-            scores.append(self._prepared.evaluator.evaluate(self._scored, split))
+            self._parts.load(dict(weights))
+            scores.append(self._prepared.evaluator.evaluate(self._parts, split))
         names = scores[0].metrics
         return {name: sum(s.metrics[name] for s in scores) / len(scores) for name in names}, scores[0].signature
 

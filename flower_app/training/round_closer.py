@@ -22,7 +22,6 @@ from strategies.checkpoint import Checkpoint
 from strategies.decoder.service import DecoderService
 from strategies.grid.update_receipts import UpdateReceipts
 from strategies.planned_strategy import PlannedStrategy
-from strategies.records import to_tensors
 from strategies.resumed import kept_memory, kept_state
 
 _BULK = ("timeline", "state", "faults")
@@ -263,5 +262,6 @@ class RoundCloser:
             state["decoder-sync"] = self._service.trainer.decoder_sync
             decoder = self._service.trainer.state()
         memory = kept_memory(self._strategy)
-        after = Checkpoint(server_round, to_tensors(arrays), decoder, memory, state, self._run.identity)
+        weights = self._models.whole(arrays)
+        after = Checkpoint(server_round, weights, decoder, memory, state, self._run.identity)
         run_checkpoints.commit_round(self._run.run_dir, after, self._run.config, self._run.inputs)

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from client_pipeline.link.activation_codec import ActivationCodec
 from client_pipeline.link.address import DecoderAddress
 from client_pipeline.partition.base_weights import BaseWeights, FrozenBase
+from client_pipeline.partition.parts import load_parameters, own_parameters, part_weights
 from client_pipeline.partition.plan import read_plans
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from flower_app.config.strategy_choice import make_strategy
@@ -39,6 +40,7 @@ from flower_app.training.run_grid import NODES_TIMEOUT_S, run_grid
 from flower_app.training.server_faults import ServerFaults
 from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.clusters import ClusterState
+from strategies.collapipe import CollaPipe
 from strategies.decoder.service import DecoderService
 from strategies.decoder.step_limits import StepLimits
 from strategies.decoder.trainer import DecoderTrainer
@@ -70,11 +72,8 @@ def train_prepared(run: PreparedRun, grid: Grid) -> None:
     begin_phase(run.run_dir, NODES)
     nodes = wait_for_nodes(flower_grid, run.num_clusters, NODES_TIMEOUT_S)
     with nodes_held(nodes, run.run_dir):
-        models = GlobalModels(
-            run.prepared_task, run.config.seed, run.frozen, 0 if run.config.traits.averages else run.num_clusters
-        )
-        if run.resumed is not None:
-            models.take(to_arrays(run.resumed.weights))
+        num_own = 0 if run.config.traits.averages else run.num_clusters
+        models = GlobalModels(run.prepared_task, run.parts, run.frozen, num_own)
         standing, clock = RunStanding(run), RoundClock(run)
         if run.completed < run.config.num_rounds and not standing.selection.stops:
             # The service first: a port in use is found before any control unit starts.
@@ -87,6 +86,8 @@ def train_prepared(run: PreparedRun, grid: Grid) -> None:
                 if service is not None:
                     settle_decoder_sync(service.trainer, clusters)
                 _train_rounds(run, flower_grid, clusters, service, models, standing, clock)
+        elif run.resumed is not None:
+            models.take(to_arrays(run.resumed.weights))
         finish(run, models, standing, clock)
 
 
@@ -148,6 +149,7 @@ def decoder_service(run: PreparedRun, news: LiveNews | None = None) -> DecoderSe
         step_timeout_s=config.decoder.step_timeout,
     )
     if run.resumed is not None:
+        load_parameters(own_parameters(run.parts.head), part_weights(run.resumed.weights, "head"), "decoder")
         trainer.restore(run.resumed.decoder, str(run.resumed.state["decoder-sync"]))
     codec = ActivationCodec(config.compression.activations)
     most = config.batch_size * config.gradient_accumulation
@@ -206,7 +208,7 @@ def _train_rounds(
     try:
         started.start(
             grid,
-            initial_arrays=_initial_arrays(run),
+            initial_arrays=_initial_arrays(run, leaves_head=isinstance(strategy, CollaPipe)),
             num_rounds=config.num_rounds - run.completed,
             timeout=MESSAGE_TIMEOUT_S,
             train_config=ConfigRecord({RUN_KEY: run.run_dir.name}),
@@ -227,12 +229,14 @@ def _train_rounds(
             board.close()
 
 
-def _initial_arrays(run: PreparedRun) -> ArrayRecord:
-    """The weights that the rounds begin with; nobody keeps the tensors beside them."""
-    if run.resumed is None:
-        return to_arrays(run.parts.weights())
+def _initial_arrays(run: PreparedRun, leaves_head: bool) -> ArrayRecord:
+    """The weights that the rounds begin with; nobody keeps the tensors beside them.
+
+    ``leaves_head``: without the head, which the decoder's service has and trains in place.
+    """
+    weights = run.parts.weights(not leaves_head) if run.resumed is None else run.resumed.weights
     # In the model's order: Flower's FedAvgM goes by places, not by names.
-    return to_arrays({name: run.resumed.weights[name] for name, _ in run.parts.named_parameters()})
+    return to_arrays({name: weights[name] for name, _ in run.parts.named_parameters(not leaves_head)})
 
 
 def finish(run: PreparedRun, models: GlobalModels, standing: RunStanding, clock: RoundClock) -> None:

@@ -100,7 +100,7 @@ class DecoderCopies:
     def finish(
         self, clusters: Mapping[int, ClusterSummary], sync: str, weights: Mapping[int, float] | None
     ) -> dict[str, Tensor]:
-        """Forget what was collected for unclosed steps, and return the decoder's weights.
+        """Forget what was collected for unclosed steps, and return the decoder's weights, which are not copied.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ class DecoderCopies:
             self._discard(clusters)
             if sync == "round":
                 self._average(clusters, weights)
-            return {name: p.detach().clone() for name, p in self.shared.parameters.items()}
+            return {name: p.detach() for name, p in self.shared.parameters.items()}
 
     def _discard(self, clusters: Iterable[int]) -> None:
         for cluster in clusters:

@@ -33,7 +33,7 @@ class RoundSummary:
     round: int
     decoder_sync: str
     head: dict[str, Tensor]
-    """Copies of the decoder's parameters under its own names."""
+    """The decoder's parameters under its own names: its own tensors, which the next round trains."""
     clusters: dict[int, ClusterSummary]
 
 

@@ -71,7 +71,7 @@ def federated_round(units, service, weights, number=1, local_steps=1, codec=None
     trained = [codec.apply(encoder, r.weights) if codec else r.weights for r in results]
     shares = [result.weight / total for result in results]
     joined = {name: sum(t[name] * share for t, share in zip(trained, shares, strict=True)) for name in encoder}
-    joined.update({f"head.{name}": value for name, value in summary.head.items()})
+    joined.update({f"head.{name}": value.clone() for name, value in summary.head.items()})
     return joined, results
 
 

@@ -54,8 +54,11 @@ def one_step(message, cluster):
     return answer_to(message, cluster, answer, weight=weight)
 
 
-def run(client, rounds=1, **arguments):
-    """Train two clusters; returns initial and final weights, the plans seen, and the clusters."""
+def run(client, rounds=1, leaves_head=False, **arguments):
+    """Train two clusters; returns initial and final weights, the plans seen, and the clusters.
+
+    ``leaves_head``: the arrays are without it, and the final weights have the service's own.
+    """
     initial = build_parts(CLASSIC, seed=1).weights()
 
     def server(grid):
@@ -80,8 +83,11 @@ def run(client, rounds=1, **arguments):
                 **arguments,
             )
             recording = RecordingGrid(grid, {state.node_id: state.cluster for state in clusters})
-            result = strategy.start(recording, initial_arrays=to_arrays(initial), num_rounds=rounds)
-            return to_tensors(result.arrays), plans, clusters
+            names = [name for name in initial if not (leaves_head and name.startswith("head."))]
+            arrays = to_arrays({name: initial[name] for name in names})
+            final = to_tensors(strategy.start(recording, initial_arrays=arrays, num_rounds=rounds).arrays)
+            assert final.keys() == set(names)
+            return {f"head.{n}": p.detach() for n, p in parts.head.named_parameters()} | final, plans, clusters
         finally:
             service.stop()
 
@@ -100,6 +106,12 @@ def test_encoders_are_averaged_by_what_each_cluster_trained_and_the_decoder_is_t
     assert any(not torch.equal(final[name], initial[name]) for name in heads)
     assert [(number, [plan.m for plan in chosen]) for number, chosen in plans] == [(1, [4, 4])]
     assert [state.last_loss for state in clusters] == [1.0, 1.0]
+
+
+def test_a_decoder_that_the_arrays_leave_out_is_trained_all_the_same():
+    (_, expected, _, _), (_, final, _, _) = run(one_step), run(one_step, leaves_head=True)
+    assert final.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in final.items())
 
 
 def test_a_stock_strategy_can_do_the_averaging():

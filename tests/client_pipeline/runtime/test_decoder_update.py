@@ -125,3 +125,26 @@ def test_tied_matrices_are_those_that_the_head_reads():
         check_tied(expected, good | {"other": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"tied matrix out: expected shape \[3, 2\], found \[2, 3\]"):
         check_tied(expected, good | {"out": torch.zeros(2, 3)})
+
+
+def test_micro_batches_and_the_step_make_no_second_gradient_of_the_head():
+    made = trainer()
+    collect(made, 0, 1.0)
+    places = [gradient.data_ptr() for gradient in made._collected[0]]
+    collect(made, 0, 2.0, micro_batch=1)
+    assert [gradient.data_ptr() for gradient in made._collected[0]] == places
+    assert all(parameter.grad is None for parameter in made.parameters.values())
+    applied = []
+    made.optimizer.apply = lambda number: applied.extend(p.grad.data_ptr() for p in made.parameters.values())
+    made.apply([Contribution(cluster=0, weight=3.0)], 1)
+    assert applied == places
+
+
+def test_a_backward_pass_that_fails_leaves_no_gradient_behind():
+    made = trainer()
+    collect(made, 0, 1.0)
+    made.parameters["w"].register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        collect(made, 0, 2.0, micro_batch=1)
+    assert all(parameter.grad is None for parameter in made.parameters.values())
+    assert made.gradient_norm_sq(0) == 0.0

@@ -17,7 +17,7 @@ from flower_app.training.prepared_run import prepare
 from flower_app.training.round_closer import PatienceEnded, RoundClock, RoundCloser, RoundOpener, RunStanding
 from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.grid.update_receipts import UpdateReceipts
-from strategies.records import to_arrays
+from strategies.records import to_arrays, to_tensors
 
 FLAT = {
     "num-rounds": 4,
@@ -64,6 +64,9 @@ class Models:
 
     def save(self, run_dir, task, round_):
         self.saved.append(round_)
+
+    def whole(self, arrays):
+        return to_tensors(arrays)
 
 
 class Exchanges:

@@ -91,7 +91,7 @@ def test_what_a_cluster_left_behind_does_not_reach_the_next_round():
     trainer = trainer_of()
     trainer.open_round(1, [0], 1)
     seated(trainer, 0)
-    before = trainer.finish_round().head
+    before = {name: value.clone() for name, value in trainer.finish_round().head.items()}
     trainer.open_round(2, [0], 1)
     train(trainer, 0, round_=2)
     expected, _ = central_step(head_trainer().head, shares([0]))

@@ -1,0 +1,69 @@
+"""The run's one model on the server: a head that is trained there is scored and saved as it is, without a copy."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.parts import own_parameters
+from flower_app.tasks.base import Prepared, Score
+from flower_app.training.global_models import GlobalModels
+from helpers.tiny_models import CLASSIC
+from strategies.records import to_arrays
+
+
+class Evaluator:
+    """Scores a model by the sum of its weights."""
+
+    def evaluate(self, parts, split):
+        sums = {part: float(sum(p.detach().sum() for p in getattr(parts, part).parameters())) for part in PARTS}
+        return Score(metrics=sums, examples=1)
+
+
+PARTS = ("embedding", "blocks", "head")
+
+
+@pytest.fixture
+def parts():
+    return build_parts(CLASSIC, seed=1)
+
+
+@pytest.fixture
+def models(parts):
+    prepared = Prepared(spec=CLASSIC, tokenizer_json="{}", evaluator=Evaluator(), cluster_sizes=(1,))
+    return GlobalModels(prepared, parts, {}, 0)
+
+
+def test_a_trained_head_is_never_copied(models, parts):
+    trained = own_parameters(parts.head)
+    whole = models.whole(to_arrays(parts.weights(head=False)))
+    assert whole.keys() == dict(parts.named_parameters()).keys()
+    for name, parameter in trained.items():
+        assert whole[f"head.{name}"].data_ptr() == parameter.data_ptr()
+
+
+def test_a_round_is_scored_with_the_head_as_it_is_now_and_leaves_it_so(models, parts, tmp_path):
+    encoder = {name: torch.zeros_like(value) for name, value in parts.weights(head=False).items()}
+    models.take(to_arrays(encoder))
+    with torch.no_grad():
+        for parameter in parts.head.parameters():
+            parameter.fill_(0.5)
+    metrics, _ = models.score("validation")
+    assert metrics["blocks"] == metrics["embedding"] == 0
+    assert metrics["head"] == 0.5 * sum(p.numel() for p in parts.head.parameters())
+    models.save(tmp_path, {}, 1)
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    assert saved.keys() == dict(parts.named_parameters()).keys()
+    # The kept model is scored at the end, whatever was trained since.
+    with torch.no_grad():
+        for parameter in parts.head.parameters():
+            parameter.fill_(7.0)
+    models.take_saved(tmp_path)
+    assert models.score("test")[0] == metrics
+
+
+def test_arrays_that_bring_a_head_are_the_model(models, parts):
+    weights = {name: torch.full_like(value, 2.0) for name, value in parts.weights().items()}
+    models.take(to_arrays(weights))
+    metrics, _ = models.score("validation")
+    assert metrics["head"] == 2.0 * sum(p.numel() for p in own_parameters(parts.head).values())

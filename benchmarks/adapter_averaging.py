@@ -8,9 +8,9 @@ means from it, and what the best factors of rank r lack of it.
 
     python benchmarks/adapter_averaging.py --config trec6-minilm --set data.path=FOLDER \
         --set model.pretrained=FOLDER --set model.trainable=lora --set data.partition=dirichlet \
-        --set data.dirichlet-alpha=0.1 --local-steps 1,20,80 --samples 5120
+        --set data.dirichlet-alpha=0.1 --local-steps 1,20,80 --samples 5120 --seeds 3
 
-Rows go to standard output, one JSON object a line.
+Rows go to standard output, one JSON object a line; what a file of them makes together, `--table FILE` prints.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -42,10 +44,10 @@ _A, _B = ".lora_A.", ".lora_B."
 class Cluster:
     """One cluster's data, and the optimizer that remembers its steps."""
 
-    def __init__(self, parts: ModelParts, data: ClusterData, optimizer: OptimizerConfig, batch: int, number: int):
+    def __init__(self, parts: ModelParts, data: ClusterData, optimizer: OptimizerConfig, order: DataOrder):
         self.parts = parts
         self.data = data
-        self.order = DataOrder(len(data), batch, seed=number, cluster=number)
+        self.order = order
         self.optimizer = PartOptimizer(dict(parts.named_parameters()), optimizer)
         self.state: dict[str, Tensor] = {}
 
@@ -100,7 +102,8 @@ def run(
     torch.manual_seed(config.seed)
     parts = prepared.build(config.seed)
     optimizer = replace(config.optimizer, total_steps=rounds * local_steps)
-    members = [Cluster(parts, data, optimizer, config.batch_size, n) for n, data in enumerate(clusters)]
+    orders = [DataOrder(len(data), config.batch_size, config.seed, n) for n, data in enumerate(clusters)]
+    members = [Cluster(parts, data, optimizer, order) for data, order in zip(clusters, orders, strict=True)]
     weights = parts.weights()
     apart, cut = [], []
     for number in range(rounds):
@@ -125,18 +128,29 @@ def run(
     }
 
 
-def main() -> int:
-    """Run every case, and print its row."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--config", help="a TOML file, or a name in configs")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
-    parser.add_argument("--clusters", type=int, default=4)
-    parser.add_argument("--local-steps", default="1,20,80")
-    parser.add_argument("--samples", type=int, default=5120, help="of all clusters, under each rule")
-    parser.add_argument("--rules", default=",".join(RULES))
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    config = load_config(arguments.config, arguments.sets)
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Rows of Markdown: means over the seeds; the gain of the products is of pairs of one seed, with its error."""
+    lines = [
+        "| local steps | factors apart | lost at rank r | factors | products | gain [points] |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for steps in sorted({row["local_steps"] for row in rows}):
+        scores = {
+            rule: {r["seed"]: r for r in rows if (r["rule"], r["local_steps"]) == (rule, steps)} for rule in RULES
+        }
+        by_factors, by_products = (scores[rule] for rule in RULES)
+        gains = [100 * (by_products[seed]["accuracy"] - by_factors[seed]["accuracy"]) for seed in by_factors]
+        error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
+        cells = [f"{fmean(row[name] for row in by_products.values()):.1%}" for name in ("factors_apart", "rank_cut")]
+        for by_seed in (by_factors, by_products):
+            values = [row["accuracy"] for row in by_seed.values()]
+            cells.append(f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+        lines.append(f"| {steps} | {' | '.join(cells)} | {fmean(gains):+.1f} ± {error:.1f} |")
+    return lines
+
+
+def run_cases(config: RunConfig, arguments: argparse.Namespace) -> None:
+    """Run all cases of one seed."""
     chosen = task(config.task)
     prepared = chosen.prepare(config.data, config.model, config.seed, arguments.clusters)
     prepared = replace(prepared, spec=config.adapted(prepared.spec))
@@ -148,6 +162,27 @@ def main() -> int:
         rounds = max(arguments.samples // (arguments.clusters * config.batch_size * local_steps), 1)
         for rule in arguments.rules.split(","):
             print(json.dumps(run(config, prepared, shares, rule, local_steps, rounds)), flush=True)
+
+
+def main() -> int:
+    """Run every case, and print its row."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--config", help="a TOML file, or a name in configs")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
+    parser.add_argument("--clusters", type=int, default=4)
+    parser.add_argument("--local-steps", default="1,20,80")
+    parser.add_argument("--samples", type=int, default=5120, help="of all clusters, under each rule")
+    parser.add_argument("--rules", default=",".join(RULES))
+    parser.add_argument("--seeds", type=int, default=1, help="from 0 on")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="train nothing, print the table of these rows")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print("\n".join(table([json.loads(line) for line in arguments.table.read_text().splitlines()])))
+        return 0
+    torch.set_num_threads(1)
+    configured = load_config(arguments.config, arguments.sets)
+    for seed in range(arguments.seeds):
+        run_cases(replace(configured, seed=seed), arguments)
     return 0
 
 

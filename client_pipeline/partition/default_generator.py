@@ -19,6 +19,8 @@ def drawn_from(seed: int) -> Iterator[None]:
         # A part that is on a GPU draws there. To ask costs nothing, and wakes no driver where there is none.
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
+        if torch.backends.mps.is_available():
+            torch.mps.manual_seed(seed)
         yield
 
 

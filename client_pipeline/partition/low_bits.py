@@ -12,7 +12,7 @@ forward and backward; nothing of it is kept between the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -102,6 +102,12 @@ class LowBitLinear(nn.Module):
     def fill(self, matrix: Tensor) -> None:
         """Take the matrix, in the form of the layer that this one stands for."""
         self.packed_matrix = packed(matrix.T if self.transposed else matrix, self.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LowBitLinear:
+        """Have the matrix go where the layer goes."""
+        self.packed_matrix = tuple(fn(tensor) for tensor in self.packed_matrix)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def release(self) -> None:
         """Let go of it."""

@@ -19,7 +19,7 @@ This is the token-level pipelining of TeraPipe (Li et al., arXiv:2102.07988), wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -125,6 +125,10 @@ class TokenSlice:
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Take a layer's keys and values, [B, heads, t, D of a head]; return those of all tokens up to its end."""
         return self.kept.join(layer, self.number, (keys, values), is_last=self.end == self.length)
+
+    def to(self, device: torch.device) -> TokenSlice:
+        """The same with its mask on a device; keys and values are where they were computed."""
+        return self if self.mask_BT.device == device else replace(self, mask_BT=self.mask_BT.to(device))
 
     def forget(self) -> None:
         """Drop what is kept of it: its backward pass is done, and those of all later ones."""

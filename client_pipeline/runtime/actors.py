@@ -16,7 +16,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from client_pipeline.runtime.control_unit_actor import ControlUnitActor
 from client_pipeline.runtime.faults import FailedRound
-from client_pipeline.runtime.placement import Placement, check_answers, check_devices, wait_for_devices
+from client_pipeline.runtime.placement import (
+    Placement,
+    check_accelerators,
+    check_answers,
+    check_devices,
+    wait_for_devices,
+)
 from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundResult
 from client_pipeline.runtime.shared_actor import (
     NAMESPACE,
@@ -113,10 +119,12 @@ def start_control_unit(setup: ClusterSetup) -> dict[str, Any]:
     Raises
     ------
     ControlUnitError, ValueError
-        ValueError is the control unit's own: data that is missing or does not fit; or another run uses the cluster.
+        ValueError is the control unit's own: data that is missing or does not fit; or another run uses the cluster, or
+        a device has not the accelerator that is asked for.
     """
     joined = _joined_devices(setup, DEVICES_TIMEOUT_S, least=1 if setup.resume_round else None)
     machines = check_devices(joined)
+    check_accelerators(setup.runtime.accelerator, joined)
     actor = _make(setup, joined)
     described = _answer(actor, actor.prepare.remote(), setup.actor_name, START_TIMEOUT_S)
     return {**described, "machines": machines}

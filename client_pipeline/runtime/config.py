@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 PRECISIONS = ("float32", "bfloat16")
 """bfloat16 has the exponents of float32, so that losses need no scaling."""
+ACCELERATORS = ("cpu", "auto", "cuda", "mps")
 SNAPSHOTS = ("step", "round")
 MEMORY_LIMITS = ("none", "scenario")
 
@@ -34,6 +35,10 @@ class RuntimeConfig:
     precision: str = "float32"
     """Precision of the matrix products in forward and backward passes: ``float32``, or ``bfloat16`` (mixed precision).
     Parameters, optimizer states and what travels stay float32."""
+    accelerator: str = "cpu"
+    """What devices and the server's decoder compute on, where they are: ``cpu``; ``cuda`` or ``mps``, which each of
+    their machines must have then; ``auto``: the first of ``cuda`` and ``mps`` that a machine has and that has memory
+    for a part, else its processor. Control unit and evaluation stay on the processor."""
     timeout: float = 120.0
     """A step without progress for this time [s] has failed, whatever the reason. The upper bound of all waits for
     devices; see :class:`client_pipeline.runtime.deadline.ProgressDeadline`."""
@@ -48,11 +53,21 @@ class RuntimeConfig:
         """Refuse what cannot run."""
         if self.precision not in PRECISIONS:
             raise ValueError(f"runtime.precision: expected one of {', '.join(PRECISIONS)}, found {self.precision!r}")
+        if self.accelerator not in ACCELERATORS:
+            raise ValueError(
+                f"runtime.accelerator: expected one of {', '.join(ACCELERATORS)}, found {self.accelerator!r}"
+            )
         if self.snapshots not in SNAPSHOTS:
             raise ValueError(f"runtime.snapshots: expected one of {', '.join(SNAPSHOTS)}, found {self.snapshots!r}")
         if self.memory_limit not in MEMORY_LIMITS:
             raise ValueError(
                 f"runtime.memory-limit: expected one of {', '.join(MEMORY_LIMITS)}, found {self.memory_limit!r}"
+            )
+        if self.memory_limit != "none" and self.accelerator != "cpu":
+            raise ValueError(
+                f"runtime.memory-limit: {self.memory_limit} limits a process, and an accelerator's memory is none of "
+                f'it: expected runtime.accelerator = "cpu", found {self.accelerator!r}; set it, or leave '
+                "runtime.memory-limit out"
             )
         for name in ("devices_per_actor", "clusters_per_actor"):
             if getattr(self, name) < 0:

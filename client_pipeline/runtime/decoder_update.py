@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import own_parameters, tied_names
+from client_pipeline.runtime.accelerator import HOST, on_host
 from client_pipeline.runtime.optimizer import PartOptimizer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.precision import autocast
@@ -31,19 +32,27 @@ class HeadTrainer:
     """Computes activation gradients and collects each cluster's decoder gradient g_n = grad(loss_sum) / W_n.
 
     A matrix that the head reads from the embedding (a tied one) is no parameter here: each cluster computes with its
-    own value of it, and gets its gradient back.
+    own value of it, and gets its gradient back. The head is on ``accelerator``; all that comes and goes is on the host.
 
     Not thread-safe: callers hold one lock around it.
     """
 
-    def __init__(self, head: nn.Module, optimizer: OptimizerConfig, unit: int, precision: str = "float32") -> None:
-        self.head = head.train()
+    def __init__(
+        self,
+        head: nn.Module,
+        optimizer: OptimizerConfig,
+        unit: int,
+        precision: str = "float32",
+        accelerator: torch.device = HOST,
+    ) -> None:
+        self.head = head.train().to(accelerator)
+        self.accelerator = accelerator
         self.unit = unit
         """Index after the last TEB: the head's place in the dropout seeds."""
         self.precision = precision
         """Precision of its matrix products; see :data:`client_pipeline.runtime.config.PRECISIONS`."""
-        self.parameters = own_parameters(head)
-        self.tied = {name: head.get_parameter(name).shape for name in tied_names(head)}
+        self.parameters = own_parameters(self.head)
+        self.tied = {name: self.head.get_parameter(name).shape for name in tied_names(self.head)}
         """Shapes of the tied matrices by the head's own names."""
         self.optimizer = PartOptimizer(self.parameters, optimizer)
         self._collected: dict[int, list[Tensor]] = {}
@@ -75,13 +84,14 @@ class HeadTrainer:
         ValueError
             If a tied matrix is missing, unknown or of another shape; the message names it.
         """
-        hidden = hidden_BTD.detach().requires_grad_()
+        hidden = hidden_BTD.detach().to(self.accelerator).requires_grad_()
+        mask_BT, targets = mask_BT.to(self.accelerator), {n: t.to(self.accelerator) for n, t in targets.items()}
         leaves = self._leaves(tied or {})
         with step.dropout(self.unit, micro_batch), autocast(self.precision, hidden.device):
             if leaves:
-                loss_sum = torch.func.functional_call(self.head, leaves, (hidden, mask_BT, dict(targets)))
+                loss_sum = torch.func.functional_call(self.head, leaves, (hidden, mask_BT, targets))
             else:
-                loss_sum = self.head(hidden, mask_BT, dict(targets))
+                loss_sum = self.head(hidden, mask_BT, targets)
         parameters: list[Tensor] = [*self.parameters.values(), *leaves.values()]
         # The backward pass adds to what was collected, matrix by matrix: it makes no second gradient of the whole head.
         for parameter, collected in zip(parameters, self._collected.pop(step.cluster, ()), strict=False):
@@ -92,16 +102,16 @@ class HeadTrainer:
         finally:
             for parameter in parameters:
                 parameter.grad = None
-        return _gradient_of(hidden), float(loss_sum.detach())
+        return _gradient_of(hidden).to(HOST), float(loss_sum.detach())
 
     def _leaves(self, tied: Mapping[str, Tensor]) -> dict[str, Tensor]:
         check_tied(self.tied, tied)
-        return {name: tied[name].detach().requires_grad_() for name in self.tied}
+        return {name: tied[name].detach().to(self.accelerator).requires_grad_() for name in self.tied}
 
     def tied_gradient(self, cluster: int) -> dict[str, Tensor]:
         """What was collected of one cluster for the tied matrices, by the head's own names; part of no norm here."""
         collected = self._collected.get(cluster, [])[len(self.parameters) :]
-        return dict(zip(self.tied, collected, strict=True))
+        return on_host(dict(zip(self.tied, collected, strict=True)))
 
     def gradient_norm_sq(self, cluster: int) -> float:
         """Squared norm of what was collected of one cluster for the head's own parameters."""
@@ -110,7 +120,7 @@ class HeadTrainer:
 
     def gradients(self, cluster: int) -> dict[str, Tensor]:
         """Copies of what was collected of one cluster, g_n, by the head's own names."""
-        return {n: g.clone() for n, g in zip(self.parameters, self._collected[cluster], strict=False)}
+        return on_host({n: g.clone() for n, g in zip(self.parameters, self._collected[cluster], strict=False)})
 
     def discard(self, cluster: int) -> None:
         """Forget what was collected of one cluster (its step did not complete)."""

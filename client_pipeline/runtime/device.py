@@ -16,6 +16,7 @@ from torch import Tensor
 from client_pipeline.partition.base_weights import BaseWeights, keep_part
 from client_pipeline.partition.families import build_block
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.accelerator import find_accelerator, training_bytes
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.faults import NotFinite, OutOfMemory
 from client_pipeline.runtime.memory import (
@@ -72,8 +73,18 @@ class DeviceActor:
             with torch.device("meta"):
                 build_block(spec, 0)
             self._memory_limit = memory_limit if limit_private_memory(memory_limit) else 0.0
+        needed_bytes = 0.0
+        if runtime.accelerator == "auto":
+            with torch.device("meta"):
+                needed_bytes = training_bytes(build_block(spec, 0))
         self._idle_bytes = resident_bytes()
-        self.stage = Stage(spec, optimizer, recompute=runtime.recompute, precision=runtime.precision)
+        self.stage = Stage(
+            spec,
+            optimizer,
+            recompute=runtime.recompute,
+            precision=runtime.precision,
+            accelerator=find_accelerator(runtime.accelerator, needed_bytes),
+        )
         self.transport: Transport | None = None
         self._lineage = ""
         self._threads = runtime.threads
@@ -96,9 +107,10 @@ class DeviceActor:
             transport.close()
 
     def status(self) -> dict[str, Any]:
-        """Process id, and which TEBs are here."""
+        """Process id, which TEBs are here, and what computes them."""
         with self.watch:
-            return {"pid": os.getpid(), "blocks": list(self.stage.blocks)}
+            accelerator = str(self.stage.accelerator)
+            return {"pid": os.getpid(), "blocks": list(self.stage.blocks), "accelerator": accelerator}
 
     def place(self, blocks: list[int], version: int, *moved: MovedBlock | None) -> list[int]:
         """Build TEBs here; ``moved`` brings what each had elsewhere, after optimizer step ``version``.
@@ -295,7 +307,10 @@ class DeviceActor:
             torch.set_num_threads(self._threads)
             if self.stage.blocks:
                 return []
-            block = TriedBlock(self.stage.spec, recompute=self.stage.recompute, precision=self.stage.precision)
+            stage = self.stage
+            block = TriedBlock(
+                stage.spec, recompute=stage.recompute, precision=stage.precision, accelerator=stage.accelerator
+            )
             return [(len(mask_BT), sum(block.times(mask_BT))) for _ in range(_TRIALS + 1)][1:]
 
     def apply(self, step: int, scale: float) -> None:

@@ -10,7 +10,11 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from client_pipeline.runtime.accelerator import on_host
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
+
+_STEP = "step"
+"""AdamW's count, which stays on the host; all else is where its parameter is."""
 
 
 class PartOptimizer:
@@ -67,7 +71,7 @@ class PartOptimizer:
             return
         for state, parameter in zip(states, parameters, strict=True):
             if not state:
-                state |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(parameter)}
+                state |= {_STEP: torch.tensor(0.0), "exp_avg": torch.zeros_like(parameter)}
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
         adamw(
             parameters,
@@ -75,7 +79,7 @@ class PartOptimizer:
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
-            [state["step"] for state in states],
+            [state[_STEP] for state in states],
             amsgrad=False,
             beta1=config.beta1,
             beta2=config.beta2,
@@ -91,7 +95,17 @@ class PartOptimizer:
             parameter.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """State that moves and rests with the part: tensors by ``parameter/quantity``; empty before the first step."""
+        """State that moves and rests with the part: tensors by ``parameter/quantity``; empty before the first step.
+
+        It is on the host, so that the part may go on elsewhere.
+        """
+        return on_host(self._held_state())
+
+    def state_bytes(self) -> int:
+        """Bytes of the state."""
+        return sum(value.nbytes for value in self._held_state().values())
+
+    def _held_state(self) -> dict[str, Tensor]:
         return {
             f"{name}/{quantity}": value for name, states in self._state.items() for quantity, value in states.items()
         }
@@ -113,7 +127,8 @@ class PartOptimizer:
                 raise ValueError(
                     f"optimizer state: {key!r} belongs to no parameter here; expected {sorted(self.parameters)}"
                 )
-            states.setdefault(name, {})[quantity] = value.clone()
+            home = value.device if quantity == _STEP else self.parameters[name].device
+            states.setdefault(name, {})[quantity] = value.to(home, copy=True)
         self._state |= states
 
 

@@ -14,16 +14,19 @@ import hashlib
 import re
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
 from client_pipeline.link.hosts import split_address
 from client_pipeline.runtime.machine import machine_facts
 from client_pipeline.system.devices import DEVICE_PREFIX, device_resource
+
+K = TypeVar("K")
 
 _RESERVED = 0.001
 """Share of the resource that an actor takes: it names the place, and nobody is kept out who comes after a crash."""
@@ -162,18 +165,65 @@ def device_software(
 ) -> dict[int, dict[str, str | int] | str]:
     """Ask each device what it runs; a text says why one could not answer."""
     ask = ray.remote(num_cpus=0)(software)
-    asked = {k: ask.options(resources={device_resource(k): _RESERVED}).remote() for k in devices}
+    return _answers_by({k: _on_device(ask, k).remote() for k in devices}, timeout_s)
+
+
+def _on_device(task: Any, device: int) -> Any:
+    """Have a Ray task run on the node that is a device."""
+    return task.options(resources={device_resource(device): _RESERVED})
+
+
+def _answers_by(asked: Mapping[K, Any], timeout_s: float) -> dict[K, Any]:
+    """Wait for answers; a text says why one did not come."""
     deadline = time.monotonic() + timeout_s
-    answers: dict[int, dict[str, str | int] | str] = {}
-    for device, reference in asked.items():
+    answers: dict[K, Any] = {}
+    for key, reference in asked.items():
         try:
-            answers[device] = ray.get(reference, timeout=max(deadline - time.monotonic(), 0.1))
+            answers[key] = ray.get(reference, timeout=max(deadline - time.monotonic(), 0.1))
         except ray.exceptions.GetTimeoutError:
-            answers[device] = f"no answer within {timeout_s:g} s"
+            answers[key] = f"no answer within {timeout_s:g} s"
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
-            answers[device] = f"{type(cause).__name__}: {cause}"
+            answers[key] = f"{type(cause).__name__}: {cause}"
     return answers
+
+
+def missing_accelerator(kind: str) -> str:
+    """Say why this machine cannot compute on a kind of accelerator; empty if it can."""
+    # It imports torch, and who asks does not.
+    from client_pipeline.runtime.accelerator import find_accelerator
+
+    try:
+        find_accelerator(kind)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def check_accelerators(kind: str, devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) -> None:
+    """Refuse devices without the accelerator that they are to compute on.
+
+    Parameters
+    ----------
+    kind : ``runtime.accelerator``; ``cpu`` and ``auto`` any machine has
+    devices : address of each that is a node of its own; empty: all of them are on this one
+    timeout_s : longest wait for all answers [s]
+
+    Raises
+    ------
+    ValueError
+        Naming all of them, with what each has, and the remedy.
+    """
+    if kind in ("cpu", "auto"):
+        return
+    ask = ray.remote(num_cpus=0)(missing_accelerator)
+    if devices:
+        asked = {f"device {k} at {host}": _on_device(ask, k).remote(kind) for k, host in devices.items()}
+    else:
+        asked = {"this cluster's machine": ask.remote(kind)}
+    answers = _answers_by(asked, timeout_s)
+    if refusals := [f"{location}: {answer}" for location, answer in answers.items() if answer]:
+        raise ValueError("; ".join(refusals))
 
 
 def check_devices(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) -> dict[int, dict[str, str | int]]:

@@ -20,6 +20,7 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import frozen_parameters, load_parameters, own_parameters
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.partition.token_slices import TokenSlice, slice_lengths, token_slices
+from client_pipeline.runtime.accelerator import HOST, on_host
 from client_pipeline.runtime.backward_pass import backward_from
 from client_pipeline.runtime.held_memory import StoredActivations
 from client_pipeline.runtime.optimizer import PartOptimizer, gradients
@@ -138,20 +139,26 @@ class TrainedBlock:
 
     def state(self) -> MovedBlock:
         """What a checkpoint keeps."""
-        return MovedBlock({name: p.detach() for name, p in self.parameters.items()}, self.optimizer.state())
+        return MovedBlock(on_host({name: p.detach() for name, p in self.parameters.items()}), self.optimizer.state())
 
 
 class Stage:
-    """The TEBs on one device."""
+    """The TEBs on one device; they are on ``accelerator``, and all that they take and give is on the host."""
 
     def __init__(
-        self, spec: ModelSpec, optimizer: OptimizerConfig, recompute: bool = False, precision: str = "float32"
+        self,
+        spec: ModelSpec,
+        optimizer: OptimizerConfig,
+        recompute: bool = False,
+        precision: str = "float32",
+        accelerator: torch.device = HOST,
     ) -> None:
         self.spec = spec
         self.adapter: Adapter = adapter(spec.family)
         self.optimizer = optimizer
         self.recompute = recompute
         self.precision = precision
+        self.accelerator = accelerator
         self.blocks: dict[int, TrainedBlock] = {}
         self._inputs: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
@@ -167,7 +174,7 @@ class Stage:
         """Build TEB ``index`` here, with what it had elsewhere, if anything, after optimizer step ``version``."""
         moved = moved or MovedBlock()
         base = moved.frozen.check() if isinstance(moved.frozen, FrozenBase) else None
-        module = build_block(self.spec, index, base).train()
+        module = build_block(self.spec, index, base).train().to(self.accelerator)
         parameters, frozen = own_parameters(module), frozen_parameters(module) if self.spec.lora else {}
         if base is None:
             load_parameters(frozen, moved.frozen, f"TEB {index} (frozen)")
@@ -181,7 +188,9 @@ class Stage:
     def take(self, index: int) -> MovedBlock:
         """Give TEB ``index`` away: weights, frozen ones too, and optimizer state."""
         block = self.blocks.pop(index)
-        frozen = {name: p.detach() for name, p in block.frozen.items()} if block.base is None else block.base
+        frozen: Mapping[str, Tensor] | None = block.base
+        if frozen is None:
+            frozen = on_host({name: p.detach() for name, p in block.frozen.items()})
         return block.state()._replace(frozen=frozen)
 
     def states(self) -> dict[int, MovedBlock]:
@@ -195,7 +204,7 @@ class Stage:
 
     def weights(self) -> dict[int, dict[str, Tensor]]:
         """All weights by TEB: not copies, since they are serialized where they leave the process."""
-        return {i: {n: p.detach() for n, p in block.parameters.items()} for i, block in self.blocks.items()}
+        return {i: on_host({n: p.detach() for n, p in block.parameters.items()}) for i, block in self.blocks.items()}
 
     def _weights_here(self) -> Iterator[Tensor]:
         for block in self.blocks.values():
@@ -207,17 +216,20 @@ class Stage:
         """Bytes of weights, gradients, optimizer states, and of the activations at their peak."""
         weights = sum(tensor.nbytes for tensor in self._weights_here())
         gradients = sum(p.nbytes for block in self.blocks.values() for p in block.parameters.values())
-        states = sum(t.nbytes for block in self.blocks.values() for t in block.optimizer.state().values())
+        states = sum(block.optimizer.state_bytes() for block in self.blocks.values())
         return weights + gradients + states + self.activations.peak_bytes
 
     def gradients(self) -> dict[int, dict[str, Tensor]]:
         """Copies of the waiting gradients by TEB."""
-        return {i: gradients(block.parameters) for i, block in self.blocks.items()}
+        return {i: on_host(gradients(block.parameters)) for i, block in self.blocks.items()}
 
     # One micro-batch.
 
     def _compute(self, step: StepId, micro_batch: int, x_BTD: Tensor, seen: Tensor | TokenSlice) -> Tensor:
-        mask = seen if isinstance(seen, TokenSlice) else self.adapter.mask_form(seen, x_BTD.dtype)
+        if isinstance(seen, Tensor):
+            mask = self.adapter.mask_form(seen.to(self.accelerator), x_BTD.dtype)
+        else:
+            mask = seen.to(self.accelerator)
         with autocast(self.precision, x_BTD.device):
             for index, block in self.blocks.items():
                 with step.dropout(index, micro_batch):
@@ -238,7 +250,7 @@ class Stage:
         seen : the padding mask [B, T]; or the slice that it is, which has keys and values of the slices before
         splits : weight gradients will be asked for on their own, by :meth:`backward_weights`
         """
-        x_BTD = x_BTD.requires_grad_()
+        x_BTD = x_BTD.to(self.accelerator).requires_grad_()
         self._inputs[micro_batch] = x_BTD
         self.peak_stored = max(self.peak_stored, len(self._inputs.keys() | self._waiting.keys()))
         if splits:
@@ -248,7 +260,7 @@ class Stage:
             with torch.no_grad():
                 y_BTD = self._compute(step, micro_batch, x_BTD, seen)
             self.activations.keep(micro_batch, x_BTD.nbytes + (part.nbytes if part else 0))
-            return y_BTD
+            return y_BTD.to(HOST)
         # Later slices keep more: they see more keys.
         key = (tuple(self.blocks), *x_BTD.shape, part.end if part else x_BTD.shape[1])
         with self.activations.count(micro_batch, key, self._weights_here()), self._waits(micro_batch):
@@ -256,7 +268,7 @@ class Stage:
         if part:
             self.activations.keep_beside(micro_batch, part.nbytes)
         self._outputs[micro_batch] = y_BTD
-        return y_BTD
+        return y_BTD.detach().to(HOST)
 
     def _waits(self, micro_batch: int) -> AbstractContextManager[Any]:
         return self._waiting.get(micro_batch) or nullcontext()
@@ -273,7 +285,7 @@ class Stage:
                 y_BTD = self._compute(step, micro_batch, x_BTD, seen)
         else:
             y_BTD = self._outputs.pop(micro_batch)
-        backward_from(y_BTD, gradient_BTD)
+        backward_from(y_BTD, gradient_BTD.to(self.accelerator))
         if isinstance(seen, TokenSlice):
             seen.forget()
         if micro_batch in self._waiting:
@@ -281,7 +293,7 @@ class Stage:
         else:
             self.activations.free(micro_batch)
         assert x_BTD.grad is not None
-        return x_BTD.grad
+        return x_BTD.grad.to(HOST)
 
     def backward_weights(self, micro_batch: int) -> None:
         """Accumulate the weight gradients that the backward pass of a micro-batch put off."""

@@ -11,6 +11,7 @@ from client_pipeline.partition.families import adapter, build_block, carried_exa
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import own_parameters
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.accelerator import HOST
 from client_pipeline.runtime.optimizer import PartOptimizer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.stage import Stage, TrainedBlock
@@ -24,14 +25,21 @@ class TriedBlock:
     Parameters
     ----------
     spec : the model
-    recompute, precision : as a device's
+    recompute, precision, accelerator : as a device's
     """
 
-    def __init__(self, spec: ModelSpec, *, recompute: bool = False, precision: str = "float32") -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        recompute: bool = False,
+        precision: str = "float32",
+        accelerator: torch.device = HOST,
+    ) -> None:
         optimizer = OptimizerConfig(name="sgd")
-        self._stage = Stage(spec, optimizer, recompute=recompute, precision=precision)
+        self._stage = Stage(spec, optimizer, recompute, precision, accelerator)
         self._shape = carried_examples(spec), adapter(spec.family).width(spec)
-        module = build_block(spec, 0).train()
+        module = build_block(spec, 0).train().to(accelerator)
         parameters = own_parameters(module)
         self._stage.blocks[0] = TrainedBlock(module, parameters, {}, None, PartOptimizer(parameters, optimizer))
 

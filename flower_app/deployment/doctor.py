@@ -17,6 +17,7 @@ from flower_app.deployment.device_box import DeviceBox, cu_address
 from flower_app.deployment.edge_server import EdgeServer
 from flower_app.deployment.findings import Diagnosis, Finding, failure, ok
 from flower_app.deployment.machine_checks import (
+    check_accelerator,
     check_data,
     check_memory,
     check_port,
@@ -42,6 +43,7 @@ def examine_edge_server(server: EdgeServer) -> Diagnosis:
         yield from check_known_supernodes(files)
         yield from check_state_folder(server.state)
         yield from check_memory(SERVER_MB)
+        yield from check_accelerator()
         if files.ca.is_file() and listens(server.host, server.port):
             yield from _own_superlink(server)
         else:
@@ -83,6 +85,8 @@ def examine_control_unit(box: ControlUnitBox) -> Diagnosis:
         profile, described = _profile(box)
         yield from profile
         yield from check_memory(CU_MB + box.object_store_mb, box.object_store_mb)
+        if box.devices:
+            yield from check_accelerator()
         if files.ca.is_file():
             yield from check_superlink(str(server_address(box.server)), files.ca)
         if listens(box.host, box.ray_port):
@@ -119,6 +123,7 @@ def examine_device(box: DeviceBox) -> Diagnosis:
         yield from check_versions()
         yield from check_certificate_files(files)
         yield from check_memory(DEVICE_MB + box.object_store_mb, box.object_store_mb)
+        yield from check_accelerator()
         services = box.ray_node(files.folder).services
         if listens(box.host, services["node-manager-port"]):
             yield ok("ports", f"a Ray node runs at {box.host}:{services['node-manager-port']}")

@@ -62,6 +62,16 @@ def _installed(name: str) -> str:
         return ""
 
 
+def check_accelerator() -> Iterator[Finding]:
+    """Say what ``runtime.accelerator`` may name on this machine, whose parts compute on the processor without it."""
+    try:
+        from client_pipeline.runtime.accelerator import accelerators_here
+    except ImportError:
+        return  # without torch nothing runs, which the check of the versions says
+    found = [f"{name} with {free / 1e9:.1f} GB free" for name, free in accelerators_here().items()]
+    yield ok("accelerator", ", ".join(found) or f"none that torch {_installed('torch')} knows: the processor computes")
+
+
 def check_memory(needed_mb: int, shared_mb: int = 0) -> Iterator[Finding]:
     """Check that there is enough memory, and of it enough that processes can share."""
     free_mb = available_memory() // _MEGA

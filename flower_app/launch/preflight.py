@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from client_pipeline.runtime.accelerator import find_accelerator
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from flower_app.config.cautions import check_honest_scores
 from flower_app.config.run_config import RunConfig
@@ -68,8 +69,10 @@ def clusters_at_once(config: RunConfig) -> int:
 
 
 def _try_decoder(config: RunConfig) -> None:
-    """Read the certificates and listen for a moment, with next to nothing for a decoder."""
-    trainer = DecoderTrainer(HeadTrainer(nn.Linear(1, 1), config.optimizer, unit=0), config.decoder_sync)
+    """Read the certificates and listen for a moment, with next to nothing for a decoder, where it will compute."""
+    accelerator = find_accelerator(config.runtime.accelerator)
+    head = HeadTrainer(nn.Linear(1, 1), config.optimizer, unit=0, accelerator=accelerator)
+    trainer = DecoderTrainer(head, config.decoder_sync)
     service = DecoderService(config.decoder, trainer, num_clusters=1)
     try:
         service.start()

@@ -198,6 +198,7 @@ def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -
         "RAY_USAGE_STATS_ENABLED": "0",
         # Workers started ahead would lack the run's environment, and so only take the processor from those needed.
         "RAY_prestart_worker_first_driver": "0",
+        # Actors of ours ask Ray for no accelerator, and it would hide those that runtime.accelerator may name.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
     return environment

@@ -16,6 +16,7 @@ from client_pipeline.link.address import DecoderAddress
 from client_pipeline.partition.base_weights import BaseWeights, FrozenBase
 from client_pipeline.partition.parts import load_parameters, own_parameters, part_weights
 from client_pipeline.partition.plan import read_plans
+from client_pipeline.runtime.accelerator import find_accelerator, training_bytes
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from flower_app.config.strategy_choice import make_strategy
 from flower_app.report.sinks import open_sinks
@@ -143,6 +144,7 @@ def decoder_service(run: PreparedRun, news: LiveNews | None = None) -> DecoderSe
             config.optimizer,
             unit=run.scenario.planner.num_blocks,
             precision=config.runtime.precision,
+            accelerator=find_accelerator(config.runtime.accelerator, training_bytes(run.parts.head)),
         ),
         decoder_sync=config.decoder_sync,
         join_timeout_s=config.decoder.join_timeout,

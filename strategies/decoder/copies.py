@@ -11,6 +11,7 @@ from torch import Tensor
 
 from client_pipeline.link.base import Gradient
 from client_pipeline.partition.parts import load_parameters
+from client_pipeline.runtime.accelerator import on_host
 from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer
 from strategies.decoder.member import ClusterSummary, MicroBatch, NotFiniteRefusal, Refusal, is_finite
 
@@ -117,7 +118,7 @@ class DecoderCopies:
             self._discard(clusters)
             if sync == "round":
                 self._average(clusters, weights)
-            return {name: p.detach() for name, p in self.shared.parameters.items()}
+            return on_host({name: p.detach() for name, p in self.shared.parameters.items()})
 
     def _discard(self, clusters: Iterable[int]) -> None:
         for cluster in clusters:

@@ -15,6 +15,7 @@ from flower_app.runs.run_directory import read_rounds
 from flower_app.training import round_closer
 from flower_app.training.prepared_run import prepare
 from flower_app.training.round_closer import PatienceEnded, RoundClock, RoundCloser, RoundOpener, RunStanding
+from flower_app.training.training_run import decoder_service
 from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.grid.update_receipts import UpdateReceipts
 from strategies.records import to_arrays, to_tensors
@@ -173,6 +174,17 @@ def test_the_plans_of_a_round_are_written_before_it_begins(fresh, monkeypatch):
     assert clock.next_round()["round_s"] == 2.0
     opener.open(2, [plan])
     assert begun == [(1, 0.0), (2, 2.0)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_server_without_the_accelerator_of_its_decoder_is_refused_before_anything_starts(tmp_path):
+    config = RunConfig.from_flat({**FLAT, "strategy": "collapipe", "runtime.accelerator": "cuda"})
+    with pytest.raises(ValueError, match="runtime.accelerator: expected cuda, found the processor alone"):
+        check_run(config)
+    # The server app asks again, as soon as it makes the decoder's service: before it tells any node of the run.
+    prepared = prepare(replace(config, runs_dir=str(tmp_path)), tmp_path)
+    with pytest.raises(ValueError, match="runtime.accelerator: expected cuda"):
+        decoder_service(prepared)
 
 
 def test_data_shares_go_with_the_even_split_alone():

@@ -145,8 +145,8 @@ def _trained(curve: Curve, config: RunConfig, rates: _Rates, part: str, seed: in
     torch.set_num_threads(config.runtime.threads)
     rounds = OneProcessRounds(config, training_scenario(config).data_shares)
     metric, methods = str(curve.figure["score"]), curve.figure["methods"]
-    # Where clusters never join, one of them shows as well as all which rate is best.
-    members = range(1 if part == VALIDATION and rounds.joining == "never" else rounds.num_clusters)
+    # Where clusters never join, the first one's model stands for all: their shares are alike.
+    members = range(1 if rounds.joining == "never" else rounds.num_clusters)
     costs = {}
     if part == FRESH:
         costs = {label: _planned_costs(config, strategy, rounds.prepared.spec) for label, strategy in methods.items()}
@@ -166,7 +166,7 @@ def _trained(curve: Curve, config: RunConfig, rates: _Rates, part: str, seed: in
         if not (last or (part == FRESH and number % config.evaluate_every == 0)):
             continue
         metrics = rounds.score("validation", list(members))
-        test = score_of(rounds.score("test"), metric) if last and part == FRESH else None
+        test = score_of(rounds.score("test", list(members)), metric) if last and part == FRESH else None
         yield from _scored_rows(shared, number, config, float(np.mean(losses)), metrics, test, costs)
         losses = []
 

@@ -24,8 +24,8 @@ _CLASS_GAINS = {"pipeline": "accuracy +1.82 %", "vanilla-fl": "accuracy +0.15 % 
 _WHAT = {
     "vanilla-fl": "whole models, averaged after each round: how CollaPipe with decoder-sync = round, VanillaFL and "
     "TITANIC learn, all three alike",
-    "pipeline": "each cluster alone on its share, until its model has seen as many examples as the joint one; the first "
-    "cluster's stands for all",
+    "pipeline": "each cluster alone on its share, until its model has seen as many examples as the joint one; the "
+    "first cluster's stands for all",
     "FedAdam": "whole models, the server takes FedAdam's step from their mean; both learning rates tuned",
 }
 """By strategy: how it learns."""

@@ -25,6 +25,7 @@ from flower_app.experiments import (
 from flower_app.experiments.curves import load_curves
 from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row
 from flower_app.experiments.results import COMPACT, PICTURE, ROWS, read_rows, write_findings, write_rows, write_table
+from flower_app.experiments.tuned_learning import fig6_tuned
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -32,6 +33,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         fig4.EXPERIMENT,
         fig5.EXPERIMENT,
         fig6.EXPERIMENT,
+        fig6_tuned.EXPERIMENT,
         grid.FIG9,
         grid.FIG10,
         computation.FIG7,

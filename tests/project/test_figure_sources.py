@@ -72,7 +72,7 @@ def is_reported(number, numbers):
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
     for line in MEASURED.splitlines()
-    if re.match(r"\| .* \| `collapipe reproduce \w+` \| ", line)
+    if re.match(r"\| .* \| `collapipe reproduce [\w-]+` \| ", line)
 ]
 
 

@@ -25,7 +25,7 @@ def test_every_claim_has_a_verdict_and_a_reason():
 
 def test_every_figure_of_a_claim_is_in_the_findings_of_its_command():
     for claim, _, figures, command, _ in claims():
-        names = re.findall(r"reproduce (\w+)", command)
+        names = re.findall(r"reproduce ([\w-]+)", command)
         told = []
         for name in names:
             findings = json.loads((ROOT / "docs" / "results" / name / "findings.json").read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ Whoever has a reason to doubt it says so here (:meth:`BlockPlacement.doubt`); no
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,9 @@ from client_pipeline.partition.plan import Segment
 from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.snapshots import Snapshots
 from client_pipeline.runtime.stage import MovedBlock
+
+FIRST_MOVE_S, FIRST_BYTES_S = 1.0, 5e7
+"""What a move takes before any was seen: seconds, and bytes in a second."""
 
 
 class BlockPlacement:
@@ -38,6 +42,8 @@ class BlockPlacement:
         """TEBs that changed owner since the pipeline began, first placements and repairs left out."""
         self.moved_bytes = 0
         """Bytes of their weights and optimizer state."""
+        self.move_s = 0.0
+        """Time that these moves took [s]."""
         self.restored_bytes = 0
         """Bytes that were put back after faults."""
         self._owner: dict[int, int] = {}
@@ -126,7 +132,7 @@ class BlockPlacement:
         return bool(self._pool.answers({device: reference}, "looking for the model's files")[device])
 
     def _move(self, owners: Mapping[int, int]) -> None:
-        arriving: dict[int, list[tuple[int, Any]]] = {}
+        begun, arriving = time.monotonic(), dict[int, list[tuple[int, Any]]]()
         for index, device in sorted(owners.items()):
             owner = self._owner[index]
             if owner != device:
@@ -141,6 +147,14 @@ class BlockPlacement:
         brought = self._pool.answers(references, "placing TEBs")
         self.moved_blocks += sum(map(len, arriving.values()))
         self.moved_bytes += sum(sum(sizes) for sizes in brought.values())
+        self.move_s += time.monotonic() - begun
+
+    def seconds_of_move(self, num_blocks: int) -> float:
+        """How long so many TEBs take to change owner: as those did that have, or a guess by their copies' bytes [s]."""
+        if self.moved_blocks:
+            return num_blocks * self.move_s / self.moved_blocks
+        size = self.snapshots.bytes / max(self.snapshots.taken * len(self._owner), 1)
+        return FIRST_MOVE_S + num_blocks * size / FIRST_BYTES_S
 
     def _put_back(self, owners: Mapping[int, int]) -> None:
         version = self.snapshots.version

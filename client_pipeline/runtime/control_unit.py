@@ -341,12 +341,13 @@ class ControlUnit:
         link.end_step(scale)
         self.optimizer.apply(global_step, scale)
         if number < setup.local_steps:
-            self._look_for_slow_ones(outcome)
+            self._look_for_slow_ones(outcome, setup.local_steps - number)
         return outcome
 
-    def _look_for_slow_ones(self, outcome: StepOutcome) -> None:
-        """Give a device that has become slow less to do from the next step on."""
-        if slow := self.speed.observe(outcome.devices):
+    def _look_for_slow_ones(self, outcome: StepOutcome, steps_left: int) -> None:
+        """Give a device that has become slow less to do from the next step on, where that pays within the round."""
+        slow = self.speed.observe(outcome.devices)
+        if slow and self.recovery.relief_pays(self._slow | slow, outcome, steps_left):
             known = self._slow.keys() | self._slow_before.keys()
             self._slow |= slow
             self.recovery.unburden(self._slow, known)

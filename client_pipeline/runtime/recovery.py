@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, FaultRecord, LostRound
-from client_pipeline.runtime.pipeline import Pipeline
+from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
+from client_pipeline.runtime.relief import num_moved, pays
 from client_pipeline.runtime.replanning import NoPlan, Replan
 
 T = TypeVar("T")
@@ -96,6 +97,25 @@ class Recovery:
         """Say which local step comes, and whether the TEBs can be put back to its beginning."""
         self.step, self._replayable = step, replayable
 
+    def relief_pays(self, slow: Mapping[int, float], outcome: StepOutcome, steps_left: int) -> bool:
+        """Say whether the rest of the round gains more from less for slow devices than the move of TEBs takes.
+
+        Parameters
+        ----------
+        slow : by how much devices are slower than usual
+        outcome : of the last step
+        steps_left : local steps of the round
+        """
+        try:
+            relieved = self._fitting(self.plan, self._not_lost(), slow)
+        except LostRound:
+            return False
+        moved = num_moved(outcome.segments, relieved.segments())
+        return pays(outcome, relieved, slow, steps_left, self._pipeline.placement.seconds_of_move(moved))
+
+    def _not_lost(self) -> list[int]:
+        return [device for device in range(len(self.plan.delta)) if device not in self._pipeline.pool.lost]
+
     def unburden(self, slow: Mapping[int, float], recorded: Collection[int]) -> None:
         """Plan again with the speed that was measured.
 
@@ -111,9 +131,8 @@ class Recovery:
                 record = self._record("slow", device, f"{factor:.1f} times slower than usual")
                 began = self._fault_began(device)
                 self._open.append((record, time.monotonic() if began is None else began))
-        usable = [device for device in range(len(self.plan.delta)) if device not in self._pipeline.pool.lost]
         before = self._pipeline.placement.moved_bytes
-        self.use(self._fitting(self.plan, usable, slow))
+        self.use(self._fitting(self.plan, self._not_lost(), slow))
         moved = self._pipeline.placement.moved_bytes - before
         self._open = [(replace(record, bytes=record.bytes + moved), began) for record, began in self._open]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from client_pipeline.runtime.device import StepReport
 
-SLOW = 4.0
+SLOW = 2.0
 """A device this many times slower than usual is slow."""
 WORTH_S = 0.5
 """Time that a step must lose by it: less is not worth another plan [s]."""

@@ -166,13 +166,20 @@ def test_a_checkpoint_has_all_parts_and_the_place_in_the_data(units, tmp_path):
 def test_devices_that_became_slow_are_recorded_once_over_two_rounds(units):
     unit = units()
     unburdened = []
-    unit.recovery = SimpleNamespace(unburden=lambda slow, known: unburdened.append((dict(slow), set(known))))
+    asked, answers = [], [True, True, False, True]
+    unit.recovery = SimpleNamespace(
+        unburden=lambda slow, known: unburdened.append((dict(slow), set(known))),
+        relief_pays=lambda slow, outcome, steps_left: asked.append((dict(slow), steps_left)) or answers.pop(0),
+    )
     found = [{}, {1: 8.0}, {2: 5.0}]
     unit.speed = SimpleNamespace(observe=lambda reports: found.pop(0))
-    for _ in range(3):
-        unit._look_for_slow_ones(SimpleNamespace(devices={}))
+    for steps_left in (5, 4, 3):
+        unit._look_for_slow_ones(SimpleNamespace(devices={}), steps_left)
     assert unburdened == [({1: 8.0}, set()), ({1: 8.0, 2: 5.0}, {1})]
+    assert asked == [({1: 8.0}, 4), ({1: 8.0, 2: 5.0}, 3)]
     unit._slow_before = {4: 9.0}
-    found.append({1: 7.0})
-    unit._look_for_slow_ones(SimpleNamespace(devices={}))
-    assert unburdened[2] == ({1: 7.0, 2: 5.0}, {1, 2, 4})
+    # One that is not worth a move is not taken for slow.
+    found += [{3: 7.0}, {1: 7.0}]
+    for _ in range(2):
+        unit._look_for_slow_ones(SimpleNamespace(devices={}), 2)
+    assert len(unburdened) == 3 and unburdened[2] == ({1: 7.0, 2: 5.0}, {1, 2, 4})

@@ -1,6 +1,7 @@
 """What is decided when a device is lost: who is given up, what is recorded, and whether the round can go on."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -218,6 +219,21 @@ def test_a_round_begins_with_who_is_there_and_records_who_was_absent_or_is_back(
     pipeline.pool.lost.clear()
     recovery.begin_round(7, THREE, LEAN, 0.0)
     assert recovery.plan == THREE
+
+
+def test_less_for_slow_devices_pays_where_they_are_waited_for_longer_than_tebs_move(pipeline):
+    recovery = begun(pipeline, replan=equal_devices(3, 4))
+    devices = {segment.device: SimpleNamespace(busy_s=1.0) for segment in THREE.segments()}
+    devices[1].busy_s = 9.0
+    outcome = SimpleNamespace(devices=devices, segments=THREE.segments())
+    moves = []
+    pipeline.placement.seconds_of_move = lambda num_blocks: moves.append(num_blocks) or 3.0
+    assert recovery.relief_pays({1: 9.0}, outcome, 3)
+    assert not recovery.relief_pays({1: 9.0}, outcome, 0)
+    assert recovery.all_records == [] and min(moves) >= 0
+    # Where those who are left cannot hold the TEBs there is nothing to gain.
+    pipeline.pool.lost = {0: KILLED, 1: KILLED, 2: KILLED}
+    assert not recovery.relief_pays({1: 9.0}, outcome, 3)
 
 
 def test_slow_devices_get_less_and_are_recorded_once(pipeline):

@@ -144,6 +144,14 @@ def test_what_the_text_says_of_spreads_is_told_by_the_rows():
         row = next(line for line in text.split("| `") if line.startswith(f"{config}`"))
         assert f"{scale * (federated - central):+.1f} ± {scale * error:.1f}" in row, config
 
+    for trained, name in (("full", "whole"), ("lora", "adapters, r = 16 on all linear layers")):
+        row = text[text.index(f"| {name} |") :][:200]
+        for how in ("federated", "central"):
+            keys = ("trec6-minilm", trained, how)
+            shares = [run["accuracy"] for run in runs if (run["config"], run.get("trainable"), run["how"]) == keys]
+            several = f"{statistics.mean(shares):.3f} ({min(shares):.3f} to {max(shares):.3f}; {len(shares)} seeds)"
+            assert (several if len(shares) > 1 else f"{shares[0]:.3f} (one seed)") in row, keys
+
     with (DOCS / "results/fig11/compact-400-rounds.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     largest = {}

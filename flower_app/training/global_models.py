@@ -47,7 +47,8 @@ class GlobalModels:
     def whole(self, arrays: ArrayRecord) -> dict[str, Tensor]:
         """Return a round's weights by global name; a head that they lack is the trained one's own tensors."""
         weights = to_tensors(arrays)
-        if any(name.startswith("head.") for name in weights):
+        # Models of their own have heads of their own.
+        if self._num_own or any(name.startswith("head.") for name in weights):
             return weights
         return weights | {f"head.{name}": p.detach() for name, p in own_parameters(self._parts.head).items()}
 

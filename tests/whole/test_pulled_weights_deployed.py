@@ -81,8 +81,10 @@ def start(machines, certs):
     machines.wait_for("server", "SuperLink at .* is up")
     small = ("--object-store-mb", 80)
     superlink = f"{address('server')}:{SUPERLINK_PORT}"
-    # The server's folder can be seen from here, as all of these machines are one: another place is named.
-    options = ("--cluster", 0, "--server", superlink, "--certs", certs / "cu-0", "--model", "nowhere", *small)
+    # The server's folder can be seen from here, as all of these machines are one: one without a file is named.
+    empty = machines.folder / "empty"
+    empty.mkdir()
+    options = ("--cluster", 0, "--server", superlink, "--certs", certs / "cu-0", "--model", empty, *small)
     machines.start("cu", "up", "cu", "--host", address("cu"), "--state", machines.folder / "state", *options)
     machines.wait_for("cu", "SuperNode ID")
     for device, name in enumerate(("d0", "d1")):
@@ -104,7 +106,7 @@ def test_a_control_unit_without_the_folder_pulls_it_and_trains_as_one_that_has_i
     lines = rounds_of(Path(json.loads(done.stdout)["run_dir"]))
     assert [line["failed"] for line in lines] == [[], []] and len(lines[0]["clusters"][0]["devices"]) == 2
     # The whole file lies in the control unit's cache, by its digest, and nothing half.
-    (pulled,) = (tmp_path / "state" / "weights").iterdir()
+    (pulled,) = (tmp_path / "state" / "checkpoints" / "weights").iterdir()
     assert pulled.read_bytes() == (folder / "model" / "model.safetensors").read_bytes()
     # It came over the data plane: Flower's messages had none of it.
     assert lines[0]["setup_bytes"] == 0

@@ -68,7 +68,8 @@ def test_a_run_in_slices_has_the_losses_and_the_weights_of_one_without(local_ray
     expected, weights = trained(f"test-whole-{family}", spec, whole, **runtime)
     found, sliced_weights = trained(f"test-slices-{family}", spec, replace(whole, token_slices=3), **runtime)
     assert found == pytest.approx(expected, rel=1e-5)
-    assert expected[-1] < expected[0]
+    start = build_parts(spec, seed=1).weights()
+    assert not all(torch.equal(weights[i][n], v) for i in weights for n, v in block_weights(start, i).items())
     for index, block in weights.items():
         for name, value in block.items():
             # AdamW divides by the root of squares: where a gradient is all rounding, steps differ.

@@ -77,9 +77,12 @@ class LlamaBlock(nn.Module):
         rotated = self.rotary(x_BTD, positions)
         if part is not None:
             # Some rotary embeddings depend on the length of the sequence: a slice has its part of the whole one's.
-            own = tuple(of[:, part.first : part.end].clone() for of in rotated)
+            slice_rotations = tuple(of[:, part.first : part.end].clone() for of in rotated)
             near = slice_mask(part, self.window)
-            return cast(Tensor, self.layer(x_BTD, attention_mask=near, position_embeddings=own, past_key_values=part))
+            return cast(
+                Tensor,
+                self.layer(x_BTD, attention_mask=near, position_embeddings=slice_rotations, past_key_values=part),
+            )
         if self.window is not None and length > self.window:
             near = causal_mask(length, x_BTD.device, self.window)
             mask = near if mask is None else mask & near

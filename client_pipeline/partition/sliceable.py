@@ -41,10 +41,11 @@ def check_token_slices(spec: ModelSpec, setting: str) -> None:
             f"later, found model.family {spec.family} with the head {spec.head}; leave token slices at 1"
         )
     if rates := dropouts(spec):
-        found = ", ".join(f"{name} = {rate:g}" for name, rate in rates.items())
+        rate_texts = ", ".join(f"{name} = {rate:g}" for name, rate in rates.items())
         raise ValueError(
-            f"{setting}: expected a model without dropout, whose masks are drawn for whole micro-batches, found "
-            f"{found}; set dropout to 0, in model.dropout or in the folder's config.json, or leave token slices at 1"
+            f"{setting}: expected a model without dropout, whose masks are drawn for whole micro-batches, "
+            f"found {rate_texts}; set dropout to 0, in model.dropout or in the folder's config.json, or leave token "
+            "slices at 1"
         )
 
 

@@ -75,8 +75,8 @@ class KeptKeys:
             # Copies: some layers make queries, keys and values as one tensor, which a part of it would hold whole.
             keys, values = (tensor.detach().clone().requires_grad_() for tensor in made)
             kept.append((keys, values))
-        own = (_Kept.apply(tensor, of) for tensor, of in zip(made, kept[number], strict=True))  # type: ignore[no-untyped-call]
-        keys, values = own
+        pair = (_Kept.apply(tensor, of) for tensor, of in zip(made, kept[number], strict=True))  # type: ignore[no-untyped-call]
+        keys, values = pair
         return _concatenated([*kept[:number], (keys, values)])
 
     def nbytes_of(self, number: int) -> int:

@@ -68,8 +68,10 @@ def check_accelerator() -> Iterator[Finding]:
         from client_pipeline.runtime.accelerator import accelerators_here
     except ImportError:
         return  # without torch nothing runs, which the check of the versions says
-    found = [f"{name} with {free / 1e9:.1f} GB free" for name, free in accelerators_here().items()]
-    yield ok("accelerator", ", ".join(found) or f"none that torch {_installed('torch')} knows: the processor computes")
+    descriptions = [f"{name} with {free / 1e9:.1f} GB free" for name, free in accelerators_here().items()]
+    yield ok(
+        "accelerator", ", ".join(descriptions) or f"none that torch {_installed('torch')} knows: the processor computes"
+    )
 
 
 def check_memory(needed_mb: int, shared_mb: int = 0) -> Iterator[Finding]:

@@ -125,8 +125,8 @@ def _tuned(curve: Curve, folder: Path, say: Callable[[str], None]) -> tuple[_Rat
     chosen = _Rates.of(curve.config)
     chosen = replace(chosen, lr=best_rate(chosen.lr, farthest, lambda lr: score_with(replace(chosen, lr=lr))))
     if (base := chosen.server_lr) is not None:
-        found = best_rate(base, farthest, lambda rate: score_with(replace(chosen, server_lr=rate)))
-        chosen = replace(chosen, server_lr=found)
+        server_lr = best_rate(base, farthest, lambda rate: score_with(replace(chosen, server_lr=rate)))
+        chosen = replace(chosen, server_lr=server_lr)
     return chosen, [row | {"chosen": int(rates == chosen)} for rates, row in rows_by_rates.items()]
 
 

@@ -31,8 +31,8 @@ LORA = LoraConfig(rank=2, targets="all-linear")
 
 def everywhere(tensors, kind):
     """Whether all tensors are of a kind of device."""
-    found = {tensor.device.type for tensor in tensors}
-    assert found == {kind}, found
+    kinds = {tensor.device.type for tensor in tensors}
+    assert kinds == {kind}, kinds
     return True
 
 
@@ -62,9 +62,9 @@ def test_tebs_on_an_accelerator_learn_as_on_the_host_and_give_nothing_that_is_no
     (here, parts), (there, _) = stage_of(spec), stage_of(spec, apart_device)
     batch = tiny_batch(spec)
     for number in (1, 2):
-        expected, found = one_step(here, parts, batch, number), one_step(there, parts, batch, number)
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-        assert everywhere([found[0], found[1], *found[2][0].values()], "cpu")
+        expected, outcome = one_step(here, parts, batch, number), one_step(there, parts, batch, number)
+        torch.testing.assert_close(outcome, expected, rtol=1e-3, atol=1e-4)
+        assert everywhere([outcome[0], outcome[1], *outcome[2][0].values()], "cpu")
     block = there.blocks[0]
     inside = [*block.module.parameters(), *block.module.buffers()]
     assert everywhere(inside, apart_device.type) and all(isinstance(tensor, ApartTensor) for tensor in inside)
@@ -92,8 +92,8 @@ def test_a_teb_goes_on_on_the_host_from_where_an_accelerator_left_it(recompute, 
     one_step(back, parts, batch, 2)
     for index, state in back.states().items():
         again.place(index, state, version=2)
-    found = one_step(again, parts, batch, 3)
-    torch.testing.assert_close(found, one_step(expected, parts, batch, 3), rtol=1e-3, atol=1e-4)
+    outcome = one_step(again, parts, batch, 3)
+    torch.testing.assert_close(outcome, one_step(expected, parts, batch, 3), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(again.weights(), expected.weights(), rtol=1e-3, atol=1e-4)
 
 
@@ -139,8 +139,8 @@ def test_a_cluster_trains_on_accelerators_as_on_processors(lost, apart_device, m
             once(unit, round_=2, step=2, kind="G", micro_batch=1, act=lambda a=actors, n=name: a[n].end_process())
         try:
             weights.append(within(60.0, train, unit, initial(SPEC), (1, 2), THREE)[0])
-            said = {answer["accelerator"] for answer in unit.pipeline.status().values()}
-            assert said == {"cpu" if kind == "cpu" else str(apart_device)}
+            kinds = {answer["accelerator"] for answer in unit.pipeline.status().values()}
+            assert kinds == {"cpu" if kind == "cpu" else str(apart_device)}
         finally:
             unit.close()
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-3, atol=1e-4)
@@ -216,7 +216,7 @@ def test_a_machine_without_the_accelerator_says_what_it_has_and_what_to_do():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "refusal"),
     [
         ({"accelerator": "gpu"}, "runtime.accelerator: expected one of cpu, auto, cuda, mps, found 'gpu'"),
         (
@@ -225,8 +225,8 @@ def test_a_machine_without_the_accelerator_says_what_it_has_and_what_to_do():
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused_by_name(settings, said):
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_cannot_be_are_refused_by_name(settings, refusal):
+    with pytest.raises(ValueError, match=refusal):
         RuntimeConfig(**settings)
 
 

@@ -66,8 +66,8 @@ def test_a_run_in_slices_has_the_losses_and_the_weights_of_one_without(local_ray
     spec = replace(tiny_spec(family, dropout=0.0), lora=lora)
     whole = ClusterPlan(delta=(2, 2, 1), order=(1, 0, 2), m=3, schedule=schedule)
     expected, weights = trained(f"test-whole-{family}", spec, whole, **runtime)
-    found, sliced_weights = trained(f"test-slices-{family}", spec, replace(whole, token_slices=3), **runtime)
-    assert found == pytest.approx(expected, rel=1e-5)
+    losses, sliced_weights = trained(f"test-slices-{family}", spec, replace(whole, token_slices=3), **runtime)
+    assert losses == pytest.approx(expected, rel=1e-5)
     start = build_parts(spec, seed=1).weights()
     assert not all(torch.equal(weights[i][n], v) for i in weights for n, v in block_weights(start, i).items())
     for index, block in weights.items():

@@ -38,6 +38,8 @@ class Round:
         self.number, self.began, self.ended = line["round"], began, ended
         self.clusters = {report["cluster"] for report in line["clusters"]}
         self.absent = {entry["cluster"]: entry["reason"] for entry in [*line["plan"]["left_out"], *line["failed"]]}
+        self.is_whole = not line["faults"] and not self.absent
+        """Whether nothing happened in it."""
 
 
 class Absence:

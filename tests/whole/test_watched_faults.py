@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 import time
-import urllib.request
 
 import pytest
 
 from helpers.command_line import sets
 from helpers.signals import default_signals
+from helpers.watched_page import AskedPage
 
 pytestmark = pytest.mark.slow
 
@@ -29,18 +29,6 @@ FAULTS = {
     "runtime.devices-per-actor": 1,
     "scenario": "edge-boxes",
 }
-
-
-class Page:
-    """What the page asks for, by the address that the terminal has shown."""
-
-    def __init__(self, address):
-        self.address, self.token = re.match(r"(http://[^/]+)/\?token=(\S+)", address).groups()
-
-    def get(self, path):
-        request = urllib.request.Request(f"{self.address}/{path}", headers={"authorization": f"Bearer {self.token}"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
 
 
 def injected(run_dir):
@@ -62,7 +50,7 @@ def test_a_kill_a_freeze_and_a_cut_are_on_the_page_as_they_happen(tmp_path):
         while not (told := re.search(r"watch: (\S+)", log.read_text())):
             assert run.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
-        page, run_dir = Page(told.group(1)), None
+        page, run_dir = AskedPage(told.group(1)), None
         page.get("state?after=0&log=0")
         while run.poll() is None and time.monotonic() < deadline:
             (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())

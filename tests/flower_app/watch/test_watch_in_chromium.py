@@ -4,9 +4,6 @@
 """
 
 import json
-import os
-import shutil
-import time
 
 import pytest
 
@@ -18,25 +15,21 @@ from flower_app.runs.run_directory import ROUNDS, append_round, write_config
 from flower_app.training.live_news import LiveNews
 from flower_app.watch.server import watched
 from helpers.planned_run import planned_run
+from helpers.watched_page import BROWSER, VISIBLE_S, ShownPage, chromium, seconds_until
 
 pytestmark = pytest.mark.slow
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser's driver is not installed")
-PROGRAM = os.environ.get("COLLAPIPE_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-if not PROGRAM:
+if not BROWSER:
     pytest.skip("no Chromium here; COLLAPIPE_TEST_CHROMIUM names one", allow_module_level=True)
 
 TOKEN = "a token of more than sixteen characters"
-VISIBLE_S = 2.0
 
 
 @pytest.fixture
 def browser():
-    with playwright.sync_playwright() as driver:
-        arguments = ["--no-sandbox", "--disable-gpu", "--single-process", "--no-zygote", "--disable-dev-shm-usage"]
-        chromium = driver.chromium.launch(executable_path=PROGRAM, args=arguments, headless=True)
-        yield chromium
-        chromium.close()
+    with chromium(playwright) as program:
+        yield program
 
 
 def run_of(folder, scenario, rounds):
@@ -62,11 +55,10 @@ def opened(browser, tmp_path):
         serving = watched(run_dir, 0, TOKEN, told.append)
         serving.__enter__()
         ends.append(serving)
-        page, errors = browser.new_page(viewport={"width": width, "height": 900}), []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        errors = ShownPage(page).errors
         page.goto(told[-1].removeprefix("watch: "))
-        seconds_until(page, "progress", lambda text: text.startswith(f"round {rounds} "))
+        progress(page, f"round {rounds} ")
         return run_dir, line, page, errors
 
     yield open_page
@@ -74,17 +66,12 @@ def opened(browser, tmp_path):
         serving.__exit__(None, None, None)
 
 
-def seconds_until(page, name, holds):
-    """How long it takes until an element's text is as wanted [s]; asked from here: the page runs no foreign code."""
-    begun = time.monotonic()
-    while not holds(text := page.text_content(f"#{name}")):
-        assert time.monotonic() < begun + 60, text
-        time.sleep(0.05)
-    return time.monotonic() - begun
+def progress(page, words):
+    return seconds_until(lambda: page.text_content("#progress"), lambda text: text.startswith(words))
 
 
 def banner(page, words):
-    return seconds_until(page, "banner", lambda text: words in text)
+    return seconds_until(lambda: page.text_content("#banner"), lambda text: words in text)
 
 
 def fault(kind, device, round_=5, **more):
@@ -103,7 +90,7 @@ def test_a_kill_a_freeze_and_a_cut_are_seen_within_two_seconds(opened):
         news.hear(0, 5, ClusterNews(round=5, faults=[fault("freeze", 2)]).to_text())
         banner(page, "freeze: cluster 0, device 2")
         append_round(run_dir, line | {"round": 5})
-        seconds_until(page, "banner", lambda text: not text)
+        seconds_until(lambda: page.text_content("#banner"), lambda text: not text)
     print(f"killed {killed_s:.2f} s, frozen {frozen_s:.2f} s, cut {cut_s:.2f} s")
     assert killed_s < VISIBLE_S and frozen_s < VISIBLE_S and cut_s < VISIBLE_S
     assert errors == []
@@ -134,6 +121,6 @@ def test_a_thousand_rounds_of_a_hundred_clusters_stay_fluent(opened):
     # What the page takes for a new round, beside the browser's own frames.
     drawn_ms = page.evaluate("() => { const begun = performance.now(); draw(); return performance.now() - begun; }")
     append_round(run_dir, line | {"round": 1001})
-    shown_s = seconds_until(page, "progress", lambda text: text.startswith("round 1001 "))
+    shown_s = progress(page, "round 1001 ")
     print(f"drawn in {drawn_ms:.0f} ms, a new round is shown after {shown_s:.1f} s")
     assert errors == []

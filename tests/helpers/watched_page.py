@@ -1,0 +1,71 @@
+"""The page of a watched run: what it asks for, and the page itself in headless Chromium where there is one."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+import urllib.request
+
+BROWSER = os.environ.get("COLLAPIPE_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+"""The browser's program; None: there is none."""
+VISIBLE_S = 2.0
+"""So soon a fault has to be seen [s]."""
+
+
+class AskedPage:
+    """What the page asks for, by the address that the terminal has shown."""
+
+    def __init__(self, address):
+        self.address, self.token = re.match(r"(http://[^/]+)/\?token=(\S+)", address).groups()
+
+    def get(self, path):
+        request = urllib.request.Request(f"{self.address}/{path}", headers={"authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def now(self):
+        """What happens at this moment: signs of devices, and faults of the round, also those that are over."""
+        present = self.get("now")
+        faults = [f"cluster {fault['cluster']}: {fault['reason']}" for fault in present["faults_now"]]
+        return " · ".join([*(sign["text"] for sign in present["signs_now"]), *faults])
+
+
+class ShownPage:
+    """A page that a browser shows; asked from here: the page runs no foreign code."""
+
+    def __init__(self, page):
+        self.page, self.errors = page, []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+
+    def now(self):
+        """As its list of faults has it."""
+        texts = self.page.locator("#faults > *").all_text_contents()
+        return " · ".join(text for text in texts if text.startswith("now: "))
+
+
+@contextlib.contextmanager
+def chromium(playwright):
+    """A headless browser."""
+    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=arguments, headless=True)
+        yield browser
+        browser.close()
+
+
+def seconds_until(text, holds, patience_s=60, every_s=0.05):
+    """How long it takes until a text is as wanted [s].
+
+    Parameters
+    ----------
+    text : returns it
+    holds : whether it is as wanted
+    """
+    begun = time.monotonic()
+    while not holds(words := text()):
+        assert time.monotonic() < begun + patience_s, words
+        time.sleep(every_s)
+    return time.monotonic() - begun

@@ -203,14 +203,17 @@ INTERNALS: dict[str, Internal] = {
         "several clients of a simulation in one worker: a process for each costs 200 MB and two seconds of a core",
         "a number of clients that a worker of the simulation runs at once",
     ),
+    "SimulationBackend": Internal(
+        "flwr.server.superlink.fleet.vce.backend.raybackend",
+        "RayBackend",
+        "a simulation in the Ray that the launcher has started beside the SuperLink, which saves seconds",
+        "the address of a Ray in the configuration of a federation",
+    ),
     "Fab": Internal(
         "flwr.supercore.fab", "Fab", "the app bundle that a SuperNode is asked to run", "as for get_all_nested_objects"
     ),
     "TaskType": Internal(
-        "flwr.supercore.constant",
-        "TaskType",
-        "whether a SuperNode is asked to run a client app",
-        "as for get_all_nested_objects",
+        "flwr.supercore.constant", "TaskType", "whether a client app is to run", "as for get_all_nested_objects"
     ),
     "build_fab_from_disk": Internal(
         "flwr.cli.build",

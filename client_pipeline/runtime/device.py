@@ -31,6 +31,7 @@ from client_pipeline.runtime.memory import (
     use_reserve,
 )
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.ray_tensors import send_tensors_as_arrays
 from client_pipeline.runtime.shared_process import join_group
 from client_pipeline.runtime.stage import BlockArrays, DoneAction, MovedBlock, Stage, StepOrder, run_actions
 from client_pipeline.runtime.transport import GroupAddress, Transport
@@ -64,6 +65,7 @@ class DeviceActor:
         self, spec: ModelSpec, optimizer: OptimizerConfig, runtime: RuntimeConfig, memory_limit: float = 0.0
     ) -> None:
         torch.set_num_threads(runtime.threads)
+        send_tensors_as_arrays()
         # Under a limit what is freed must not be in the way of what comes.
         _ = return_freed_memory() if memory_limit else keep_freed_memory()
         self._memory_limit = 0.0

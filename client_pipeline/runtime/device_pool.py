@@ -20,6 +20,7 @@ from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, 
 from client_pipeline.runtime.frozen_devices import fault_of_step, lost_among
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import Placement
+from client_pipeline.runtime.ray_tensors import send_tensors_as_arrays
 from client_pipeline.runtime.shared_actor import NAMESPACE, end_actor, start_member
 from client_pipeline.runtime.transport import TransportError
 from client_pipeline.runtime.unused_actors import LIVENESS
@@ -56,6 +57,7 @@ class DevicePool:
         placement: Placement,
         absent: Iterable[int] = (),
     ) -> None:
+        send_tensors_as_arrays()
         self.name = name
         self._placement = placement
         self.runtime = runtime

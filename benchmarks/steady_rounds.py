@@ -6,7 +6,7 @@ The run and the central training take turns, so that both meet about the same lo
 rounds after the first ``--skip``, and over the repeats. Processor time is counted from outside, over all processes of
 the run; on a machine with other work it is what can be compared.
 
-    python benchmarks/steady_rounds.py                     a table
+    python benchmarks/steady_rounds.py                     a table; of another model with --config and --set
     python benchmarks/steady_rounds.py --json              {"round_s": .., "central_s": .., "ratio": .., "cpu_s": ..,
                                                            "central_cpu_s": .., "cpu_by_process": {..}}
 """
@@ -47,9 +47,14 @@ PROCESSES = {
 class TimedRounds:
     """A run, with the time and the processor time at the end of each round."""
 
-    def __init__(self, program: str, sets: Sequence[str], rounds: int, folder: Path) -> None:
+    def __init__(self, program: str, config: str | None, sets: Sequence[str], rounds: int, folder: Path) -> None:
         settings = [f"num-rounds={rounds}", f"runs-dir={folder}", *sets]
-        command = [program, "run", *(part for text in settings for part in ("--set", text))]
+        command = [
+            program,
+            "run",
+            *(("--config", config) if config else ()),
+            *(part for text in settings for part in ("--set", text)),
+        ]
         self.ends: list[float] = []
         self.cpu: list[dict[str, float]] = []
         """By process, at the end of each round [s]."""
@@ -91,7 +96,7 @@ def _cpu_by_process(root: psutil.Process) -> dict[str, float]:
     return found
 
 
-def central(sets: Sequence[str], samples: int, steps: int) -> tuple[float, float]:
+def central(config: str | None, sets: Sequence[str], samples: int, steps: int) -> tuple[float, float]:
     """Time and processor time of the central training of as many samples in as many steps, after a warm-up [s]."""
     code = f"""
 import json, sys, time
@@ -102,7 +107,7 @@ from central import CentralTraining
 from flower_app.config.sources import load_config
 from flower_app.tasks.base import task
 torch.set_num_threads(2)
-config = load_config(None, {list(sets)!r})
+config = load_config({config!r}, {list(sets)!r})
 chosen = task(config.task)
 prepared = chosen.prepare(config.data, config.model, config.seed, num_clusters=1)
 prepared = replace(prepared, spec=config.adapted(prepared.spec))
@@ -122,20 +127,22 @@ print(json.dumps([sorted(walls[1:])[3], sorted(cpus[1:])[3]]))
     return float(wall_s), float(cpu_s)
 
 
-def measure(program: str, sets: Sequence[str], rounds: int, skip: int, repeats: int) -> dict[str, Any]:
+def measure(
+    program: str, name: str | None, sets: Sequence[str], rounds: int, skip: int, repeats: int
+) -> dict[str, Any]:
     """Let the run and the central training take turns."""
     from client_pipeline.system.scenario import load_scenario
     from flower_app.config.sources import load_config
 
-    config = load_config(None, sets)
+    config = load_config(name, sets)
     num_clusters = config.num_clusters or load_scenario(config.scenario).num_clusters
     samples = config.local_steps * config.batch_size * config.gradient_accumulation * num_clusters
     walls, ratios, centrals, cpus = [], [], [], []
     for repeat in range(repeats):
-        before = central(sets, samples, config.local_steps)
+        before = central(name, sets, samples, config.local_steps)
         with tempfile.TemporaryDirectory(prefix="steady-") as folder:
-            run = TimedRounds(program, sets, rounds, Path(folder))
-        around = [(a + b) / 2 for a, b in zip(before, central(sets, samples, config.local_steps), strict=True)]
+            run = TimedRounds(program, name, sets, rounds, Path(folder))
+        around = [(a + b) / 2 for a, b in zip(before, central(name, sets, samples, config.local_steps), strict=True)]
         walls.append(run.round_s(skip))
         centrals.append(around)
         ratios.append(walls[-1] / around[0])
@@ -157,13 +164,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     own = str(Path(sysconfig.get_path("scripts")) / "collapipe")
     parser.add_argument("--program", default=own, metavar="COLLAPIPE")
+    parser.add_argument("--config", help="a TOML file, or a name in configs; default: the default run")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--skip", type=int, default=3, help="rounds that do not count")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one object to standard output and nothing else")
     args = parser.parse_args()
-    found = measure(args.program, args.sets, args.rounds, args.skip, args.repeats)
+    found = measure(args.program, args.config, args.sets, args.rounds, args.skip, args.repeats)
     if args.json:
         print(json.dumps(found))
         return 0

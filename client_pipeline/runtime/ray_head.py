@@ -7,6 +7,7 @@ A program of its own, as Ray's programs end with the process that has started th
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,14 +15,22 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Start a Ray with so many processors, and write its address into a file: nothing, if it could not be started."""
-    num_cpus, file = int(sys.argv[1]), Path(sys.argv[2])
+    """Start Ray and the simulation's shared actors; the argument, JSON, says which.
+
+    ``num_cpus``: processors that Ray believes in; ``file``: where its address is written, nothing if it could not be
+    started; ``actors``, ``idle_s``, ``modules``: as :func:`client_pipeline.runtime.shared_actor.start_when_ray_is_up`
+    takes them.
+    """
+    order = json.loads(sys.argv[1])
+    file = Path(order["file"])
     import ray
+
+    from client_pipeline.runtime.shared_actor import start_when_ray_is_up
 
     address = ""
     try:
         # As Flower's simulation would.
-        context = ray.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level="WARNING")
+        context = ray.init(num_cpus=order["num_cpus"], include_dashboard=False, logging_level="WARNING")
         # Ray's own handler would print where the program stood.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         address = str(context.address_info["gcs_address"])
@@ -30,6 +39,7 @@ def main() -> None:
         partial = file.with_suffix(".new")
         partial.write_text(address, encoding="utf-8")
         os.rename(partial, file)
+    start_when_ray_is_up(order["actors"], order["idle_s"], order["modules"], timeout_s=0.0)
     while True:
         signal.pause()
 

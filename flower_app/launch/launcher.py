@@ -63,6 +63,10 @@ class LaunchOrder:
     """As many nodes are there."""
     clusters_at_once: int = 0
     """Most that train at the same time: a simulation has a process of Flower's for each of those; 0: all."""
+    shared_actors: Sequence[str] = ()
+    """Names of the actors that devices and control units of a simulation will share."""
+    actor_idle_s: float = 0.0
+    """How long they live without work [s]."""
     watch: Callable[[], None] = lambda: None
     """Called after each poll, to show progress."""
     say: Callable[[str], None] = lambda text: None

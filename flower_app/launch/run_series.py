@@ -25,6 +25,7 @@ from flower_app.launch.simulation import SimulationLauncher
 from flower_app.launch.single_run import check_new_run
 from flower_app.runs.run_directory import FINISHED, read_summary, write_config
 from flower_app.runs.run_lock import locked
+from flower_app.training.simulated_actors import shared_actors
 
 SERVER, CLIENT = "flower_app.launch.session_app:server", "flower_app.launch.session_app:client"
 
@@ -111,6 +112,8 @@ def _train_session(
             run_config=config_file,
             num_clusters=claimed_runs[0][1].num_clusters,
             clusters_at_once=max(clusters_at_once(config) for _, config in claimed_runs),
+            shared_actors=shared_actors(claimed_runs[0][1]),
+            actor_idle_s=claimed_runs[0][1].runtime.actor_idle,
             watch=watch,
             inherited_fds=[lock],
         )

@@ -33,6 +33,7 @@ from flower_app.runs.run_directory import (
     write_config,
 )
 from flower_app.runs.run_lock import locked, remove_abandoned_nodes
+from flower_app.training.simulated_actors import shared_actors
 
 
 def new_run(
@@ -159,6 +160,8 @@ def launch_run(
                 run_config=config_file,
                 num_clusters=config.num_clusters,
                 clusters_at_once=clusters_at_once(config),
+                shared_actors=shared_actors(config),
+                actor_idle_s=config.runtime.actor_idle,
                 watch=progress.update,
                 say=say,
                 inherited_fds=[lock],

@@ -7,6 +7,7 @@ packages in there; and would leave it up afterwards. It would also install the a
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -22,6 +23,7 @@ from client_pipeline.runtime.private_ray import ADDRESS_FILE, private_environmen
 from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.processes import MARK, RunProcesses
 from flower_app.launch.ray_folders import RayFolder, short_folder
+from flower_app.training.simulated_actors import NEEDED_MODULES
 
 OWN_CONNECTION = "own"
 SIMULATION = "flwr-simulation"
@@ -88,14 +90,16 @@ class PrivateSuperLink:
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", str(port)]
         lock_fd = self.ray_folder.lock
         num_cpus = order.clusters_at_once or order.num_clusters
-        ray_head = [
-            sys.executable,
-            "-m",
-            "client_pipeline.runtime.ray_head",
-            str(num_cpus),
-            self.environment[ADDRESS_FILE],
-        ]
-        self.ray_head = self._popen(ray_head, self.logs / "ray.log", import_root(), [lock_fd])
+        ray_order = {
+            "num_cpus": num_cpus,
+            "file": self.environment[ADDRESS_FILE],
+            "actors": list(order.shared_actors),
+            "idle_s": order.actor_idle_s,
+            "modules": NEEDED_MODULES,
+        }
+        ray_head = [sys.executable, "-m", "client_pipeline.runtime.ray_head", json.dumps(ray_order)]
+        # What the actors print is the simulation's.
+        self.ray_head = self._popen(ray_head, self.simulation_log, import_root(), [lock_fd])
         self.server = self._popen([str(program), *options], self.superlink_log, inherited_fds=[lock_fd])
         self.processes = RunProcesses(self.environment[MARK], self.server.pid)
         # A client asks for one CPU, and Ray believes in as many as train at once, whatever cores the machine has.
@@ -182,6 +186,8 @@ def launch_environment(home: Path, ray_folder: Path, inherited: Mapping[str, str
         | private_environment()
         # The parts of a run wait for each other: no use in Ray's being polite with some of them.
         | {"RAY_TMPDIR": str(ray_folder), "RAY_worker_niceness": environment.get("RAY_worker_niceness", "0")}
+        # An actor has a thread for each of its members, which compute in turns: glibc would keep a heap for each.
+        | {"MALLOC_ARENA_MAX": environment.get("MALLOC_ARENA_MAX", "2")}
     )
 
 

@@ -9,18 +9,17 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from client_pipeline.runtime.arrangement import Arrangement, arrange
+from client_pipeline.runtime.arrangement import Arrangement
 from client_pipeline.runtime.shared_actor import start_when_ray_is_up
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.run_config import RunConfig
 from flower_app.training.network import training_scenario
+from flower_app.training.simulated_actors import NEEDED_MODULES, simulated_arrangement
 from strategies.flower_internals import InMemoryGrid, log
 from strategies.grid.forwarding import innermost
 
 _RAY_S = 120.0
 """How long a simulation's Ray may take to come until actors are left to start when they are needed [s]."""
-_NEEDED_MODULES = ("client_pipeline.runtime.control_unit", "flower_app.training.cluster_data")
-"""What a shared actor imports while the server loads data and model."""
 
 
 def arranged(config: RunConfig, scenario: Scenario, grid: Grid, *, quiet: bool = False) -> Arrangement:
@@ -38,12 +37,7 @@ def arranged(config: RunConfig, scenario: Scenario, grid: Grid, *, quiet: bool =
                 "micro-batch alone; set runtime.fused-micro-batches to 1"
             )
         return Arrangement()
-    arrangement, reason = arrange(
-        config.runtime,
-        config.faults,
-        paced=config.device_emulation == "paced",
-        num_devices=[len(devices) for devices in scenario.clusters],
-    )
+    arrangement, reason = simulated_arrangement(config, scenario)
     if not quiet:
         log(INFO, reason)
     return arrangement
@@ -64,5 +58,5 @@ def start_actors(flat: Mapping[str, Any], grid: Grid) -> None:
     except (ValueError, FileNotFoundError):
         return  # the run's preparation meets it again, and says what it is
     if arrangement.actors:
-        needs = (arrangement.actors, config.runtime.actor_idle, _NEEDED_MODULES, _RAY_S)
+        needs = (arrangement.actors, config.runtime.actor_idle, NEEDED_MODULES, _RAY_S)
         threading.Thread(target=start_when_ray_is_up, args=needs, daemon=True).start()

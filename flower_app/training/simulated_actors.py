@@ -1,0 +1,33 @@
+"""The shared actors of a simulation, before there is one: those who start it may start them, too."""
+
+from __future__ import annotations
+
+from client_pipeline.runtime.arrangement import Arrangement, arrange
+from client_pipeline.system.scenario import Scenario
+from flower_app.config.run_config import RunConfig
+from flower_app.training.network import training_scenario
+
+NEEDED_MODULES = ("client_pipeline.runtime.control_unit", "flower_app.training.cluster_data")
+"""What a shared actor imports while the server loads data and model."""
+
+
+def simulated_arrangement(config: RunConfig, scenario: Scenario) -> tuple[Arrangement, str]:
+    """Decide who shares an actor, and why; raises as :func:`client_pipeline.runtime.arrangement.arrange`.
+
+    Parameters
+    ----------
+    config : the run's
+    scenario : its network
+    """
+    return arrange(
+        config.runtime,
+        config.faults,
+        paced=config.device_emulation == "paced",
+        num_devices=[len(devices) for devices in scenario.clusters],
+    )
+
+
+def shared_actors(config: RunConfig) -> list[str]:
+    """Names of the shared actors that the simulation of a checked, complete configuration will ask for."""
+    arrangement, _ = simulated_arrangement(config, training_scenario(config).first(config.num_clusters))
+    return arrangement.actors

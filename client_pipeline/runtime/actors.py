@@ -15,14 +15,9 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from client_pipeline.runtime.control_unit_actor import ControlUnitActor
+from client_pipeline.runtime.device_nodes import check_accelerators, check_answers, check_devices, wait_for_devices
 from client_pipeline.runtime.faults import FailedRound
-from client_pipeline.runtime.placement import (
-    Placement,
-    check_accelerators,
-    check_answers,
-    check_devices,
-    wait_for_devices,
-)
+from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundResult
 from client_pipeline.runtime.shared_actor import (
     NAMESPACE,

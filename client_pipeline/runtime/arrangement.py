@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.fault_config import FaultConfig
-from client_pipeline.runtime.placement import Placement
-from client_pipeline.runtime.shared_actor import SHARED
+from client_pipeline.runtime.placement import SHARED, Placement
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.config import RuntimeConfig
+from client_pipeline.runtime.device_nodes import check_answers, device_nodes
 from client_pipeline.runtime.machine import available_memory, clock_frequency
 from client_pipeline.runtime.memory import keep_freed_memory
 from client_pipeline.runtime.node_tls import NodeTls
-from client_pipeline.runtime.placement import check_answers, device_nodes
 from client_pipeline.runtime.private_ray import private_ray
 from client_pipeline.runtime.shared_actor import NAMESPACE
 from client_pipeline.runtime.shared_process import join_group, open_meeting

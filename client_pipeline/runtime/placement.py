@@ -1,38 +1,19 @@
 """Where a cluster's actors run: all in one Ray, or each device on the Ray node that stands for it.
 
-On an edge box the control unit starts a Ray of its own (``ray start --head``) and real devices join it
-(``ray start --address``). Each offers a custom resource that names it::
-
-    control unit, head        device, node              device, node
-    collapipe-device-0: 1     collapipe-device-1: 1     collapipe-device-2: 1
-    (if it is one itself)
+Ray itself is not imported: who plans a simulation has no need of it yet.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-import socket
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import ray
+from client_pipeline.system.devices import device_resource
 
-from client_pipeline.link.hosts import split_address
-from client_pipeline.runtime.machine import machine_facts
-from client_pipeline.system.devices import DEVICE_PREFIX, device_resource
-
-K = TypeVar("K")
-
-_RESERVED = 0.001
+SHARED = "collapipe-shared"
+"""What the names of shared actors begin with."""
+RESERVED = 0.001
 """Share of the resource that an actor takes: it names the place, and nobody is kept out who comes after a crash."""
-_CONNECT_S = 5.0
-_CHECK_TIMEOUT_S = 120.0
-"""A device's first process imports torch [s]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,185 +49,4 @@ class Placement:
 
     def device_options(self, device: int) -> dict[str, Any]:
         """Ray options that put an actor on its device."""
-        return {"resources": {device_resource(device): _RESERVED}} if self.spread else {}
-
-
-def check_answers(address: str) -> None:
-    """Raise ``OSError`` or ``ValueError`` if nobody listens at ``host:port``: Ray would try for a minute, and say less.
-
-    An empty address, ``auto`` and ``local`` name no host and pass.
-    """
-    if address in ("", "auto", "local"):
-        return
-    place = split_address("Ray's address", address)
-    socket.create_connection((place.bare_host, place.port), timeout=_CONNECT_S).close()
-
-
-def device_nodes() -> dict[int, dict[str, Any]]:
-    """Ray nodes that say which device they are, by device.
-
-    Raises
-    ------
-    ValueError
-        If two nodes say that they are the same device.
-    """
-    nodes: dict[int, dict[str, Any]] = {}
-    for node in ray.nodes():
-        for name in node["Resources"] if node["Alive"] else ():
-            if match := re.fullmatch(rf"{DEVICE_PREFIX}(\d+)", name):
-                device = int(match[1])
-                if device in nodes:
-                    both = f"{nodes[device]['NodeManagerAddress']} and {node['NodeManagerAddress']}"
-                    raise ValueError(
-                        f"device {device}: {both} both claim this number; give each device of a cluster its own number "
-                        "(collapipe up device --device)"
-                    )
-                nodes[device] = node
-    return nodes
-
-
-def joined_devices() -> dict[int, str]:
-    """Devices that have joined this Ray, with their addresses; raises as :func:`device_nodes`."""
-    return {device: str(node["NodeManagerAddress"]) for device, node in device_nodes().items()}
-
-
-def wait_for_devices(num_devices: int, timeout_s: float, least: int | None = None) -> dict[int, str]:
-    """Wait until the devices 0 .. ``num_devices`` - 1 have joined.
-
-    Parameters
-    ----------
-    num_devices : of the cluster
-    timeout_s : how long they may take [s]
-    least : with how many it goes on when the time is over; None: with all alone
-
-    Returns
-    -------
-    The address of each that has joined.
-
-    Raises
-    ------
-    ValueError
-        Naming those that did not come, and the remedy.
-    """
-    least = num_devices if least is None else least
-    deadline = time.monotonic() + timeout_s
-    while missing := sorted(set(range(num_devices)) - (host_by_device := joined_devices()).keys()):
-        if time.monotonic() > deadline:
-            if num_devices - len(missing) >= least:
-                break
-            came = ", ".join(map(str, sorted(host_by_device))) or "none"
-            raise ValueError(
-                f"devices {', '.join(map(str, missing))} of {num_devices} have not joined the cluster's Ray within "
-                f"{timeout_s:g} s (joined: {came}); start them with collapipe up device, or describe the devices that "
-                "the cluster has in a device profile"
-            )
-        time.sleep(0.5)
-    return {device: host_by_device[device] for device in range(num_devices) if device in host_by_device}
-
-
-def software() -> dict[str, str | int]:
-    """What runs this process: a digest of the code that devices share with their control unit, and the machine."""
-    return {"code": code_digest(), **machine_facts()}
-
-
-@cache
-def code_digest() -> str:
-    """Digest of the sources of ``client_pipeline``, wherever they came from."""
-    root = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        # As text: a bundle may have other line ends.
-        digest.update(f"{path.relative_to(root).as_posix()}\n{path.read_text(encoding='utf-8')}".encode())
-    return digest.hexdigest()[:16]
-
-
-def device_software(
-    devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S
-) -> dict[int, dict[str, str | int] | str]:
-    """Ask each device what it runs; a text says why one could not answer."""
-    ask = ray.remote(num_cpus=0)(software)
-    return _answers_by({k: _on_device(ask, k).remote() for k in devices}, timeout_s)
-
-
-def _on_device(task: Any, device: int) -> Any:
-    """Have a Ray task run on the node that is a device."""
-    return task.options(resources={device_resource(device): _RESERVED})
-
-
-def _answers_by(asked: Mapping[K, Any], timeout_s: float) -> dict[K, Any]:
-    """Wait for answers; a text says why one did not come."""
-    deadline = time.monotonic() + timeout_s
-    answers: dict[K, Any] = {}
-    for key, reference in asked.items():
-        try:
-            answers[key] = ray.get(reference, timeout=max(deadline - time.monotonic(), 0.1))
-        except ray.exceptions.GetTimeoutError:
-            answers[key] = f"no answer within {timeout_s:g} s"
-        except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or error
-            answers[key] = f"{type(cause).__name__}: {cause}"
-    return answers
-
-
-def missing_accelerator(kind: str) -> str:
-    """Say why this machine cannot compute on a kind of accelerator; empty if it can."""
-    # It imports torch, and who asks does not.
-    from client_pipeline.runtime.accelerator import find_accelerator
-
-    try:
-        find_accelerator(kind)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def check_accelerators(kind: str, devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) -> None:
-    """Refuse devices without the accelerator that they are to compute on.
-
-    Parameters
-    ----------
-    kind : ``runtime.accelerator``; ``cpu`` and ``auto`` any machine has
-    devices : address of each that is a node of its own; empty: all of them are on this one
-    timeout_s : longest wait for all answers [s]
-
-    Raises
-    ------
-    ValueError
-        Naming all of them, with what each has, and the remedy.
-    """
-    if kind in ("cpu", "auto"):
-        return
-    ask = ray.remote(num_cpus=0)(missing_accelerator)
-    if devices:
-        asked = {f"device {k} at {host}": _on_device(ask, k).remote(kind) for k, host in devices.items()}
-    else:
-        asked = {"this cluster's machine": ask.remote(kind)}
-    answers = _answers_by(asked, timeout_s)
-    if refusals := [f"{location}: {answer}" for location, answer in answers.items() if answer]:
-        raise ValueError("; ".join(refusals))
-
-
-def check_devices(devices: dict[int, str], timeout_s: float = _CHECK_TIMEOUT_S) -> dict[int, dict[str, str | int]]:
-    """Refuse devices that cannot run what the control unit runs.
-
-    Returns
-    -------
-    Each device's machine, as :func:`machine_facts` has it.
-
-    Raises
-    ------
-    ValueError
-        Naming the device, what it has, and the remedy.
-    """
-    own_digest, machines = code_digest(), {}
-    for device, answer in device_software(devices, timeout_s).items():
-        location = f"device {device} at {devices[device]}"
-        if isinstance(answer, str):
-            raise ValueError(f"{location}: cannot run CollaPipe: {answer}; install the same release there")
-        if answer["code"] != own_digest:
-            raise ValueError(
-                f"{location}: another release of CollaPipe (code {answer['code']}, here {own_digest}); install the "
-                "same release on the server, the control units and the devices"
-            )
-        machines[device] = {name: value for name, value in answer.items() if name != "code"}
-    return machines
+        return {"resources": {device_resource(device): RESERVED}} if self.spread else {}

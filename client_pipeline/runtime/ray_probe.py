@@ -77,7 +77,8 @@ def _answer(address: str, own_host: str) -> dict[str, Any]:
     answer: dict[str, Any] = dict(versions(address))
     if own_host:
         from client_pipeline.runtime.actors import join_ray
-        from client_pipeline.runtime.placement import Placement, device_software, joined_devices
+        from client_pipeline.runtime.device_nodes import device_software, joined_devices
+        from client_pipeline.runtime.placement import Placement
 
         join_ray(Placement(ray_address=address, host=own_host))
         devices = joined_devices()

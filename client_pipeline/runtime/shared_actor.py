@@ -19,11 +19,11 @@ from typing import Any
 
 import ray
 
+from client_pipeline.runtime.placement import SHARED
 from client_pipeline.runtime.unused_actors import LIVENESS, Watch
 
 NAMESPACE = "collapipe"
 """Ray namespace of all actors: a named actor is found by any process of the cluster."""
-SHARED = "collapipe-shared"
 _ADMISSION_S = 60.0
 """How long a call waits for the member that was asked for just before it [s]."""
 _POLL_S = 0.05

@@ -221,7 +221,7 @@ def _versions(address: str, answer_of_ray: Mapping[str, Any]) -> Iterator[Findin
 
 
 def _devices(answer_of_ray: Mapping[str, Any], num_expected: int | None) -> Iterator[Finding]:
-    from client_pipeline.runtime.placement import code_digest
+    from client_pipeline.runtime.device_nodes import code_digest
 
     host_by_device: dict[int, str] = {int(k): str(v) for k, v in answer_of_ray["devices"].items()}
     missing = sorted(set(range(num_expected or 0)) - host_by_device.keys())

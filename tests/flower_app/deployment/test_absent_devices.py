@@ -22,8 +22,9 @@ from client_pipeline.runtime.actors import (
     start_control_unit,
     train_round,
 )
+from client_pipeline.runtime.device_nodes import joined_devices
 from client_pipeline.runtime.faults import FaultRecord
-from client_pipeline.runtime.placement import Placement, joined_devices
+from client_pipeline.runtime.placement import Placement
 from client_pipeline.system.scenario import load_scenario
 from flower_app import client_app
 from flower_app.deployment.ray_node import RayNode

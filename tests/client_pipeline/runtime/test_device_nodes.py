@@ -5,10 +5,8 @@ import socket
 import pytest
 from ray import exceptions
 
-from client_pipeline.runtime import placement
-from client_pipeline.runtime.machine import machine_facts
-from client_pipeline.runtime.placement import (
-    Placement,
+from client_pipeline.runtime import device_nodes as ray_nodes
+from client_pipeline.runtime.device_nodes import (
     check_answers,
     check_devices,
     code_digest,
@@ -18,6 +16,8 @@ from client_pipeline.runtime.placement import (
     software,
     wait_for_devices,
 )
+from client_pipeline.runtime.machine import machine_facts
+from client_pipeline.runtime.placement import Placement
 from helpers.scripted_ray import PENDING, Reference, ScriptedRay, failed
 
 
@@ -61,7 +61,7 @@ class _Ask:
 def ray_of(monkeypatch):
     def use(*looks):
         made = Nodes(*looks)
-        monkeypatch.setattr(placement, "ray", made)
+        monkeypatch.setattr(ray_nodes, "ray", made)
         return made
 
     return use
@@ -83,7 +83,7 @@ def clock(monkeypatch):
             self.slept += 1
 
     made = Clock()
-    monkeypatch.setattr(placement, "time", made)
+    monkeypatch.setattr(ray_nodes, "time", made)
     return made
 
 
@@ -169,7 +169,7 @@ def test_nobody_is_needed_where_a_cluster_has_no_devices(ray_of, clock):
 
 
 def digest_of(monkeypatch, root):
-    monkeypatch.setattr(placement, "__file__", str(root / "client_pipeline" / "runtime" / "placement.py"))
+    monkeypatch.setattr(ray_nodes, "__file__", str(root / "client_pipeline" / "runtime" / "placement.py"))
     return code_digest.__wrapped__()
 
 

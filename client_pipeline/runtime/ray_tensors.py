@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import ray
@@ -11,6 +10,9 @@ import torch
 from torch import Tensor
 
 _AS_ARRAYS = frozenset({torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool})
+
+_PROTOCOL = 2
+"""Of what torch says how such a tensor is made again."""
 
 
 def send_tensors_as_arrays() -> None:
@@ -21,9 +23,13 @@ def send_tensors_as_arrays() -> None:
 
 def _to_wire(tensor: Tensor) -> Any:
     is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad
-    return tensor.numpy() if is_plain and tensor.dtype in _AS_ARRAYS else pickle.dumps(tensor)
+    return tensor.numpy() if is_plain and tensor.dtype in _AS_ARRAYS else tensor.__reduce_ex__(_PROTOCOL)
 
 
 def _from_wire(wire: Any) -> Tensor:
+    if isinstance(wire, tuple):
+        make, arguments = wire
+        tensor: Tensor = make(*arguments)
+        return tensor
     # What Ray hands out cannot be written to.
-    return pickle.loads(wire) if isinstance(wire, bytes) else torch.from_numpy(wire.copy(order="K"))
+    return torch.from_numpy(wire.copy(order="K"))

@@ -74,13 +74,13 @@ def test_without_a_node_here_only_the_head_is_asked(monkeypatch, capsys):
 
 
 def test_with_a_node_here_the_devices_are_asked_what_they_run(monkeypatch, capsys):
-    from client_pipeline.runtime import actors, placement
+    from client_pipeline.runtime import actors, device_nodes, placement
 
     joined = []
     monkeypatch.setattr(ray_probe, "versions", lambda address: {"ray": "2"})
     monkeypatch.setattr(actors, "join_ray", joined.append)
-    monkeypatch.setattr(placement, "joined_devices", lambda: {0: "10.0.0.3"})
-    monkeypatch.setattr(placement, "device_software", lambda devices, timeout_s: {k: timeout_s for k in devices})
+    monkeypatch.setattr(device_nodes, "joined_devices", lambda: {0: "10.0.0.3"})
+    monkeypatch.setattr(device_nodes, "device_software", lambda devices, timeout_s: {k: timeout_s for k in devices})
     found = answer(monkeypatch, capsys, "10.0.0.1:6379", "10.0.0.2")
     assert found == {"ray": "2", "devices": {"0": "10.0.0.3"}, "software": {"0": ray_probe.TIMEOUT_S / 2}}
     assert joined == [placement.Placement(ray_address="10.0.0.1:6379", host="10.0.0.2")]

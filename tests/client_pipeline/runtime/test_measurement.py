@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from client_pipeline.partition import transformer
-from client_pipeline.runtime import measurement, placement, tried_block
+from client_pipeline.runtime import device_nodes, measurement, tried_block
 from client_pipeline.runtime.measurement import (
     DeviceMeasurement,
     LinkMeasurement,
@@ -166,7 +166,7 @@ def cluster(monkeypatch):
 
     def run(*nodes, spec=SPEC, **options):
         ray = Nodes(list(nodes))
-        for module in (measurement, placement):
+        for module in (measurement, device_nodes):
             monkeypatch.setattr(module, "ray", ray)
         said = []
         options = {"length": 4, "batch_size": 8, "devices_per_node": 1, "timeout_s": 60.0, **options}

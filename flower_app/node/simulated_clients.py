@@ -75,7 +75,8 @@ def _join_ray(backend: Any, start: Callable[[Any, Mapping[str, Any]], None], con
     if address := _launchers_ray():
         os.environ["RAY_ADDRESS"] = address
         # It has its processors; Ray refuses to be told again.
-        config = {**config, "init_args": {k: v for k, v in config["init_args"].items() if not k.startswith("num_")}}
+        init_args = {k: v for k, v in config.get("init_args", {}).items() if not k.startswith("num_")}
+        config = {**config, "init_args": init_args}
     start(backend, config)
 
 

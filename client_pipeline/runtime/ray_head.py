@@ -1,6 +1,7 @@
 """A simulation's Ray, started beside the SuperLink: Flower's simulation would start it when it needs it, and wait.
 
-A program of its own, as Ray's programs end with the process that has started them. It runs until it is told to end.
+A program of its own, as Ray's programs end with the process that has started them. It runs until it is told to end, or
+the launcher is gone.
 """
 
 # Alone: a program; the launcher knows its name, and the simulation the file that it writes.
@@ -11,7 +12,11 @@ import json
 import os
 import signal
 import sys
+import time
+import traceback
 from pathlib import Path
+
+_POLL_S = 1.0
 
 
 def main() -> None:
@@ -21,14 +26,14 @@ def main() -> None:
     started; ``actors``, ``idle_s``, ``modules``: as :func:`client_pipeline.runtime.shared_actor.start_when_ray_is_up`
     takes them.
     """
-    order = json.loads(sys.argv[1])
+    order, launcher = json.loads(sys.argv[1]), os.getppid()
     file = Path(order["file"])
-    import ray
-
-    from client_pipeline.runtime.shared_actor import start_when_ray_is_up
-
     address = ""
     try:
+        import ray
+
+        from client_pipeline.runtime.shared_actor import start_when_ray_is_up
+
         # As Flower's simulation would.
         context = ray.init(num_cpus=order["num_cpus"], include_dashboard=False, logging_level="WARNING")
         # Ray's own handler would print where the program stood.
@@ -39,9 +44,13 @@ def main() -> None:
         partial = file.with_suffix(".new")
         partial.write_text(address, encoding="utf-8")
         os.rename(partial, file)
-    start_when_ray_is_up(order["actors"], order["idle_s"], order["modules"], timeout_s=0.0)
-    while True:
-        signal.pause()
+    try:
+        start_when_ray_is_up(order["actors"], order["idle_s"], order["modules"], timeout_s=0.0)
+    except Exception:
+        # The simulation starts what it does not find, and needs this Ray.
+        traceback.print_exc()
+    while os.getppid() == launcher:
+        time.sleep(_POLL_S)
 
 
 if __name__ == "__main__":

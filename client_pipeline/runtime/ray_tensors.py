@@ -22,7 +22,12 @@ def send_tensors_as_arrays() -> None:
 
 
 def _to_wire(tensor: Tensor) -> Any:
-    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad
+    is_plain = (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.requires_grad
+        and not tensor.is_neg()
+    )
     return tensor.numpy() if is_plain and tensor.dtype in _AS_ARRAYS else tensor.__reduce_ex__(_PROTOCOL)
 
 

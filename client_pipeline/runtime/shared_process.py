@@ -120,7 +120,8 @@ class ProcessMember:
         try:
             self._at(place).set_result(tensor)
         except InvalidStateError:
-            raise TransportError("this member has left the group") from None
+            cause = "this member has left the group" if self._closed else f"the last tensor of {place} was not taken"
+            raise TransportError(cause) from None
 
     def take(self, place: _Place, activity: str) -> Tensor:
         """Wait for a tensor from a rank of this process.

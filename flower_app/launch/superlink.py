@@ -99,9 +99,11 @@ class PrivateSuperLink:
         }
         ray_head = [sys.executable, "-m", "client_pipeline.runtime.ray_head", json.dumps(ray_order)]
         # What the actors print is the simulation's.
+        self.processes = RunProcesses(self.environment[MARK])
         self.ray_head = self._popen(ray_head, self.simulation_log, import_root(), [lock_fd])
         self.server = self._popen([str(program), *options], self.superlink_log, inherited_fds=[lock_fd])
-        self.processes = RunProcesses(self.environment[MARK], self.server.pid)
+        for child in (self.ray_head, self.server):
+            self.processes.add(child.pid)
         # A client asks for one CPU, and Ray believes in as many as train at once, whatever cores the machine has.
         federation = {
             "num-supernodes": order.num_clusters,
@@ -200,7 +202,8 @@ def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -
     inherited : what to start from; ``os.environ`` if None
     """
     environment = dict(os.environ if inherited is None else inherited)
-    environment.pop("RAY_ADDRESS", None)
+    for name in ("RAY_ADDRESS", ADDRESS_FILE):
+        environment.pop(name, None)
     scripts = sysconfig.get_path("scripts")
     environment["PATH"] = os.pathsep.join(filter(None, (scripts, environment.get("PATH", ""))))
     for name in ("no_proxy", "NO_PROXY"):

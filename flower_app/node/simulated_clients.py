@@ -77,7 +77,11 @@ def _join_ray(backend: Any, start: Callable[[Any, Mapping[str, Any]], None], con
         # It has its processors; Ray refuses to be told again.
         init_args = {k: v for k, v in config.get("init_args", {}).items() if not k.startswith("num_")}
         config = {**config, "init_args": init_args}
-    start(backend, config)
+    try:
+        start(backend, config)
+    finally:
+        # A Ray that anybody starts from here is another.
+        os.environ.pop("RAY_ADDRESS", None)
 
 
 def _launchers_ray() -> str:

@@ -52,8 +52,10 @@ def chromium(playwright):
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=arguments, headless=True)
-        yield browser
-        browser.close()
+        try:
+            yield browser
+        finally:
+            browser.close()
 
 
 def seconds_until(text, holds, patience_s=60, every_s=0.05):

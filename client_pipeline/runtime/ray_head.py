@@ -26,6 +26,8 @@ def main() -> None:
     started; ``actors``, ``idle_s``, ``modules``: as :func:`client_pipeline.runtime.shared_actor.start_when_ray_is_up`
     takes them.
     """
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        sys.exit("without the launcher's secret Ray would take orders from anybody")
     order, launcher = json.loads(sys.argv[1]), os.getppid()
     file = Path(order["file"])
     address = ""

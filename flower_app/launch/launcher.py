@@ -63,6 +63,8 @@ class LaunchOrder:
     """As many nodes are there."""
     clusters_at_once: int = 0
     """Most that train at the same time: a simulation has a process of Flower's for each of those; 0: all."""
+    joins_ray: bool = False
+    """Whether the app's simulation joins a Ray that is there, so that it can start early."""
     shared_actors: Sequence[str] = ()
     """Names of the actors that devices and control units of a simulation will share."""
     actor_idle_s: float = 0.0

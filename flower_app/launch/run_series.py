@@ -112,6 +112,7 @@ def _train_session(
             run_config=config_file,
             num_clusters=claimed_runs[0][1].num_clusters,
             clusters_at_once=max(clusters_at_once(config) for _, config in claimed_runs),
+            joins_ray=True,
             shared_actors=shared_actors(claimed_runs[0][1]),
             actor_idle_s=claimed_runs[0][1].runtime.actor_idle,
             watch=watch,

@@ -160,6 +160,7 @@ def launch_run(
                 run_config=config_file,
                 num_clusters=config.num_clusters,
                 clusters_at_once=clusters_at_once(config),
+                joins_ray=True,
                 shared_actors=shared_actors(config),
                 actor_idle_s=config.runtime.actor_idle,
                 watch=progress.update,

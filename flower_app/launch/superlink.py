@@ -54,7 +54,6 @@ class PrivateSuperLink:
         self.address = f"127.0.0.1:{_free_port()}"
         self.ray_folder = RayFolder(short_folder())
         self.environment = launch_environment(self.home, self.ray_folder.path)
-        self.environment[ADDRESS_FILE] = str(self.ray_folder.path / "address")
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{OWN_CONNECTION}"\n\n'
             f'[superlink.{OWN_CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n',
@@ -90,20 +89,11 @@ class PrivateSuperLink:
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", str(port)]
         lock_fd = self.ray_folder.lock
         num_cpus = order.clusters_at_once or order.num_clusters
-        ray_order = {
-            "num_cpus": num_cpus,
-            "file": self.environment[ADDRESS_FILE],
-            "actors": list(order.shared_actors),
-            "idle_s": order.actor_idle_s,
-            "modules": NEEDED_MODULES,
-        }
-        ray_head = [sys.executable, "-m", "client_pipeline.runtime.ray_head", json.dumps(ray_order)]
-        # What the actors print is the simulation's.
         self.processes = RunProcesses(self.environment[MARK])
-        self.ray_head = self._popen(ray_head, self.simulation_log, import_root(), [lock_fd])
+        if order.joins_ray:
+            self._start_ray(order, num_cpus)
         self.server = self._popen([str(program), *options], self.superlink_log, inherited_fds=[lock_fd])
-        for child in (self.ray_head, self.server):
-            self.processes.add(child.pid)
+        self.processes.add(self.server.pid)
         # A client asks for one CPU, and Ray believes in as many as train at once, whatever cores the machine has.
         federation = {
             "num-supernodes": order.num_clusters,
@@ -119,6 +109,22 @@ class PrivateSuperLink:
         self.submission = self._popen(
             [*submit, *arguments, "--stream"], self.simulation_log, import_root(), [*order.inherited_fds, lock_fd]
         )
+
+    def _start_ray(self, order: LaunchOrder, num_cpus: int) -> None:
+        """Start Ray and the shared actors while the SuperLink comes."""
+        assert self.processes is not None
+        self.environment[ADDRESS_FILE] = str(self.ray_folder.path / "address")
+        ray_order = {
+            "num_cpus": num_cpus,
+            "file": self.environment[ADDRESS_FILE],
+            "actors": list(order.shared_actors),
+            "idle_s": order.actor_idle_s,
+            "modules": NEEDED_MODULES,
+        }
+        command = [sys.executable, "-m", "client_pipeline.runtime.ray_head", json.dumps(ray_order)]
+        # What the actors print is the simulation's.
+        self.ray_head = self._popen(command, self.simulation_log, import_root(), [self.ray_folder.lock])
+        self.processes.add(self.ray_head.pid)
 
     def close(self) -> None:
         """End the SuperLink and all that came out of it."""

@@ -13,7 +13,6 @@ MEASURED = (DOCS / "measured.md").read_text(encoding="utf-8")
 NO_ROWS = "No rows are kept of this"
 WITHOUT_ROWS = {
     "Policies beside each other, planned",
-    "Training with each strategy and policy",
     "Paced devices against the model",
     "Memory of one device",
     "Eight clusters of six devices",

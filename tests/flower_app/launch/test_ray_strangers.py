@@ -107,7 +107,7 @@ def test_a_stranger_is_refused_while_a_simulation_goes_on_and_ends_as_if_nobody_
 
 @pytest.mark.slow
 def test_no_program_of_the_project_starts_a_ray_that_anybody_may_join():
-    """Ray starts in one place, with a secret; everywhere else it is joined by its address."""
+    """Ray starts with a secret, made in one place; everywhere else it is joined by its address."""
     files = [
         path
         for folder in ("client_pipeline", "strategies", "flower_app", "benchmarks", "tests")
@@ -123,7 +123,15 @@ def test_no_program_of_the_project_starts_a_ray_that_anybody_may_join():
         # Flower starts a Ray with what it finds in the environment.
         if "import run_simulation" in path.read_text(encoding="utf-8") and path != Path(__file__).resolve():
             assert "private_environment()" in path.read_text(encoding="utf-8"), path
-    assert starts == ["client_pipeline/runtime/private_ray.py"]
+    assert sorted(starts) == ["client_pipeline/runtime/private_ray.py", "client_pipeline/runtime/ray_head.py"]
+
+
+def test_the_launchers_ray_does_not_start_without_its_secret(tmp_path):
+    order = {"num_cpus": 1, "file": str(tmp_path / "address"), "actors": [], "idle_s": 1.0, "modules": []}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-m", "client_pipeline.runtime.ray_head", json.dumps(order)]
+    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1 and "take orders from anybody" in run.stderr and not list(tmp_path.iterdir())
 
 
 COMMANDS = {

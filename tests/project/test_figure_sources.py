@@ -12,7 +12,6 @@ RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
 MEASURED = (DOCS / "measured.md").read_text(encoding="utf-8")
 NO_ROWS = "No rows are kept of this"
 WITHOUT_ROWS = {
-    "Policies beside each other, planned",
     "Paced devices against the model",
     "Memory of one device",
     "Eight clusters of six devices",

@@ -10,7 +10,7 @@ from client_pipeline.partition.families import build_block, build_head, build_pa
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights, frozen_parameters, own_parameters, target_weight, targets
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.runtime import accelerator, placement
+from client_pipeline.runtime import accelerator, device_nodes
 from client_pipeline.runtime.accelerator import HOST, AcceleratorKind, find_accelerator, training_bytes
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer
@@ -232,10 +232,10 @@ def test_settings_that_cannot_be_are_refused_by_name(settings, refusal):
 
 @no_cuda
 def test_every_device_without_the_accelerator_is_named_before_anything_starts(local_ray, monkeypatch):
-    placement.check_accelerators("auto", {})
+    device_nodes.check_accelerators("auto", {})
     with pytest.raises(ValueError, match=r"^this cluster's machine: runtime.accelerator: expected cuda"):
-        placement.check_accelerators("cuda", {})
+        device_nodes.check_accelerators("cuda", {})
     # Devices of one machine: it is asked once for each.
-    monkeypatch.setattr(placement, "_on_device", lambda task, device: task)
+    monkeypatch.setattr(device_nodes, "_on_device", lambda task, device: task)
     with pytest.raises(ValueError, match=r"^device 0 at 10.0.0.1: .*expected cuda.*; device 3 at 10.0.0.2: .*"):
-        placement.check_accelerators("cuda", {0: "10.0.0.1", 3: "10.0.0.2"})
+        device_nodes.check_accelerators("cuda", {0: "10.0.0.1", 3: "10.0.0.2"})

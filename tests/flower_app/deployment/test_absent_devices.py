@@ -14,7 +14,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime import actors, fault_files, placement
+from client_pipeline.runtime import actors, device_nodes, fault_files
 from client_pipeline.runtime.actors import (
     ControlUnitAbsent,
     ControlUnitLost,
@@ -116,7 +116,7 @@ def test_a_machine_without_a_teb_says_what_one_takes_there_and_then_gets_some(
 
 
 def test_without_any_device_a_control_unit_says_so(local_ray, monkeypatch):
-    monkeypatch.setattr(placement, "joined_devices", dict)
+    monkeypatch.setattr(device_nodes, "joined_devices", dict)
     lost = replace(setup_of("actors-none"), placement=Placement(ray_address="here", num_devices=2), lost_at=0.0)
     with pytest.raises(ControlUnitAbsent, match=r"cannot start again: devices 0, 1 of 2 have not joined"):
         restart_control_unit(lost)
@@ -128,7 +128,7 @@ def test_what_a_lost_control_unit_had_recorded_outlives_that_no_device_is_left(m
         raise ControlUnitLost("cluster-0: the control unit's process ended")
 
     monkeypatch.setattr(client_app, "train_round", lose)
-    monkeypatch.setattr(placement, "joined_devices", dict)
+    monkeypatch.setattr(device_nodes, "joined_devices", dict)
     monkeypatch.setattr(actors, "join_ray", lambda placement: None)
     record = FaultRecord(kind="device", cluster=0, device=1, round=3, recovered=True)
     fault_files.keep(tmp_path, 3, [record])

@@ -126,6 +126,7 @@ def test_no_program_of_the_project_starts_a_ray_that_anybody_may_join():
     assert sorted(starts) == ["client_pipeline/runtime/private_ray.py", "client_pipeline/runtime/ray_head.py"]
 
 
+@pytest.mark.slow
 def test_the_launchers_ray_does_not_start_without_its_secret(tmp_path):
     order = {"num_cpus": 1, "file": str(tmp_path / "address"), "actors": [], "idle_s": 1.0, "modules": []}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

@@ -171,14 +171,14 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one object to standard output and nothing else")
     args = parser.parse_args()
-    found = measure(args.program, args.config, args.sets, args.rounds, args.skip, args.repeats)
+    figures = measure(args.program, args.config, args.sets, args.rounds, args.skip, args.repeats)
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
         return 0
-    print(f"a round of {found['samples']} samples  {found['round_s']:6.2f} s, processor {found['cpu_s']:.2f} s")
-    print(f"in one process, 2 threads  {found['central_s']:6.2f} s, processor {found['central_cpu_s']:.2f} s")
-    print(f"ratio                      {found['ratio']:6.1f}")
-    for name, seconds in sorted(found["cpu_by_process"].items(), key=lambda entry: -entry[1]):
+    print(f"a round of {figures['samples']} samples  {figures['round_s']:6.2f} s, processor {figures['cpu_s']:.2f} s")
+    print(f"in one process, 2 threads  {figures['central_s']:6.2f} s, processor {figures['central_cpu_s']:.2f} s")
+    print(f"ratio                      {figures['ratio']:6.1f}")
+    for name, seconds in sorted(figures["cpu_by_process"].items(), key=lambda entry: -entry[1]):
         print(f"    {name:<18} {seconds:6.2f} s of the processor")
     return 0
 

@@ -76,6 +76,8 @@ def _death(superlink: PrivateSuperLink, simulation: int | None, waited_s: float)
     assert superlink.server is not None and superlink.submission is not None
     if superlink.server.poll() is not None:
         return f"the SuperLink ended with exit code {superlink.server.returncode}; see {superlink.superlink_log}"
+    if superlink.lost_its_ray:
+        return "the simulation's Ray ended, and the devices with it"
     if simulation is not None:
         # flwr run only passes the log on by now: a run goes on without it.
         return "" if is_alive(simulation) else "the simulation ended without a result"

@@ -82,6 +82,14 @@ class PrivateSuperLink:
             return False
         return _TAKEN.search(self.superlink_log.read_bytes()[self._log_size :]) is not None
 
+    @property
+    def lost_its_ray(self) -> bool:
+        """Whether the Ray that was started beside the SuperLink, and that the simulation has joined, has ended."""
+        if self.ray_head is None or self.ray_head.poll() is None:
+            return False
+        address = Path(self.environment[ADDRESS_FILE])
+        return address.is_file() and address.stat().st_size > 0
+
     def start(self, order: LaunchOrder) -> None:
         """Start the SuperLink and hand it the app; descriptors are inherited by the guard of the processes."""
         program = program_path("flower-superlink")

@@ -88,10 +88,10 @@ def test_a_killed_simulation_is_noticed(tiny_app, run_dir):
     assert outcome.error.startswith("the simulation ended without a result; see ")
 
 
-def death(server=None, submission=None, simulation=None, waited_s=0.0):
+def death(server=None, submission=None, simulation=None, waited_s=0.0, lost_its_ray=False):
     programs = [SimpleNamespace(poll=lambda code=code: code, returncode=code) for code in (server, submission)]
-    logs = {"superlink_log": "superlink.log"}
-    return _death(SimpleNamespace(server=programs[0], submission=programs[1], **logs), simulation, waited_s)
+    others = {"superlink_log": "superlink.log", "lost_its_ray": lost_its_ray}
+    return _death(SimpleNamespace(server=programs[0], submission=programs[1], **others), simulation, waited_s)
 
 
 @pytest.mark.parametrize("code", [0, 1, -9])
@@ -108,6 +108,8 @@ def test_a_run_is_given_up_when_nobody_is_left_to_end_it():
     assert death(submission=0) == "the simulation ended without a result"
     assert death(submission=2) == "flwr run did not accept the app"
     assert death(server=1, simulation=os.getpid()) == "the SuperLink ended with exit code 1; see superlink.log"
+    ray_s_end = death(simulation=os.getpid(), lost_its_ray=True)
+    assert ray_s_end == "the simulation's Ray ended, and the devices with it"
     assert death() == "" and death(waited_s=1e6) == "no simulation started within 300 s; see superlink.log"
 
 

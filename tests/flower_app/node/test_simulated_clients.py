@@ -1,5 +1,6 @@
 """Flower's simulation runs as many clients at once as the run asks for, on any number of cores."""
 
+import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,8 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from flwr.server.superlink.fleet.vce import vce_api
+from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.simulation.ray_transport import ray_actor
 
+from client_pipeline.runtime.private_ray import ADDRESS_FILE
+from flower_app.node import simulated_clients
 from flower_app.node.simulated_clients import let_all_clients_run
 
 MORE_THAN_FLOWERS = 40
@@ -19,6 +23,7 @@ def engine(monkeypatch):
     """Flower's own, as it is before the client app is loaded."""
     monkeypatch.setattr(vce_api, "ThreadPoolExecutor", ThreadPoolExecutor)
     monkeypatch.setattr(ray_actor.BasicActorPool, "add_actors_to_pool", ray_actor.BasicActorPool.add_actors_to_pool)
+    monkeypatch.setattr(RayBackend, "init_ray", RayBackend.init_ray)
     return vce_api
 
 
@@ -74,3 +79,59 @@ def test_a_worker_has_many_clients_at_once(pool):
     assert not flowers.is_actor_available()
     assert [workers.count(worker) for worker, _ in made] == [16, 16, 8]
     assert flowers.client_resources == {"num_cpus": 1}
+
+
+@pytest.fixture
+def join(engine, monkeypatch):
+    """What Flower's backend starts Ray with, and the cluster that the environment names then."""
+    calls = []
+
+    def init_ray(backend, config):
+        calls.append((config, os.environ.get("RAY_ADDRESS")))
+        if config.get("fails"):
+            raise ConnectionError("no Ray")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(RayBackend, "init_ray", init_ray)
+    let_all_clients_run()
+
+    def join(config):
+        object.__new__(RayBackend).init_ray(config)
+        assert "RAY_ADDRESS" not in os.environ
+        return calls[-1]
+
+    return join
+
+
+CONFIG = {"init_args": {"num_cpus": 3, "num_gpus": 0, "logging_level": "ERROR"}, "other": 1}
+
+
+def test_a_simulation_joins_the_ray_that_is_there_for_it(join, monkeypatch, tmp_path):
+    file = tmp_path / "address"
+    monkeypatch.setenv(ADDRESS_FILE, str(file))
+    threading.Timer(0.1, file.write_text, ["127.0.0.1:6379"]).start()
+    # A cluster that is joined has its processors already: Ray refuses to be told again.
+    assert join(CONFIG) == ({"init_args": {"logging_level": "ERROR"}, "other": 1}, "127.0.0.1:6379")
+
+
+def test_without_a_launcher_a_simulation_starts_its_own_ray(join, monkeypatch):
+    monkeypatch.delenv(ADDRESS_FILE, raising=False)
+    assert join(CONFIG) == (CONFIG, None)
+
+
+def test_a_simulation_starts_its_own_where_the_launchers_did_not_come(join, monkeypatch, tmp_path):
+    (tmp_path / "address").write_text("")
+    monkeypatch.setenv(ADDRESS_FILE, str(tmp_path / "address"))
+    assert join(CONFIG) == (CONFIG, None)
+    # Nor does it wait for ever.
+    monkeypatch.setattr(simulated_clients, "_RAY_S", 0.1)
+    monkeypatch.setenv(ADDRESS_FILE, str(tmp_path / "never"))
+    assert join(CONFIG) == (CONFIG, None)
+
+
+def test_a_ray_that_cannot_be_joined_is_named_to_nobody_afterwards(join, monkeypatch, tmp_path):
+    (tmp_path / "address").write_text("127.0.0.1:6379")
+    monkeypatch.setenv(ADDRESS_FILE, str(tmp_path / "address"))
+    with pytest.raises(ConnectionError):
+        join({"fails": True})
+    assert "RAY_ADDRESS" not in os.environ

@@ -1,6 +1,9 @@
 """Devices are asked all through a round whether they are there, not only when a wait for them is overdue.
 
 Nothing follows from it but news: who is given up, and when, the waits decide, which know how long a step may take.
+
+Processes are asked, not devices: many devices may share one, and the control units of many clusters another, whose
+questions would take more of the processor than the training does.
 """
 
 from __future__ import annotations
@@ -13,21 +16,47 @@ from typing import Any
 
 from client_pipeline.link.cluster_news import ENDED, SILENT, LifeSign
 from client_pipeline.runtime.frozen_devices import who_answered
+from client_pipeline.runtime.shared_actor import process_of
 
 LOOK_S = 0.25
-"""How often devices are asked [s]."""
+"""How often a process is asked [s]."""
 SILENT_AFTER_S = 0.7
 """How long an answer may take until it is told [s]: a busy machine takes its time."""
 _MOST_DEVICES = 64
+_OLD_S = 60.0
+"""After what time a question that is over is forgotten [s]."""
 
 
 @dataclass
 class _Question:
-    actor: Any
     sign: Any
     asked_at: float
     """[s, monotonic]"""
+    answered: bool = False
     ended: bool = False
+
+    def look(self) -> None:
+        """See whether an answer has come; the process has ended if that is what it says."""
+        if not (self.answered or self.ended) and (signs := who_answered({0: self.sign})):
+            self.answered, self.ended = signs[0], not signs[0]
+
+
+_asking = threading.Lock()
+_questions: dict[Any, _Question] = {}
+"""The last one that this process has asked of each other, whichever cluster it was for."""
+
+
+def _ask(process: Any, now: float) -> _Question:
+    """Ask a process whether it is there, unless a question waits or was answered just now."""
+    with _asking:
+        question = _questions.get(process)
+        if question is not None:
+            question.look()
+        if question is None or (question.answered and now - question.asked_at >= LOOK_S):
+            for old in [p for p, q in _questions.items() if now - q.asked_at > _OLD_S and (q.answered or q.ended)]:
+                del _questions[old]
+            question = _questions[process] = _Question(process.alive.remote(), now)
+        return question
 
 
 class LifeSigns:
@@ -42,13 +71,11 @@ class LifeSigns:
     def __init__(self, handles: Callable[[], Mapping[int, Any]], tell: Callable[[Sequence[LifeSign]], None]) -> None:
         self._handles, self._tell = handles, tell
         self._over = threading.Event()
-        self._questions: dict[int, _Question] = {}
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> LifeSigns:
         """Begin to ask."""
         self._over.clear()
-        self._questions.clear()
         self._thread = threading.Thread(target=self._run, name="life-signs", daemon=True)
         self._thread.start()
         return self
@@ -66,19 +93,11 @@ class LifeSigns:
 
     def look(self) -> list[LifeSign]:
         """Ask who has answered since, and return who has not."""
-        handles, now = dict(list(self._handles().items())[:_MOST_DEVICES]), time.monotonic()
-        questions = {d: q for d, q in self._questions.items() if handles.get(d) is q.actor}
-        answered = who_answered({device: q.sign for device, q in questions.items() if not q.ended})
-        for device, is_there in answered.items():
-            if is_there:
-                del questions[device]
-            else:
-                questions[device].ended = True
-        for device in handles.keys() - questions.keys():
-            questions[device] = _Question(handles[device], handles[device].alive.remote(), now)
-        self._questions = questions
+        now = time.monotonic()
+        processes = {device: process_of(actor) for device, actor in list(self._handles().items())[:_MOST_DEVICES]}
+        questions = {process: _ask(process, now) for process in set(processes.values())}
         return [
             LifeSign(device, ENDED if q.ended else SILENT, round(now - q.asked_at, 1))
-            for device, q in sorted(questions.items())
-            if q.ended or now - q.asked_at >= SILENT_AFTER_S
+            for device, q in sorted((device, questions[process]) for device, process in processes.items())
+            if q.ended or (not q.answered and now - q.asked_at >= SILENT_AFTER_S)
         ]

@@ -89,6 +89,9 @@ class SharedActor:
                 return await asyncio.to_thread(answer)
             return await asyncio.get_running_loop().run_in_executor(member.thread, answer)
 
+    async def alive(self) -> None:
+        """Say that this process is there, for all of its members."""
+
     async def load(self, modules: Sequence[str]) -> None:
         """Import what members will need, before they come."""
         await asyncio.to_thread(lambda: [importlib.import_module(name) for name in modules])
@@ -176,6 +179,11 @@ def find_actor(name: str, shared_actor: str = "") -> Any:
     if not shared_actor:
         return ray.get_actor(name, namespace=NAMESPACE)
     return MemberHandle(ray.get_actor(shared_actor, namespace=NAMESPACE), name)
+
+
+def process_of(actor: Any) -> Any:
+    """Return the actor whose process a member is in, to be asked whether it is there; an actor of its own as it is."""
+    return actor._actor if isinstance(actor, MemberHandle) else actor
 
 
 def end_actor(actor: Any, *, with_its_process: bool = False) -> None:

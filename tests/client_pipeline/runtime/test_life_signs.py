@@ -9,6 +9,7 @@ from client_pipeline.runtime import life_signs
 from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.life_signs import LifeSigns
 from client_pipeline.runtime.round_faults import RoundFaults
+from client_pipeline.runtime.shared_actor import MemberHandle
 from helpers.thread_ray import run_in_threads
 
 QUICK_S = 0.15
@@ -82,6 +83,36 @@ def test_they_are_asked_while_a_round_goes_on_alone(devices):
     number = len(told)
     time.sleep(0.2)
     assert len(told) == number and told[-1][0].device == 0
+
+
+def test_a_process_is_asked_once_for_all_clusters_and_devices_in_it(monkeypatch):
+    monkeypatch.setattr(life_signs, "LOOK_S", 1e6)
+    ray = run_in_threads(monkeypatch)
+    asked = []
+
+    class Shared:
+        def alive(self):
+            asked.append(time.monotonic())
+
+    actor = ray.remote()(Shared).options(name="shared/0").remote()
+    try:
+        clusters = [
+            LifeSigns(lambda n=n: {d: MemberHandle(actor, f"cluster-{n}/device-{d}") for d in range(5)}, lambda _: None)
+            for n in range(4)
+        ]
+        for signs in clusters:
+            looked_for(signs, lambda seen: seen == [])
+            while not asked:
+                time.sleep(0.01)
+        assert len(asked) == 1
+        monkeypatch.setattr(life_signs, "LOOK_S", 0.02)
+        monkeypatch.setattr(life_signs, "SILENT_AFTER_S", QUICK_S)
+        time.sleep(0.03)
+        actor.end_process()
+        for signs in clusters:
+            looked_for(signs, lambda seen: [(s.device, s.state) for s in seen] == [(d, "ended") for d in range(5)])
+    finally:
+        actor.end_process()
 
 
 class Link:

@@ -14,6 +14,7 @@ from client_pipeline.partition.families import dropouts
 from client_pipeline.partition.parts import ModelParts
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.run_identity import RunIdentity
+from client_pipeline.runtime.memory import give_freed_memory_back, return_freed_memory
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.privacy_checks import check_shared_matrices
 from flower_app.config.run_config import RunConfig
@@ -28,6 +29,9 @@ from flower_app.training.network import training_scenario
 from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.checkpoint import Checkpoint
 from strategies.planning.planner import RoundPlanner
+
+_LARGE_BYTES = 1 << 22
+"""Tensors of this size and more go back to the system when they are freed [byte]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,8 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
         If no cluster has a plan.
     """
     torch.set_num_threads(config.runtime.server_threads)
+    # A TEB that is drawn for an evaluation would stay in the heap, and the next one beside it.
+    return_freed_memory(_LARGE_BYTES)
     started = time.perf_counter()
     resumed = run_checkpoints.reopened(run_dir, config) if config.resume else None
     identity = resumed.identity if resumed else run_checkpoints.new_identity(run_dir, config)
@@ -100,6 +106,8 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     config.selection.check_metric(run_task.scores)
     data = weighted_partition(config.data, network.first(num_clusters).data_shares)
     prepared_task = run_task.prepare(data, config.model, config.seed, num_clusters)
+    # A tokenizer that was trained here leaves 150 MB behind.
+    give_freed_memory_back()
     prepared_task = replace(prepared_task, spec=config.adapted(prepared_task.spec))
     _check_fusion(config, prepared_task.spec)
     parts = prepared_task.build(config.seed)

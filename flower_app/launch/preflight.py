@@ -39,7 +39,9 @@ def check_run(config: RunConfig) -> int:
     num_clusters = config.num_clusters or scenario.num_clusters
     scenario = scenario.first(num_clusters)
     check_memory_limit(config.runtime.memory_limit, config.costs, scenario)
-    planner = make_planner(config, scenario)
+    # Whether there is a plan does not hang on how its powers are found, and CVXPY's import takes a third of a second.
+    exact = replace(config, planner=replace(config.planner, power_control="exact"))
+    planner = make_planner(exact, scenario)
     data = weighted_partition(config.data, scenario.data_shares)
     if data.source == "generated" and config.task.name in TASKS:
         # Text without end can only be too little for its clusters; so a little of it tells. What a task of the user's

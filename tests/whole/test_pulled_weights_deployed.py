@@ -47,6 +47,9 @@ trainable = "lora"
 [lora]
 rank = 2
 
+[planner]
+token-slices = 2
+
 [decoder]
 join-timeout = 300.0
 
@@ -65,7 +68,7 @@ def machines(tmp_path):
 def write_inputs(folder):
     """What the server has: a model with its tokenizer, texts, a network and the configuration."""
     tokenizer = train_tokenizer(TEXTS, 290, False)
-    config = library_config("llama", vocab_size=tokenizer.vocab_size)
+    config = library_config("llama", dropout=0.0, vocab_size=tokenizer.vocab_size)
     spec = spec_from_config(config, "causal-lm", server_layers=2)
     build_parts(spec, seed=3).reference.save_pretrained(folder / "model")
     (folder / "model" / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
@@ -105,6 +108,7 @@ def test_a_control_unit_without_the_folder_pulls_it_and_trains_as_one_that_has_i
     done = machines.run("server", "run", "--superlink", superlink, *options)
     lines = rounds_of(Path(json.loads(done.stdout)["run_dir"]))
     assert [line["failed"] for line in lines] == [[], []] and len(lines[0]["clusters"][0]["devices"]) == 2
+    assert {cluster["plan"]["token_slices"] for line in lines for cluster in line["clusters"]} == {2}
     # The whole file lies in the control unit's cache, by its digest, and nothing half.
     (pulled,) = (tmp_path / "state" / "checkpoints" / "weights").iterdir()
     assert pulled.read_bytes() == (folder / "model" / "model.safetensors").read_bytes()

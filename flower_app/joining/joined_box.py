@@ -13,6 +13,7 @@ from flower_app.deployment.credentials import DeviceFiles
 from flower_app.deployment.device_box import DeviceBox
 from flower_app.deployment.metrics_door import metrics_address
 from flower_app.deployment.ray_node import FIRST_PORT
+from flower_app.joining.join_call import JoinRefused
 from flower_app.joining.join_code import JoinCode
 from flower_app.joining.join_request import ANY_CLUSTER, CU_KIND, DEVICE_KIND
 from flower_app.joining.newcomer import BoxFolder, Wish, join_deployment
@@ -117,12 +118,15 @@ class JoiningBox:
         say(f"starting {box['name']}; the next time: collapipe join --state {self.state}")
         while True:
             watch = MembershipWatch(self.folder, say)
-            try:
-                code = machine_of(box, self.folder, self.state, watch.reason).up(say)
-            finally:
-                watch.stop()
-            if not watch.is_renewed:
-                return code
+            if not (reason := watch.reason()):
+                try:
+                    code = machine_of(box, self.folder, self.state, watch.reason).up(say)
+                finally:
+                    watch.stop()
+                if not watch.is_renewed:
+                    return code
+            elif not watch.is_renewed:
+                raise JoinRefused(f"{box['name']} starts nothing: {reason}")
             say(f"starting {box['name']} with its new secret")
 
 

@@ -1,4 +1,4 @@
-"""From bare machines to a training by two commands on the edge server and one on each other machine."""
+"""From bare machines to a training by the page's commands: two on the edge server, one on each other machine."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flower_app.cli.options import ExitCode
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.ray_node import FIRST_PORT
 from flower_app.runs.phases import TRAINING
@@ -35,7 +36,7 @@ def test_boxes_join_train_and_are_refused_once_they_are_revoked(machines):
     started, started_at = time.monotonic(), time.time()
     server = machines.hosts.address("server")
     ports = machines.own("server", port=SUPERLINK_PORT, join_port=9095)
-    machines.start("server", "up", "edge-server", "--name", server, "--codes", 2, *ports)
+    machines.start("server", "up", "edge-server", "--name", server, "--codes", 2, "--auto-approve", *ports)
     machines.wait_for("server", "with --data FOLDER on a control unit")
     codes = re.findall(r"collapipe join (\S+)", machines.words("server"))
     own = machines.own("cu", ray_port=FIRST_PORT, runtime_port=9094)
@@ -43,10 +44,7 @@ def test_boxes_join_train_and_are_refused_once_they_are_revoked(machines):
     machines.start("cu", "join", codes[0], "--control-unit", "--device", 0, *small, *own)
     own = machines.own("device", ray_port=FIRST_PORT)
     machines.start("device", "join", codes[1], "--cluster", 0, *small, *own)
-    ids = [machines.wait_for(name, r"this box is ([0-9a-f]{16});").group(1) for name in ("cu", "device")]
-    machines.wait_for("server", "registrar is up")
-    machines.run("server", "approve", ids[0])
-    machines.run("server", "approve", ids[1])
+    # The second command on the edge server is the run itself.
     machines.wait_for("cu", "SuperNode ID")
     machines.wait_for("device", "device 1 of .* is up")
     joined_s = time.monotonic() - started
@@ -75,7 +73,15 @@ def test_boxes_join_train_and_are_refused_once_they_are_revoked(machines):
     machines.run("server", "revoke", "--cluster", 0)
     machines.wait_for("server", "cu-0 may no longer connect")
     assert machines.programs["cu"].wait(PATIENCE_S) != 0, machines.said()
-    machines.start("cu", "join", codes[0], "--control-unit", "--device", 0, *small, *machines.own("cu"))
+    # By the code that it has joined by, and by the same code as if it were another box.
+    refusals = {"cu": "cu-0 starts nothing: this box was revoked", "other": "another box has shown this code before"}
+    for state, reason in refusals.items():
+        said_by_cu = len(machines.words("cu"))
+        options = ("--control-unit", "--device", 0, *small, *machines.own("cu"))
+        machines.start("cu", "join", codes[0], *options, *(("--state", state) if state == "other" else ()))
+        assert machines.programs["cu"].wait(PATIENCE_S) == ExitCode.BAD_INPUT, machines.said()
+        words = machines.words("cu")[said_by_cu:]
+        assert reason in words and "is up" not in words, words
     again = json.loads(machines.run("server", "boxes", "--json").stdout)
     assert [box["status"] for box in again["boxes"]] == ["revoked", "revoked"]
     assert machines.programs["server"].poll() is None

@@ -76,7 +76,7 @@ def recorded_faults(folder: Path, round_: int) -> list[dict[str, Any]]:
     return list(_of_round(folder, round_)["faults"])
 
 
-def missing_signs(folder: Path, round_: int) -> list[dict[str, Any]]:
+def recorded_signs(folder: Path, round_: int) -> list[dict[str, Any]]:
     """Return the devices that give no sign of life in a round: ``device``, ``state``, ``since`` [s, since 1970]."""
     return list(_of_round(folder, round_)["signs"])
 

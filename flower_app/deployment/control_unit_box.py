@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from client_pipeline.link.hosts import HostPort, is_loopback, split_address
 from flower_app.deployment.credentials import CuFiles
 from flower_app.deployment.edge_server import SUPERLINK_PORT
-from flower_app.deployment.metrics_door import metrics_address, metrics_ports
+from flower_app.deployment.metrics_door import metrics_address, metrics_ports, metrics_token
 from flower_app.deployment.programs import Program, listens
 from flower_app.deployment.ray_node import (
     FIRST_PORT,
@@ -178,7 +178,7 @@ class ControlUnitBox:
 
         certificate = None if tls is None else ServerCertificate(tls.certificate, tls.key)
         metrics = ControlUnitMetrics(self._checkpoints, self.cluster)
-        return served_metrics(address, metrics.text, self.state, certificate, say)
+        return served_metrics(address, metrics.text, metrics_token(self.state), certificate, say)
 
 
 def server_address(server: str) -> HostPort:

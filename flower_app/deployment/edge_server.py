@@ -14,7 +14,7 @@ from pathlib import Path
 
 from client_pipeline.link.hosts import split_address
 from flower_app.deployment.credentials import ServerFiles
-from flower_app.deployment.metrics_door import metrics_address, metrics_ports
+from flower_app.deployment.metrics_door import metrics_address, metrics_ports, metrics_token
 from flower_app.deployment.programs import Program, run_programs
 from flower_app.deployment.taken_ports import NeededPort, refuse_taken_ports
 from flower_app.launch.superlink import flower_environment
@@ -110,7 +110,7 @@ class EdgeServer:
         from flower_app.watch.serving import ServerCertificate
 
         tls = ServerCertificate(self.certs.certificate, self.certs.key)
-        return served_metrics(address, NewestRun(self.runs).text, self.state, tls, say)
+        return served_metrics(address, NewestRun(self.runs).text, metrics_token(self.state), tls, say)
 
 
 def control_address(port: int, control_port: int = 0) -> str:

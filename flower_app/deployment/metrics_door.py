@@ -4,10 +4,17 @@
 
 from __future__ import annotations
 
+import secrets
+from pathlib import Path
+
 from client_pipeline.link.hosts import HostPort, is_loopback, split_address
+from flower_app.deployment.authority import write_secret
 from flower_app.deployment.taken_ports import NeededPort
 
+LEAST_CHARACTERS = 16
+"""Of a token."""
 _LOOPBACK = "127.0.0.1"
+_TOKEN_FILE = "metrics-token"
 
 
 def metrics_address(text: str) -> HostPort | None:
@@ -44,3 +51,25 @@ def metrics_ports(address: HostPort | None, has_certificate: bool) -> list[Neede
             "give a port of the loopback, or make certificates: collapipe certs"
         )
     return [NeededPort("--metrics", address.bare_host, address.port, "for Prometheus")] if address.port else []
+
+
+def metrics_token(state: Path) -> Path:
+    """Return the file of the token that outlives the program; made if there is none.
+
+    Parameters
+    ----------
+    state : the machine's folder
+
+    Raises
+    ------
+    ValueError
+        If the file holds fewer characters than a token has.
+    """
+    file = state / _TOKEN_FILE
+    if not file.is_file():
+        write_secret(file, f"{secrets.token_urlsafe(24)}\n".encode())
+    if (length := len(file.read_text(encoding="utf-8").strip())) < LEAST_CHARACTERS:
+        raise ValueError(
+            f"{file}: expected at least {LEAST_CHARACTERS} characters, found {length}; remove it for a new token"
+        )
+    return file

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from client_pipeline.runtime.fault_files import missing_signs, recorded_faults
+from client_pipeline.runtime.fault_files import recorded_faults, recorded_signs
 from flower_app.node.round_notes import NOTES, RoundNotes, read_notes
 from flower_app.watch.prometheus_text import Sample, exposition
 
@@ -79,7 +79,7 @@ def _present(folder: Path, round_: int, devices: set[str]) -> Iterator[Sample]:
         kinds[str(fault["kind"])] = kinds.get(str(fault["kind"]), 0) + 1
     for kind, number in sorted(kinds.items()):
         yield Sample("collapipe_cu_round_faults", {"kind": kind}, float(number))
-    missing = {str(sign["device"]): sign for sign in missing_signs(folder, round_)}
+    missing = {str(sign["device"]): sign for sign in recorded_signs(folder, round_)}
     for device in sorted(devices | missing.keys()):
         yield Sample("collapipe_cu_device_up", {"device": device}, float(device not in missing))
     for device, sign in missing.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +15,6 @@ from starlette.routing import Route
 from client_pipeline.link.hosts import HostPort, is_loopback
 from flower_app.watch.prometheus_text import CONTENT_TYPE
 from flower_app.watch.serving import ServerCertificate, bearer, is_token, running_beside, server_of
-
-TOKEN_FILE = "metrics-token"
-LEAST_CHARACTERS = 16
 
 
 def metrics_app(text: Callable[[], str], token: str) -> Starlette:
@@ -38,31 +34,11 @@ def metrics_app(text: Callable[[], str], token: str) -> Starlette:
     return Starlette(routes=[Route("/metrics", metrics)])
 
 
-def kept_token(file: Path) -> str:
-    """Read a token that outlives the program; made if there is none.
-
-    Raises
-    ------
-    ValueError
-        If the file holds fewer characters than a token has.
-    """
-    from flower_app.deployment.authority import write_secret
-
-    if not file.is_file():
-        write_secret(file, f"{secrets.token_urlsafe(24)}\n".encode())
-    token = file.read_text(encoding="utf-8").strip()
-    if len(token) < LEAST_CHARACTERS:
-        raise ValueError(
-            f"{file}: expected at least {LEAST_CHARACTERS} characters, found {len(token)}; remove it for a new token"
-        )
-    return token
-
-
 @contextmanager
 def served_metrics(
     address: HostPort,
     text: Callable[[], str],
-    state: Path,
+    token_file: Path,
     tls: ServerCertificate | None,
     say: Callable[[str], None],
 ) -> Iterator[None]:
@@ -72,7 +48,7 @@ def served_metrics(
     ----------
     address : on the loopback in plain text, elsewhere under TLS
     text : makes the metrics
-    state : folder of the token
+    token_file : holds the token
     tls : this machine's certificate; None only on the loopback
     say : told the address
 
@@ -83,7 +59,8 @@ def served_metrics(
     """
     is_local = is_loopback(address.host)
     assert is_local or tls is not None
-    token, family = kept_token(state / TOKEN_FILE), socket.AF_INET6 if ":" in address.bare_host else socket.AF_INET
+    token = token_file.read_text(encoding="utf-8").strip()
+    family = socket.AF_INET6 if ":" in address.bare_host else socket.AF_INET
     try:
         listener = socket.create_server((address.bare_host, address.port), family=family)
     except OSError as error:
@@ -91,5 +68,5 @@ def served_metrics(
     place = HostPort(address.host, listener.getsockname()[1])
     server = server_of(metrics_app(text, token), None if is_local else tls)
     with running_beside(server, listener, "metrics"):
-        say(f"metrics: {'http' if is_local else 'https'}://{place}/metrics, for the token in {state / TOKEN_FILE}")
+        say(f"metrics: {'http' if is_local else 'https'}://{place}/metrics, for the token in {token_file}")
         yield

@@ -19,17 +19,21 @@ from flower_app.deployment.certs import CertsRequest, make_certificates
 from flower_app.deployment.control_unit_box import ControlUnitBox
 from flower_app.deployment.credentials import CuFiles, ServerFiles
 from flower_app.deployment.edge_server import EdgeServer
-from flower_app.deployment.metrics_door import metrics_address, metrics_ports
+from flower_app.deployment.metrics_door import metrics_address, metrics_ports, metrics_token
 from flower_app.node.round_notes import NOTES, noted_round, read_notes
 from flower_app.runs.run_directory import LATEST, write_config
 from flower_app.watch.control_unit_metrics import ControlUnitMetrics
-from flower_app.watch.metrics_server import kept_token, metrics_app, served_metrics
+from flower_app.watch.metrics_server import metrics_app, served_metrics
 from flower_app.watch.run_metrics import NewestRun
 from flower_app.watch.serving import ServerCertificate
 from helpers.control_unit_folder import REPORT, control_unit_text
 from helpers.planned_run import planned_run
 
 TOKEN = "a token of more than sixteen characters"
+
+
+def one_sample():
+    return "collapipe_round 2.0\n"
 
 
 def values(text):
@@ -146,13 +150,13 @@ def test_where_nothing_is_to_be_noted_nothing_is_written(tmp_path, monkeypatch):
 
 
 def test_a_token_outlives_the_program_and_is_for_its_user_alone(tmp_path):
-    file = tmp_path / "state" / "metrics-token"
-    token = kept_token(file)
-    assert len(token) == 32 and kept_token(file) == token
+    file = metrics_token(tmp_path / "state")
+    token = file.read_text()
+    assert len(token) == 33 and metrics_token(tmp_path / "state").read_text() == token
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text("short\n")
     with pytest.raises(ValueError, match="at least 16 characters, found 5"):
-        kept_token(file)
+        metrics_token(tmp_path / "state")
 
 
 def test_a_port_alone_is_the_loopbacks():
@@ -183,7 +187,7 @@ def test_a_machine_is_not_started_with_an_address_that_is_none(tmp_path):
 
 def test_on_the_loopback_one_is_answered_in_plain_text_until_the_programs_end(tmp_path):
     lines = []
-    with served_metrics(HostPort("127.0.0.1", 0), lambda: "collapipe_round 2.0\n", tmp_path, None, lines.append):
+    with served_metrics(HostPort("127.0.0.1", 0), one_sample, metrics_token(tmp_path), None, lines.append):
         address = lines[0].split()[1].rstrip(",")
         assert address.startswith("http://127.0.0.1:") and str(tmp_path / "metrics-token") in lines[0]
         token = (tmp_path / "metrics-token").read_text().strip()
@@ -199,11 +203,11 @@ def test_elsewhere_one_is_answered_under_the_machines_certificate(tmp_path):
     make_certificates(CertsRequest(servers=["127.0.0.1"], clusters=1, out=tmp_path), print)
     files, lines = ServerFiles(tmp_path / "server"), []
     tls = ServerCertificate(files.certificate, files.key)
-    with served_metrics(HostPort("0.0.0.0", 0), lambda: "collapipe_round 2.0\n", tmp_path, tls, lines.append):
+    with served_metrics(HostPort("0.0.0.0", 0), one_sample, metrics_token(tmp_path), tls, lines.append):
         address = lines[0].split()[1].rstrip(",").replace("0.0.0.0", "127.0.0.1")
         token = (tmp_path / "metrics-token").read_text().strip()
         assert address.startswith("https://")
-        assert asked(address, token, ssl.create_default_context(cafile=files.ca)) == "collapipe_round 2.0\n"
+        assert asked(address, token, ssl.create_default_context(cafile=files.ca)) == one_sample()
 
 
 def test_a_port_that_another_program_has_is_said(tmp_path):
@@ -211,6 +215,6 @@ def test_a_port_that_another_program_has_is_said(tmp_path):
         place = HostPort("127.0.0.1", other.getsockname()[1])
         with (
             pytest.raises(ValueError, match="--metrics: .* cannot be had"),
-            served_metrics(place, str, tmp_path, None, print),
+            served_metrics(place, str, metrics_token(tmp_path), None, print),
         ):
             pass

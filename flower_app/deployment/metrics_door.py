@@ -65,7 +65,7 @@ def metrics_token(state: Path) -> Path:
     ValueError
         If the file holds fewer characters than a token has.
     """
-    file = state / _TOKEN_FILE
+    file = state.resolve() / _TOKEN_FILE
     if not file.is_file():
         write_secret(file, f"{secrets.token_urlsafe(24)}\n".encode())
     if (length := len(file.read_text(encoding="utf-8").strip())) < LEAST_CHARACTERS:

@@ -78,8 +78,6 @@ class Stack:
         self.shared_ports = is_loopback(hosts.address("server"))
         self.environments = {}
         """What else stands in the environment of a machine's programs, by its name."""
-        self.options = {}
-        """What else stands in the command lines of a machine's programs, by its name."""
         self.boxes = {}
         """What runs on each machine, by its name."""
 
@@ -93,7 +91,6 @@ class Stack:
     def up(self, name, *arguments):
         state = () if name.startswith("d") else ("--state", self.folder / f"state-{name}")
         arguments = (*COLLAPIPE, "up", *arguments, "--host", self.hosts.address(name), *state)
-        arguments += self.options.get(name, ())
         environment = ENVIRONMENT | self.environments.get(name, {})
         self.boxes[name] = self.hosts.start(name, *arguments, log=self.log(name), env=environment)
 

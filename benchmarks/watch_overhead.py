@@ -4,7 +4,7 @@ One run goes on; blocks of its rounds take turns. In a watched one `collapipe wa
 page ask for: `/metrics` and `/state` each second, `/now` each 0.4 s. In the others it stands still (SIGSTOP). Its
 processor time is counted from outside, and so is that of all processes of the run.
 
-    python benchmarks/watch_overhead.py [--rounds 60] [--block 4] [--config NAME] [--set KEY=VALUE] [--out rows.json]
+    python benchmarks/watch_overhead.py [--rounds 27] [--block 2] [--config NAME] [--set KEY=VALUE] [--out rows.json]
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from steady_rounds import ENVIRONMENT, PATIENCE_S, POLL_S
+from steady_rounds import ENVIRONMENT, PATIENCE_S, POLL_S, ROUNDS
 
 COLLAPIPE = (sys.executable, "-m", "flower_app.cli")
 TOKEN = "the token of a benchmark"
 ASKED_EACH_S = {"/metrics": 1.0, "/state": 1.0, "/now": 0.4}
-SKIPPED = 3
+SKIPPED = 2
 """First rounds, in which processes begin."""
 
 
@@ -87,14 +87,14 @@ def measure(config: str | None, sets: Sequence[str], rounds: int, block: int, fo
         deadline = time.monotonic() + PATIENCE_S
 
         def wait_for_round(number: int) -> float:
-            while sum(lines.read_bytes().count(b"\n") for lines in folder.glob("*/rounds.jsonl")) < number:
+            while sum(lines.read_bytes().count(b"\n") for lines in folder.glob(ROUNDS)) < number:
                 if run.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"{' '.join(command)}: {log.read_text()}")
                 time.sleep(POLL_S)
             return time.monotonic()
 
         wait_for_round(1)
-        (run_dir,) = (path.parent for path in folder.glob("*/rounds.jsonl") if not path.parent.is_symlink())
+        (run_dir,) = (path.parent for path in folder.glob(ROUNDS))
         words = folder / "watch.log"
         with words.open("w") as file:
             watch = subprocess.Popen(
@@ -111,7 +111,6 @@ def measure(config: str | None, sets: Sequence[str], rounds: int, block: int, fo
         asker.is_asking.set()
         of_run, of_watch, rows = psutil.Process(run.pid), psutil.Process(watch.pid), []
         wait_for_round(SKIPPED)
-        # Both kinds of block begin with a round that counts for none: what was asked last may still be answered.
         for number in range(SKIPPED + 1, rounds):
             place, is_watched = (number - SKIPPED - 1) % block, (number - SKIPPED - 1) // block % 2 == 0
             if place == 0:
@@ -122,13 +121,12 @@ def measure(config: str | None, sets: Sequence[str], rounds: int, block: int, fo
                 {
                     "round": number,
                     "watched": is_watched,
-                    "counts": place > 0,
                     "wall_s": round(end - before[0], 3),
                     "cpu_s": round(cpu_s(of_run) - before[1], 2),
                     "watch_cpu_s": round(cpu_s(of_watch) - before[2], 2),
                 }
             )
-        switch(asker, of_watch, True)
+        asker.is_asking.clear()
         run.wait(PATIENCE_S)
         return rows
     finally:
@@ -146,13 +144,14 @@ def switch(asker: Asker, watch: psutil.Process, is_watched: bool) -> None:
         asker.is_asking.set()
     else:
         asker.is_asking.clear()
-        time.sleep(0.2)
+        # What was asked last is answered first.
+        time.sleep(0.5)
         watch.suspend()
 
 
 def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Medians and shares of the rounds that count."""
-    watched, alone = ([row for row in rows if row["counts"] and row["watched"] == kind] for kind in (True, False))
+    """Medians and shares."""
+    watched, alone = ([row for row in rows if row["watched"] == kind] for kind in (True, False))
 
     def share(first: Sequence[dict[str, float]], name: str, second: Sequence[dict[str, float]]) -> float:
         return statistics.median(row[name] for row in first) / statistics.median(row[name] for row in second) - 1.0
@@ -171,10 +170,8 @@ def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument(
-        "--block", type=int, default=4, help="rounds of one kind, one after the other; the first counts for none"
-    )
+    parser.add_argument("--rounds", type=int, default=27)
+    parser.add_argument("--block", type=int, default=2, help="rounds of one kind, one after the other")
     parser.add_argument("--config", help="a TOML file, or a name in configs; default: the default run")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
     parser.add_argument("--out", type=Path, help="a JSON file that gets the rounds")

@@ -111,6 +111,7 @@ def measure(config: str | None, sets: Sequence[str], rounds: int, block: int, fo
         asker.is_asking.set()
         of_run, of_watch, rows = psutil.Process(run.pid), psutil.Process(watch.pid), []
         wait_for_round(SKIPPED)
+        # The first round of a block is not compared: another kind of block ends in its beginning.
         for number in range(SKIPPED + 1, rounds):
             place, is_watched = (number - SKIPPED - 1) % block, (number - SKIPPED - 1) // block % 2 == 0
             if place == 0:
@@ -121,6 +122,7 @@ def measure(config: str | None, sets: Sequence[str], rounds: int, block: int, fo
                 {
                     "round": number,
                     "watched": is_watched,
+                    "compared": place > 0,
                     "wall_s": round(end - before[0], 3),
                     "cpu_s": round(cpu_s(of_run) - before[1], 2),
                     "watch_cpu_s": round(cpu_s(of_watch) - before[2], 2),
@@ -150,8 +152,9 @@ def switch(asker: Asker, watch: psutil.Process, is_watched: bool) -> None:
 
 
 def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Medians and shares."""
-    watched, alone = ([row for row in rows if row["watched"] == kind] for kind in (True, False))
+    """Medians of the rounds that are compared, and the shares of all that were watched."""
+    asked = [row for row in rows if row["watched"]]
+    watched, alone = ([row for row in rows if row["compared"] and row["watched"] == kind] for kind in (True, False))
 
     def share(first: Sequence[dict[str, float]], name: str, second: Sequence[dict[str, float]]) -> float:
         return statistics.median(row[name] for row in first) / statistics.median(row[name] for row in second) - 1.0
@@ -162,9 +165,9 @@ def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
         "wall_more": share(watched, "wall_s", alone),
         "cpu_s": statistics.median(row["cpu_s"] for row in alone),
         "run_cpu_more": share(watched, "cpu_s", alone),
-        "watch_cpu_s": statistics.mean(row["watch_cpu_s"] for row in watched),
-        "watch_share": sum(row["watch_cpu_s"] for row in watched) / sum(row["cpu_s"] for row in watched),
-        "watch_core": sum(row["watch_cpu_s"] for row in watched) / sum(row["wall_s"] for row in watched),
+        "watch_cpu_s": statistics.mean(row["watch_cpu_s"] for row in asked),
+        "watch_share": sum(row["watch_cpu_s"] for row in asked) / sum(row["cpu_s"] for row in asked),
+        "watch_core": sum(row["watch_cpu_s"] for row in asked) / sum(row["wall_s"] for row in asked),
     }
 
 

@@ -29,6 +29,8 @@ from typing import Any
 import psutil
 
 POLL_S = 0.02
+ROUNDS = "[0-9]*/rounds.jsonl"
+"""Of a run, in the folder of the runs, where ``latest`` leads to the same file."""
 PATIENCE_S = 1800.0
 # Ray starts its workers with niceness 15: beside any other load only a part of the run would wait.
 ENVIRONMENT = {"RAY_worker_niceness": "0"} | os.environ
@@ -63,7 +65,7 @@ class TimedRounds:
         )
         root, begun = psutil.Process(process.pid), time.monotonic()
         while process.poll() is None and time.monotonic() < begun + PATIENCE_S:
-            done = sum(file.read_bytes().count(b"\n") for file in folder.glob("*/rounds.jsonl"))
+            done = sum(file.read_bytes().count(b"\n") for file in folder.glob(ROUNDS))
             if done > len(self.ends):
                 # Of rounds that ended between two looks the last one counts.
                 self.ends += [time.monotonic()] * (done - len(self.ends))

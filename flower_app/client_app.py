@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from logging import ERROR, WARNING
@@ -37,12 +37,13 @@ from client_pipeline.runtime.arrangement import Arrangement
 from client_pipeline.runtime.faults import FaultRecord
 from client_pipeline.runtime.machine import machine_facts
 from client_pipeline.runtime.placement import Placement
-from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder
+from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundResult
 from flower_app.config.run_config import RunConfig
 from flower_app.error_text import error_text
 from flower_app.node import kept_setup
 from flower_app.node.config import NodeConfig
 from flower_app.node.own_plans import own_plan, replan_of_node
+from flower_app.node.round_notes import noted_round
 from flower_app.node.simulated_clients import let_all_clients_run
 from flower_app.runs.run_directory import CLUSTERS
 from flower_app.runs.run_inputs import data_digest
@@ -54,6 +55,7 @@ from strategies.records import (
     BASE_KEY,
     CONFIG,
     PULL_KEY,
+    TrainOrder,
     failure_reason,
     read_train_config,
     reply_content,
@@ -313,28 +315,12 @@ def _train(message: Message, context: Context) -> Message:
     place = _placement(node, len(state.devices), setup_record)
     train_it = partial(train_round, str(context.run_id), node.cluster, round_order, config.runtime.timeout, place)
     start_again = partial(_start_again, context, node, len(state.devices), max(config.checkpoint_every, 1))
-    try:
-        try:
-            result = train_it()
-        except ControlUnitAbsent:
-            start_again(order.round - 1)
-            result = train_it()
-    except ControlUnitLost as lost:
-        if order.decoder is not None:
-            # Its own process cannot say so any more, and the others wait for it.
-            from client_pipeline.link.reopened_connection import give_up
-
-            give_up(order.decoder, node.certificates, str(lost))
-        folder = Path(str(setup_record["folder"]))
-        faults = fault_files.recorded_faults(folder, order.round)
-        if faults:
-            faults = [*faults, _lost_record(node.cluster, order.round, str(lost)).to_dict()]
-        if not isinstance(lost, ControlUnitAbsent):
-            try:
-                start_again(order.round, time.time())
-            except ControlUnitAbsent as absent:
-                raise ControlUnitLost(f"{lost}; {absent}", faults or lost.faults) from lost
-        raise type(lost)(str(lost), faults or lost.faults) from lost
+    folder = Path(str(setup_record["folder"]))
+    # Where server and node share a machine the run directory has it all.
+    own_folder = folder if node.state_dir else None
+    with noted_round(own_folder, order.round) as notes:
+        result = _trained_or_started_again(train_it, start_again, node, order, folder)
+        notes |= result.report
     # What the server must know to plan the next round comes with the answer to this one.
     state = replace(state, num_examples=int(result.report["num_examples"]))
     content = reply_content(
@@ -346,6 +332,37 @@ def _train(message: Message, context: Context) -> Message:
         report={**result.report, "state": state.to_dict()},
     )
     return Message(content, reply_to=message)
+
+
+def _trained_or_started_again(
+    train_it: Callable[[], RoundResult],
+    start_again: Callable[..., None],
+    node: NodeConfig,
+    order: TrainOrder,
+    folder: Path,
+) -> RoundResult:
+    """Train; a control unit that was lost before is started again, and one that is lost now for the next round."""
+    try:
+        try:
+            return train_it()
+        except ControlUnitAbsent:
+            start_again(order.round - 1)
+            return train_it()
+    except ControlUnitLost as lost:
+        if order.decoder is not None:
+            # Its own process cannot say so any more, and the others wait for it.
+            from client_pipeline.link.reopened_connection import give_up
+
+            give_up(order.decoder, node.certificates, str(lost))
+        faults = fault_files.recorded_faults(folder, order.round)
+        if faults:
+            faults = [*faults, _lost_record(node.cluster, order.round, str(lost)).to_dict()]
+        if not isinstance(lost, ControlUnitAbsent):
+            try:
+                start_again(order.round, time.time())
+            except ControlUnitAbsent as absent:
+                raise ControlUnitLost(f"{lost}; {absent}", faults or lost.faults) from lost
+        raise type(lost)(str(lost), faults or lost.faults) from lost
 
 
 def _lost_record(cluster: int, round_: int, reason: str) -> FaultRecord:

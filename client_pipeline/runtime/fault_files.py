@@ -1,7 +1,8 @@
 """The files of faults in a control unit's folder: what was done to it on purpose, and what it has recorded.
 
 ``injected.jsonl`` gets a line before each fault that is injected: what the rounds record can be held against it.
-``faults.json`` has the records of the round in progress: they outlive a control unit that is killed in it.
+``faults.json`` has the records of the round in progress, and which devices give no sign of life: both outlive a control
+unit that is killed in it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from client_pipeline import durable
+from client_pipeline.link.cluster_news import LifeSign
 from client_pipeline.runtime.faults import FaultRecord
 
 INJECTED = "injected.jsonl"
@@ -44,12 +46,21 @@ def read_injected(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
 
 
-def keep(folder: Path | None, round_: int, faults: Sequence[FaultRecord]) -> None:
-    """Write the records of the round in progress, in place of those that were there."""
+def keep(folder: Path | None, round_: int, faults: Sequence[FaultRecord], signs: Sequence[LifeSign] = ()) -> None:
+    """Write the records of the round in progress, in place of those that were there.
+
+    Parameters
+    ----------
+    folder : of the file; None: nowhere
+    round_, faults : the round, and its records so far
+    signs : devices that give no sign of life
+    """
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"round": round_, "faults": [fault.to_dict() for fault in faults]})
+    now = time.time()
+    missing = [{"device": sign.device, "state": sign.state, "since": now - sign.seconds} for sign in signs]
+    text = json.dumps({"round": round_, "faults": [fault.to_dict() for fault in faults], "signs": missing})
     # No sync: a killed process loses nothing by that, and a machine that fails loses the round anyway.
     durable.write_text(folder / _KEPT, text, lasting=False)
 
@@ -62,8 +73,18 @@ def forget(folder: Path) -> None:
 
 def recorded_faults(folder: Path, round_: int) -> list[dict[str, Any]]:
     """Return what a control unit had recorded in a round before it was lost, as JSON values."""
+    return list(_of_round(folder, round_)["faults"])
+
+
+def recorded_signs(folder: Path, round_: int) -> list[dict[str, Any]]:
+    """Return the devices that give no sign of life in a round: ``device``, ``state``, ``since`` [s, since 1970]."""
+    return list(_of_round(folder, round_)["signs"])
+
+
+def _of_round(folder: Path, round_: int) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"faults": [], "signs": []}
     try:
         document = json.loads((folder / _KEPT).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return []
-    return list(document["faults"]) if document["round"] == round_ else []
+        return nothing
+    return nothing | document if document["round"] == round_ else nothing

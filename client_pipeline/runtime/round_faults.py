@@ -34,6 +34,10 @@ class RoundFaults:
         self._recovery, self._cluster, self._folder, self._lost_at = recovery, cluster, folder, lost_at
         self._lasting_records: list[FaultRecord] = []
         """Records of the round that outlive this process."""
+        self._signs: Sequence[LifeSign] = ()
+        """Devices that give no sign of life."""
+        self._lasting_signs: list[tuple[int, str]] = []
+        """Those of them that outlive this process, without the seconds that go on."""
         self._keeping = threading.Lock()
         self._told: tuple[object, ...] = ()
         """What the server was told last."""
@@ -44,6 +48,7 @@ class RoundFaults:
     def begin_round(self, round_: int) -> None:
         """Forget the round before."""
         self._link, self._lasting_records, self._cut_s = None, [], []
+        self._signs, self._lasting_signs = (), []
         self._told, self._is_over = (), False
         fault_files.keep(self._folder, round_, [])
 
@@ -68,10 +73,11 @@ class RoundFaults:
         """Have the records so far outlive this process: whoever finds it gone adds them to the round's."""
         # Three threads of a step come here.
         with self._keeping:
-            records = [*self._recovery.all_records, *self._cuts()]
-            if records != self._lasting_records:
-                self._lasting_records = records
-                fault_files.keep(self._folder, self._recovery.round, records)
+            records, signs = [*self._recovery.all_records, *self._cuts()], self._signs
+            states = [(sign.device, sign.state) for sign in signs]
+            if (records, states) != (self._lasting_records, self._lasting_signs):
+                self._lasting_records, self._lasting_signs = records, states
+                fault_files.keep(self._folder, self._recovery.round, records, signs)
 
     def tell(self, signs: Sequence[LifeSign]) -> None:
         """Tell the server what happens, at once if something has changed; else that this control unit is there.
@@ -80,6 +86,7 @@ class RoundFaults:
         ----------
         signs : devices that give no sign of life
         """
+        self._signs = signs
         self.keep()
         if (link := self._link) is None or self._is_over:
             return

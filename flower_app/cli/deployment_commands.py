@@ -44,11 +44,15 @@ Wait = Annotated[float, typer.Option(help="How long the control unit may take to
 SuperLinkPort = Annotated[int, typer.Option("--port", help="The SuperLink's, for control units.")]
 ControlPort = Annotated[int, typer.Option(help="The SuperLink's, for runs, on 127.0.0.1; 0: the one after --port.")]
 ObjectStore = Annotated[int, typer.Option(help="Shared memory for TEBs on their way [MB].")]
+MetricsPlace = Annotated[
+    str,
+    typer.Option("--metrics", help="PORT of 127.0.0.1, or HOST:PORT by TLS, where Prometheus asks; empty: none."),
+]
 
 # Equal to those of the modules beside, which are not loaded for --help.
 _SUPERLINK_PORT, _RAY_PORT, _RUNTIME_PORT, _OBJECT_STORE_MB, _WAIT_S = 9092, 6379, 9094, 512, 60.0
 _JOIN_PORT, _CODE_MINUTES = 9095, 60.0
-_STATE, _SERVER_CERTS = Path("collapipe-state"), Path("certs/server")
+_STATE, _SERVER_CERTS, _RUNS = Path("collapipe-state"), Path("certs/server"), Path("runs")
 
 up = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Start this machine's programs and run them until stopped."
@@ -121,20 +125,30 @@ def up_edge_server(
     auto_approve: Annotated[
         bool, typer.Option("--auto-approve", help="With --name: approve every box that shows a good code.")
     ] = False,
+    metrics: MetricsPlace = "",
+    runs: Annotated[Path, typer.Option(help="With --metrics: the folder of the runs; the newest is shown.")] = _RUNS,
 ) -> None:
     """The SuperLink, under TLS, for SuperNodes whose keys are in the certificates' folder."""
+    options: dict[str, Any] = {
+        "certs": certs,
+        "state": state,
+        "port": port,
+        "control_port": control_port,
+        "metrics": metrics,
+        "runs": runs,
+    }
     if not name:
         if not host:
             raise ValueError(
                 "--host: expected an address of this machine, found none; or --name HOST: boxes join by a code"
             )
-        _up(_edge_server(host=host, certs=certs, state=state, port=port, control_port=control_port))
+        _up(_edge_server(host=host, **options))
     from flower_app.joining.edge_joining import EdgeJoining, invite, tell_codes
 
     # The authority's key is among what is written from here on.
     os.umask(0o077)
     joining = EdgeJoining(name=name, root=certs.parent, join_port=join_port, auto_approve=auto_approve)
-    server = _edge_server(host=host or name, certs=certs, state=state, port=port, control_port=control_port)
+    server = _edge_server(host=host or name, **options)
     if certs.name != "server":
         raise ValueError(f"--certs: expected a folder named server, beside the authority's, found {certs}")
     joining.prepare()
@@ -188,6 +202,7 @@ def up_cu(
     ray_port: RayPort = _RAY_PORT,
     runtime_port: RuntimePort = _RUNTIME_PORT,
     object_store_mb: ObjectStore = _OBJECT_STORE_MB,
+    metrics: MetricsPlace = "",
 ) -> None:
     """A control unit: the Ray that its devices join, and the SuperNode."""
     _up(_control_unit(**locals()))

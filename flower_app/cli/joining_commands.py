@@ -44,6 +44,7 @@ def join(
     ray_port: options.RayPort = options._RAY_PORT,
     runtime_port: options.RuntimePort = options._RUNTIME_PORT,
     object_store_mb: options.ObjectStore = options._OBJECT_STORE_MB,
+    metrics: options.MetricsPlace = "",
     wait: Annotated[float, typer.Option(help="How long to wait for the approval [s].")] = _APPROVAL_S,
 ) -> None:
     """Join a deployment by a code, as a control unit (--data) or a device (--cluster), and run until stopped."""
@@ -66,6 +67,7 @@ def join(
         ray_port=ray_port,
         runtime_port=runtime_port,
         object_store_mb=object_store_mb,
+        metrics=metrics,
         wait=wait,
     )
     raise typer.Exit(box.up(say))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client_pipeline.link.hosts import HostPort, split_address
+from client_pipeline.link.hosts import HostPort, is_loopback, split_address
 from flower_app.deployment.credentials import CuFiles
 from flower_app.deployment.edge_server import SUPERLINK_PORT
+from flower_app.deployment.metrics_door import metrics_address, metrics_ports, metrics_token
 from flower_app.deployment.programs import Program, listens
 from flower_app.deployment.ray_node import (
     FIRST_PORT,
@@ -28,6 +30,7 @@ from flower_app.deployment.taken_ports import NeededPort, refuse_taken_ports
 from flower_app.launch.superlink import flower_environment
 
 if TYPE_CHECKING:
+    from client_pipeline.runtime.node_tls import NodeTls
     from flower_app.node.config import NodeConfig
 
 UNKNOWN_S = 180.0
@@ -62,6 +65,8 @@ class ControlUnitBox:
     ray_port: int = FIRST_PORT
     runtime_port: int = RUNTIME_PORT
     object_store_mb: int = 512
+    metrics: str = ""
+    """``PORT`` of the loopback, or ``HOST:PORT``, where Prometheus asks; empty: nowhere."""
     until: Callable[[], str] = lambda: ""
     """Why its programs have to end; empty as long as they go on."""
 
@@ -75,6 +80,11 @@ class ControlUnitBox:
             if not all(part.isidentifier() for part in module.split(".")):
                 raise ValueError(f"--allow-module: expected the name of a module or package, found {module!r}")
         server_address(self.server)
+        metrics_address(self.metrics)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.state / "checkpoints"
 
     def check_paths(self) -> None:
         """Raise ``FileNotFoundError`` for a folder or file that is not there."""
@@ -95,7 +105,7 @@ class ControlUnitBox:
             data_path=_absolute(self.data),
             model_path=_absolute(self.model),
             device_profile=_absolute(self.device_profile),
-            state_dir=str((self.state / "checkpoints").resolve()),
+            state_dir=str(self._checkpoints.resolve()),
             tls_certificate=str(self.certs.certificate.resolve()),
             tls_key=str(self.certs.key.resolve()),
             tls_ca=str(self.certs.ca.resolve()),
@@ -129,10 +139,12 @@ class ControlUnitBox:
         """Run until told to end; returns the exit code."""
         self.certs.check()
         self.check_paths()
+        has_certificate = self.certs.cluster_ca.is_file() and not is_loopback(self.host)
         refuse_taken_ports(
             [
                 *self.ray_node(Path()).needed_ports(),
                 NeededPort("--runtime-port", RUNTIME_HOST, self.runtime_port, "of the SuperNode's own processes"),
+                *metrics_ports(metrics_address(self.metrics), has_certificate),
             ]
         )
         temp_folder = ray_folder()
@@ -153,7 +165,20 @@ class ControlUnitBox:
             again_s=UNKNOWN_S,
         )
         work = self.state.resolve() / "work"
-        return run_node([ray, supernode], environment, work, temp_folder, say, self.until)
+        with self._metrics(tls, say):
+            return run_node([ray, supernode], environment, work, temp_folder, say, self.until)
+
+    def _metrics(self, tls: NodeTls | None, say: Callable[[str], None]) -> AbstractContextManager[None]:
+        if (address := metrics_address(self.metrics)) is None:
+            return nullcontext()
+        # Not above: most control units serve none, and these stay in memory as long as the machine runs.
+        from flower_app.watch.control_unit_metrics import ControlUnitMetrics
+        from flower_app.watch.metrics_server import served_metrics
+        from flower_app.watch.serving import ServerCertificate
+
+        certificate = None if tls is None else ServerCertificate(tls.certificate, tls.key)
+        metrics = ControlUnitMetrics(self._checkpoints, self.cluster)
+        return served_metrics(address, metrics.text, metrics_token(self.state), certificate, say)
 
 
 def server_address(server: str) -> HostPort:

@@ -8,11 +8,13 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from client_pipeline.link.hosts import split_address
 from flower_app.deployment.credentials import ServerFiles
+from flower_app.deployment.metrics_door import metrics_address, metrics_ports, metrics_token
 from flower_app.deployment.programs import Program, run_programs
 from flower_app.deployment.taken_ports import NeededPort, refuse_taken_ports
 from flower_app.launch.superlink import flower_environment
@@ -41,11 +43,16 @@ class EdgeServer:
     """What else runs here once the SuperLink is up."""
     companion_ports: Sequence[NeededPort] = ()
     """Where they listen."""
+    metrics: str = ""
+    """``PORT`` of the loopback, or ``HOST:PORT``, where Prometheus asks; empty: nowhere."""
+    runs: Path = Path("runs")
+    """Folder of the runs, the newest of which the metrics are of."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
             raise ValueError(f"--port: expected 1 to 65535, found {self.port}")
         control_address(self.port, self.control_port)
+        metrics_address(self.metrics)
 
     @property
     def address(self) -> str:
@@ -79,6 +86,7 @@ class EdgeServer:
                 NeededPort("--port", host, port, "for SuperNodes"),
                 NeededPort("--control-port", control.host, control.port, "for runs"),
                 *self.companion_ports,
+                *metrics_ports(metrics_address(self.metrics), has_certificate=True),
             ]
         )
         home = self.state.resolve() / "flower"
@@ -90,7 +98,19 @@ class EdgeServer:
             answers=lambda: is_healthy(self.address, self.certs.ca) and is_healthy(self.control, self.certs.ca),
             then=lambda: register_supernodes(self.control, self.certs, environment, say),
         )
-        return run_programs([superlink, *self.companions], environment, self.state.resolve() / "work", say)
+        with self._metrics(say):
+            return run_programs([superlink, *self.companions], environment, self.state.resolve() / "work", say)
+
+    def _metrics(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
+        if (address := metrics_address(self.metrics)) is None:
+            return nullcontext()
+        # Not above: most edge servers serve none, and these stay in memory as long as the machine runs.
+        from flower_app.watch.metrics_server import served_metrics
+        from flower_app.watch.run_metrics import NewestRun
+        from flower_app.watch.serving import ServerCertificate
+
+        tls = ServerCertificate(self.certs.certificate, self.certs.key)
+        return served_metrics(address, NewestRun(self.runs).text, metrics_token(self.state), tls, say)
 
 
 def control_address(port: int, control_port: int = 0) -> str:

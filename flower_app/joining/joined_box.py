@@ -11,7 +11,9 @@ from client_pipeline import durable
 from flower_app.deployment.control_unit_box import RUNTIME_PORT, ControlUnitBox
 from flower_app.deployment.credentials import DeviceFiles
 from flower_app.deployment.device_box import DeviceBox
+from flower_app.deployment.metrics_door import metrics_address
 from flower_app.deployment.ray_node import FIRST_PORT
+from flower_app.joining.join_call import JoinRefused
 from flower_app.joining.join_code import JoinCode
 from flower_app.joining.join_request import ANY_CLUSTER, CU_KIND, DEVICE_KIND
 from flower_app.joining.newcomer import BoxFolder, Wish, join_deployment
@@ -41,6 +43,8 @@ class JoiningBox:
     ray_port: int = FIRST_PORT
     runtime_port: int = RUNTIME_PORT
     object_store_mb: int = 512
+    metrics: str = ""
+    """Of a control unit: where Prometheus asks."""
     wait: float = APPROVAL_S
     """For the approval [s]."""
 
@@ -54,6 +58,9 @@ class JoiningBox:
                 "join: expected --data FOLDER (a control unit with its own text), --control-unit (one without), or "
                 "--cluster N (a device of that cluster), found none"
             )
+        if self.code and self.metrics and not self._is_control_unit:
+            raise ValueError("--metrics: expected on a control unit, found on a device")
+        metrics_address(self.metrics)
 
     @property
     def _is_control_unit(self) -> bool:
@@ -96,6 +103,7 @@ class JoiningBox:
             "ray_port": self.ray_port,
             "runtime_port": self.runtime_port,
             "object_store_mb": self.object_store_mb,
+            "metrics": self.metrics,
         }
         # Aside: what the box has by an earlier code is lost only when it has something better.
         aside = BoxFolder(self.state / f"joining-{code.token_hash[:16]}")
@@ -110,12 +118,15 @@ class JoiningBox:
         say(f"starting {box['name']}; the next time: collapipe join --state {self.state}")
         while True:
             watch = MembershipWatch(self.folder, say)
-            try:
-                code = machine_of(box, self.folder, self.state, watch.reason).up(say)
-            finally:
-                watch.stop()
-            if not watch.is_renewed:
-                return code
+            if not (reason := watch.reason()):
+                try:
+                    code = machine_of(box, self.folder, self.state, watch.reason).up(say)
+                finally:
+                    watch.stop()
+                if not watch.is_renewed:
+                    return code
+            elif not watch.is_renewed:
+                raise JoinRefused(f"{box['name']} starts nothing: {reason}")
             say(f"starting {box['name']} with its new secret")
 
 
@@ -143,6 +154,8 @@ def machine_of(
             state=state,
             devices=box["devices"],
             until=until,
+            # A box that joined with an earlier release has not been asked.
+            metrics=options.get("metrics", ""),
             **{name: options[name] for name in names},
             **shared,
         )

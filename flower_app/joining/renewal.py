@@ -19,7 +19,7 @@ POLL_S = 5.0
 
 
 class MembershipWatch:
-    """Asks in a thread of its own, from the beginning until :meth:`stop`.
+    """Asks once when it is made, and then in a thread of its own until :meth:`stop`.
 
     Parameters
     ----------
@@ -38,8 +38,9 @@ class MembershipWatch:
         self._reason = ""
         self.is_renewed = False
         """Whether the folder has got new secrets."""
-        self._thread = threading.Thread(target=self._follow, name="membership", daemon=True)
-        self._thread.start()
+        # Whoever was revoked while it was off starts nothing.
+        if not self.look():
+            threading.Thread(target=self._follow, name="membership", daemon=True).start()
 
     def reason(self) -> str:
         """Why the box's programs have to end; empty as long as nothing has changed."""
@@ -69,5 +70,5 @@ class MembershipWatch:
         self._ends.set()
 
     def _follow(self) -> None:
-        while not self.look() and not self._ends.wait(self._poll_s):
+        while not self._ends.wait(self._poll_s) and not self.look():
             pass

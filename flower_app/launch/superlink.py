@@ -228,6 +228,7 @@ def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(_TASK_POLL_S),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Workers started ahead would lack the run's environment, and so only take the processor from those needed.

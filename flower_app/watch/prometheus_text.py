@@ -1,13 +1,10 @@
-"""A run's numbers in Prometheus' text format (version 0.0.4)."""
+"""Prometheus' text format (version 0.0.4)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
-
-from flower_app.report.tensorboard_log import scalars
-from flower_app.watch.run_state import WatchedRun
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -16,56 +13,28 @@ class Sample(NamedTuple):
     """One value of a metric."""
 
     name: str
-    labels: dict[str, str]
+    labels: Mapping[str, str]
     value: float
 
 
-_HELP = {
-    "collapipe_running": ("gauge", "1 while the run goes on, 0 when it has ended."),
-    "collapipe_round": ("gauge", "Newest round that is done."),
-    "collapipe_rounds": ("gauge", "Rounds of the run."),
-    "collapipe_waiting_clusters": ("gauge", "Clusters that the round under way waits for."),
-    "collapipe_faults_total": ("counter", "Faults by kind, over all rounds."),
-    "collapipe_replans_total": ("counter", "Plans that were changed by what was measured."),
-    "collapipe_scalar": ("gauge", "Numbers of the newest round, by the tag that TensorBoard shows them with."),
-    "collapipe_predicted_seconds": ("gauge", "Local steps of the newest round, as predicted."),
-    "collapipe_measured_seconds": ("gauge", "Local steps of the newest round, as measured."),
-}
+def exposition(samples: Iterable[Sample], kinds: Mapping[str, tuple[str, str]], labels: Mapping[str, str]) -> str:
+    """Write samples down.
 
-
-def metrics_text(run: WatchedRun) -> str:
-    """Return all metrics of a run."""
-    state = run.state(after=0, log_offset=0)
+    Parameters
+    ----------
+    samples : in any order
+    kinds : kind (``gauge`` or ``counter``) and meaning of each metric, by name
+    labels : of all samples
+    """
     by_name: dict[str, list[Sample]] = {}
-    for sample in _samples(run, state):
+    for sample in samples:
         by_name.setdefault(sample.name, []).append(sample)
     lines = []
-    for name, samples in by_name.items():
-        kind, words = _HELP[name]
-        lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{_labels({'run': state['run']} | s.labels)} {_value(s.value)}" for s in samples]
+    for name, values in by_name.items():
+        kind, meaning = kinds[name]
+        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{_labels({**labels, **s.labels})} {_value(s.value)}" for s in values]
     return "\n".join(lines) + "\n"
-
-
-def _samples(run: WatchedRun, state: Mapping[str, Any]) -> Iterator[Sample]:
-    yield Sample("collapipe_running", {}, float(state["status"] == "running"))
-    yield Sample("collapipe_round", {}, float(state["last_round"]))
-    yield Sample("collapipe_rounds", {}, float(state["num_rounds"]))
-    yield Sample("collapipe_waiting_clusters", {}, float(len(state["waiting"])))
-    kinds: dict[str, int] = {}
-    for line in run.lines:
-        for fault in line["faults"]:
-            kinds[str(fault["kind"])] = kinds.get(str(fault["kind"]), 0) + 1
-    for kind, number in sorted(kinds.items()):
-        yield Sample("collapipe_faults_total", {"kind": kind}, float(number))
-    replans = sum(change["taken"] for line in run.lines for change in line["changes"])
-    yield Sample("collapipe_replans_total", {}, float(replans))
-    for tag, value in scalars(run.newest) if run.newest else ():
-        yield Sample("collapipe_scalar", {"tag": tag}, value)
-    for prediction in ((run.newest.get("plan") or {}).get("predictions")) or ():
-        for name in ("predicted", "measured"):
-            labels = {"cluster": str(prediction["cluster"])}
-            yield Sample(f"collapipe_{name}_seconds", labels, float(prediction[f"{name}_train_s"]))
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -17,14 +14,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from flower_app.runs.run_directory import read_summary
-from flower_app.watch.prometheus_text import CONTENT_TYPE, metrics_text
+from flower_app.watch.prometheus_text import CONTENT_TYPE
+from flower_app.watch.run_metrics import metrics_text
 from flower_app.watch.run_state import NOTHING, WatchedRun
-
-if TYPE_CHECKING:
-    import uvicorn
+from flower_app.watch.serving import bearer, is_token, running_beside, server_of
 
 COOKIE = "collapipe-watch"
-_END_S = 5.0
 LOOPBACK = "127.0.0.1"
 _HOSTS = (LOOPBACK, "localhost", "[::1]")
 _PAGE = {
@@ -102,13 +97,12 @@ def _refusal(request: Request, token: str) -> Response | None:
     # A page of elsewhere whose name leads to the loopback sends its own name.
     if request.headers.get("host", "").rpartition(":")[0] not in _HOSTS:
         return PlainTextResponse("the page is for this machine alone\n", 403)
-    kind, _, bearer = request.headers.get("authorization", "").partition(" ")
     shown = (
         request.query_params.get("token", ""),
         request.cookies.get(f"{COOKIE}-{request.url.port}", ""),
-        bearer if kind.lower() == "bearer" else "",
+        bearer(request),
     )
-    if any(secrets.compare_digest(word.encode(), token.encode()) for word in shown):
+    if any(is_token(word, token) for word in shown):
         return None
     return PlainTextResponse("the address needs the token that collapipe watch printed\n", 403)
 
@@ -134,7 +128,7 @@ def open_port(port: int) -> socket.socket:
 
 def serve_watch(run_dir: Path, port: int, token: str, say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C."""
-    _server(run_dir, token).run(sockets=[_announced(port, token, say)])
+    server_of(watch_app(run_dir, token)).run(sockets=[_announced(port, token, say)])
 
 
 @contextmanager
@@ -146,25 +140,11 @@ def watched(run_dir: Path, port: int, token: str, say: Callable[[str], None]) ->
     ValueError
         If another program has the port.
     """
-    listener, server = _announced(port, token, say), _server(run_dir, token)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="watch", daemon=True)
-    thread.start()
-    try:
+    with running_beside(server_of(watch_app(run_dir, token)), _announced(port, token, say), "watch"):
         yield
-    finally:
-        server.should_exit = True
-        thread.join(_END_S)
-        listener.close()
 
 
 def _announced(port: int, token: str, say: Callable[[str], None]) -> socket.socket:
     listener = open_port(port)
     say(f"watch: http://{LOOPBACK}:{listener.getsockname()[1]}/?token={token}")
     return listener
-
-
-def _server(run_dir: Path, token: str) -> uvicorn.Server:
-    import uvicorn
-
-    config = uvicorn.Config(watch_app(run_dir, token), log_level="warning", access_log=False, lifespan="off")
-    return uvicorn.Server(config)

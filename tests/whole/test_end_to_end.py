@@ -21,9 +21,9 @@ REPOSITORY = ROOT
 
 @pytest.fixture(scope="module")
 def default_run(tmp_path_factory):
-    """A small run of the default strategy with three clusters."""
+    """A small run of the default strategy with three clusters, which reports to MLflow's store beside it."""
     folder = tmp_path_factory.mktemp("default")
-    result = collapipe("run", *sets(), cwd=folder)
+    result = collapipe("run", *sets(report_to="mlflow"), cwd=folder)
     assert result.returncode == 0, result.stderr[-3000:]
     return folder
 
@@ -49,6 +49,19 @@ def test_a_run_notes_which_machines_it_used_and_its_report_shows_them(default_ru
     assert start["clusters"] == {str(n): {"control_unit": here, "devices": {}} for n in range(3)}
     page = (run_dir / "report.html").read_text()
     assert "server; control units and devices of clusters 0, 1, 2" in page and here["host"] in page
+
+
+def test_mlflow_reads_from_a_local_store_what_the_rounds_say(default_run):
+    from mlflow.tracking import MlflowClient
+
+    run_dir = (default_run / "runs" / "latest").resolve()
+    client = MlflowClient(tracking_uri=f"sqlite:///{run_dir.parent / 'mlflow.db'}")
+    [run] = client.search_runs([client.get_experiment_by_name("collapipe").experiment_id])
+    assert (run.info.run_name, run.info.status) == (run_dir.name, "FINISHED")
+    assert (run.data.params["num-rounds"], run.data.params["model.width"]) == ("3", "16")
+    for tag, key in (("train/loss", "train_loss"), ("messages/bytes_up", "bytes_up"), ("wall/round_s", "round_s")):
+        history = [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, tag)]
+        assert history == [(line["round"], line[key]) for line in rounds(run_dir)], tag
 
 
 def test_loss_falls_over_three_clusters_whose_rounds_dssda_plans(default_run):

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from client_pipeline.link.base import Cut, LinkError, NotFiniteLink
+from client_pipeline.link.cluster_news import LifeSign
 from client_pipeline.runtime import fault_files, round_faults
-from client_pipeline.runtime.fault_files import recorded_faults
+from client_pipeline.runtime.fault_files import recorded_faults, recorded_signs
 from client_pipeline.runtime.faults import FaultRecord, NotFinite, PipelineError
 from client_pipeline.runtime.recovery import Recovery
 from client_pipeline.runtime.round_faults import RoundFaults
@@ -115,6 +116,25 @@ def test_records_are_written_when_they_change_and_not_each_time(recovery, tmp_pa
     assert len(written) == 2
     found = [(entry["kind"], entry["device"], entry["recovered"]) for entry in recorded_faults(tmp_path, ROUND)]
     assert found == [("device", 1, True), ("device", 0, False), ("stream", None, True)]
+
+
+def test_who_gives_no_sign_of_life_is_written_when_that_changes_and_forgotten_with_the_round(recovery, tmp_path):
+    faults = round_of(recovery, tmp_path)
+    faults.tell([LifeSign(1, "silent", 2.0)])
+    [sign] = recorded_signs(tmp_path, ROUND)
+    assert (sign["device"], sign["state"]) == (1, "silent") and 2.0 <= time.time() - sign["since"] < 60.0
+    before = (tmp_path / "faults.json").stat().st_mtime_ns
+    # The seconds that go on are no change, and a record leaves the sign as it is.
+    faults.tell([LifeSign(1, "silent", 2.5)])
+    assert (tmp_path / "faults.json").stat().st_mtime_ns == before
+    recovery.note(of_device(1))
+    faults.keep()
+    assert len(recorded_signs(tmp_path, ROUND)) == len(recorded_faults(tmp_path, ROUND)) == 1
+    faults.tell([])
+    assert recorded_signs(tmp_path, ROUND) == [] != recorded_faults(tmp_path, ROUND)
+    faults.tell([LifeSign(1, "ended", 0.0)])
+    faults.begin_round(ROUND + 1)
+    assert recorded_signs(tmp_path, ROUND) == recorded_signs(tmp_path, ROUND + 1) == []
 
 
 def test_a_new_round_forgets_the_records_of_the_one_before(recovery, tmp_path):

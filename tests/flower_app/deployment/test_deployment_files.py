@@ -7,12 +7,15 @@ import tomllib
 
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
+from client_pipeline.link.hosts import is_loopback
 from flower_app.cli import deployment_commands as commands
 from flower_app.cli.main import app
 from flower_app.config.sources import load_config
 from flower_app.deployment import control_unit_box, device_box, edge_server, ray_node
+from flower_app.deployment.metrics_door import metrics_address
 from flower_app.node.config import KEYS
 from helpers.repository import ROOT
 
@@ -76,6 +79,19 @@ def test_defaults_of_the_commands_are_those_of_the_programs():
     fields = device_box.DeviceBox.__dataclass_fields__
     assert commands._WAIT_S == fields["wait"].default
     assert commands._OBJECT_STORE_MB == fields["object_store_mb"].default
+
+
+def test_prometheus_asks_every_machine_with_a_token_and_others_than_this_one_under_tls():
+    jobs = yaml.safe_load((ROOT / "deploy" / "prometheus.yaml").read_text(encoding="utf-8"))["scrape_configs"]
+    assert [job["job_name"] for job in jobs] == ["collapipe-edge-server", "collapipe-cu-0", "collapipe-cu-1"]
+    for job in jobs:
+        assert job["authorization"]["credentials_file"]
+        ((target,),) = (config["targets"] for config in job["static_configs"])
+        address = metrics_address(target)
+        is_local = is_loopback(address.host)
+        assert is_local or (job["scheme"] == "https" and job["tls_config"]["ca_file"])
+        option = f"--metrics {address.port if is_local else address}"
+        assert any(f"{option} " in f"{line} " for line in in_page()) or job["job_name"] == "collapipe-cu-1"
 
 
 def test_the_page_names_every_key_of_a_node():

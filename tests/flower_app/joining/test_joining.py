@@ -225,7 +225,7 @@ def test_who_cannot_prove_the_fingerprint_is_told_no_token(server, tmp_path, sho
 
 def test_a_revoked_box_is_refused_everywhere(server, tmp_path):
     code = server.code()
-    unit = JoiningThread(tmp_path / "cu", code, wish())
+    unit = JoiningThread(tmp_path / "cu" / "joined", code, wish())
     approve_box(server.folder, waiting(server)[0].box_id)
     unit.done()
     device = joined(server, tmp_path / "device", wish("device", 0))
@@ -241,6 +241,8 @@ def test_a_revoked_box_is_refused_everywhere(server, tmp_path):
     assert {entry.serial_number for entry in crl} == serials
     with pytest.raises(JoinRefused, match="it was revoked there"):
         join_deployment(unit.folder, code, wish(), 20.0)
+    with pytest.raises(JoinRefused, match="cu-0 starts nothing: this box was revoked"):
+        JoiningBox(code="", state=tmp_path / "cu").up(print)
     with pytest.raises(ValueError, match="is revoked already"):
         revoke_box(server.folder, "cu-0")
     # Its place is free for another, whose secret is another, too.

@@ -31,7 +31,6 @@ def test_nothing_named_is_nothing_opened(tmp_path):
 
 @pytest.mark.slow
 def test_a_local_store_of_mlflow_holds_the_rounds_of_a_run_that_went_on(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -171,10 +171,10 @@ function drawLog() {
 
 function drawHead() {
   const newest = rounds.slice(-10), per = newest.reduce((sum, r) => sum + (r.round_s || 0), 0) / newest.length;
-  const rest = state.status === "running" && per ? `, ${short(per * (state.num_rounds - state.last_round))} s left` : "";
+  const seconds = per * (state.num_rounds - state.last_round), rest = seconds < 120 ? `${short(seconds)} s` : `${Math.round(seconds / 60)} min`;
   set($("run"), state.run);
   set($("status"), state.status, `badge ${state.status}`);
-  set($("progress"), `round ${state.last_round} of ${state.num_rounds}${rest}`);
+  set($("progress"), `round ${state.last_round} of ${state.num_rounds}${state.status === "running" && per ? `, ${rest} left` : ""}`);
   set($("settings"), Object.entries(state.settings).map(([k, v]) => `${k} ${v}`).join(" · "));
   set(document.querySelector("title"), `${state.last_round}/${state.num_rounds} ${state.run}`);
 }

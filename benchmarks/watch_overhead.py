@@ -1,7 +1,7 @@
 """What does it cost a round to be watched? Rounds with the page and a scrape each second, and without, in turns.
 
 One run goes on; blocks of its rounds take turns. In a watched one `collapipe watch` is asked for what Prometheus and a
-page ask for: `/metrics` and `/state` each second, `/now` each 0.4 s. In the others it stands still (SIGSTOP). Its
+page ask for: `/metrics` each second, `/state` each 0.4 s. In the others it stands still (SIGSTOP). Its
 processor time is counted from outside, and so is that of all processes of the run.
 
     python benchmarks/watch_overhead.py [--rounds 27] [--block 2] [--config NAME] [--set KEY=VALUE] [--out rows.json]
@@ -29,7 +29,7 @@ from steady_rounds import ENVIRONMENT, PATIENCE_S, POLL_S, ROUNDS
 
 COLLAPIPE = (sys.executable, "-m", "flower_app.cli")
 TOKEN = "the token of a benchmark"
-ASKED_EACH_S = {"/metrics": 1.0, "/state": 1.0, "/now": 0.4}
+ASKED_EACH_S = {"/metrics": 1.0, "/state": 0.4}
 SKIPPED = 2
 """First rounds, in which processes begin."""
 

@@ -2,11 +2,13 @@
 
     python deploy/sbom.py
 
-Packages, releases and hashes are those of ``deploy/requirements.lock``; so the list is made without a network.
+Packages, releases and hashes are those of ``deploy/requirements.lock``; so the list is made without a network. Inside
+the application itself is the library that draws the curves of ``collapipe watch``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tomllib
@@ -15,6 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 LOCK, SBOM = HERE / "requirements.lock", HERE / "sbom.cdx.json"
+_PAGE_LIBRARY = HERE.parent / "flower_app" / "watch" / "page" / "uplot" / "uPlot.iife.min.js"
 _PACKAGE = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -44,6 +47,21 @@ def components(lock: str) -> list[dict[str, Any]]:
     return found
 
 
+def page_library() -> dict[str, Any]:
+    """Read which release of uPlot the watch page has."""
+    content = _PAGE_LIBRARY.read_bytes()
+    version = re.search(r"uPlot \(v([\d.]+)\)", content.decode().splitlines()[0]).group(1)
+    return {
+        "type": "library",
+        "bom-ref": f"pkg:npm/uplot@{version}",
+        "name": "uplot",
+        "version": version,
+        "purl": f"pkg:npm/uplot@{version}",
+        "licenses": [{"license": {"id": "MIT"}}],
+        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(content).hexdigest()}],
+    }
+
+
 def document(lock: str, project: dict[str, Any]) -> dict[str, Any]:
     """Make the CycloneDX document of a release."""
     listed = components(lock)
@@ -60,6 +78,7 @@ def document(lock: str, project: dict[str, Any]) -> dict[str, Any]:
                 "version": project["version"],
                 "purl": own,
                 "licenses": [{"license": {"id": "Apache-2.0"}}],
+                "components": [page_library()],
             }
         },
         "components": listed,

@@ -1,4 +1,4 @@
-"""What a run's directory says at this moment, as JSON values small enough to be asked for every second.
+"""What a run's directory says at this moment, as JSON values small enough to be asked for twice a second.
 
 A round of a hundred clusters has a line of a hundred kilobytes: the page gets a few numbers of each round, a letter for
 what each cluster did in it, and all of the newest.
@@ -15,10 +15,11 @@ from flower_app.report.data import left_out, used_bytes
 from flower_app.runs.followed_rounds import FollowedRounds
 from flower_app.runs.live_faults import faults_of_round, missing_signs
 from flower_app.runs.run_directory import TIMELINE, read_run_config, read_summary, read_waiting
+from strategies.estimation.cluster_times import DEVICE
 
 TRAINED, FAILED_ROUND, LEFT_OUT, WAITED = "t", "f", "l", "."
 """What a cluster did in a round: trained, failed, had no plan, or was not selected."""
-NOTHING: dict[str, list[dict[str, Any]]] = {"faults_now": [], "signs_now": []}
+_NOTHING: dict[str, list[dict[str, Any]]] = {"faults_now": [], "signs_now": []}
 _MOST_LOG_BYTES = 1 << 16
 _MOST_FAULTS = 50
 _LOGS = ("run.log", "simulation.log")
@@ -52,7 +53,7 @@ class WatchedRun:
             self.newest = records[-1]
 
     def state(self, after: int, log_offset: int) -> dict[str, Any]:
-        """Return what is new.
+        """Return what is new; ``newest`` and ``timeline``, which are large, with a new round alone.
 
         Parameters
         ----------
@@ -61,6 +62,7 @@ class WatchedRun:
         """
         self.refresh()
         summary = read_summary(self.run_dir)
+        rounds = [line for line in self.lines if line["round"] > after]
         return {
             "run": self.run_dir.name,
             "status": "running" if summary is None else str(summary.get("status")),
@@ -74,16 +76,15 @@ class WatchedRun:
                 "task": self.config.task.name,
             },
             "last_round": self.lines[-1]["round"] if self.lines else 0,
-            "rounds": [line for line in self.lines if line["round"] > after],
-            "newest": details(self.newest) if self.newest else None,
-            "timeline": self._timeline(),
+            "rounds": rounds,
+            **({"newest": details(self.newest), "timeline": self._timeline()} if rounds else {}),
             "waiting": read_waiting(self.run_dir) if summary is None else {},
-            **(self.present() if summary is None else NOTHING),
+            **(self._present() if summary is None else _NOTHING),
             "log": self._log(log_offset),
         }
 
-    def present(self) -> dict[str, list[dict[str, Any]]]:
-        """What goes wrong in the round in progress: faults, and who gives no sign of life."""
+    def _present(self) -> dict[str, list[dict[str, Any]]]:
+        """Say what goes wrong in the round in progress: faults, and who gives no sign of life."""
         first = (self.lines[-1]["round"] if self.lines else 0) + 1
         signs = missing_signs(self.run_dir, first)[:_MOST_FAULTS]
         return {
@@ -141,16 +142,13 @@ def short_line(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def details(record: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows of the newest round alone."""
-    virtual, plan = record.get("virtual") or {}, record.get("plan") or {}
-    modelled = {c["cluster"]: c for c in virtual.get("clusters") or ()}
+    names = {c["cluster"]: c.get("name") for c in (record.get("virtual") or {}).get("clusters") or ()}
     return {
-        "round": record["round"],
         "clusters": [
             {
                 "cluster": report["cluster"],
-                "name": modelled.get(report["cluster"], {}).get("name"),
-                "loss": report.get("loss"),
-                "plan": report.get("plan"),
+                "name": names.get(report["cluster"]),
+                "num_devices": len((report.get("plan") or {}).get("delta") or ()),
                 "devices": {
                     k: {"blocks": d.get("blocks"), "busy_s": d.get("busy_s"), "bytes": _number(used_bytes(d))}
                     for k, d in (report.get("devices") or {}).items()
@@ -158,14 +156,17 @@ def details(record: Mapping[str, Any]) -> dict[str, Any]:
             }
             for report in record.get("clusters") or ()
         ],
-        "queues": [
-            {key: c.get(key) for key in ("cluster", "name", "selected", "queue", "energy_queue", "gamma")}
-            for c in modelled.values()
+        "estimates": [
+            {
+                "cluster": entry["cluster"],
+                "times": [
+                    {key: time[key] for key in ("place", "fixed_s", "sample_s")}
+                    for time in entry["times"]
+                    if time["kind"] == DEVICE
+                ],
+            }
+            for entry in (record.get("plan") or {}).get("estimates") or ()
         ],
-        "predictions": plan.get("predictions") or [],
-        "estimates": plan.get("estimates") or [],
-        "left_out": list(left_out(record)),
-        "failed": record.get("failed") or [],
     }
 
 

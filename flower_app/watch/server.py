@@ -13,10 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from flower_app.runs.run_directory import read_summary
 from flower_app.watch.prometheus_text import CONTENT_TYPE
 from flower_app.watch.run_metrics import metrics_text
-from flower_app.watch.run_state import NOTHING, WatchedRun
+from flower_app.watch.run_state import WatchedRun
 from flower_app.watch.serving import bearer, is_token, running_beside, server_of
 
 COOKIE = "collapipe-watch"
@@ -26,6 +25,8 @@ _PAGE = {
     "": ("index.html", "text/html"),
     "watch.js": ("watch.js", "text/javascript"),
     "watch.css": ("watch.css", "text/css"),
+    "uPlot.iife.min.js": ("uplot/uPlot.iife.min.js", "text/javascript"),
+    "uPlot.min.css": ("uplot/uPlot.min.css", "text/css"),
 }
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -74,10 +75,6 @@ def watch_app(run_dir: Path, token: str) -> Starlette:
             return PlainTextResponse("after and log: expected whole numbers\n", 400)
         return JSONResponse(run.state(after, log))
 
-    def now(request: Request) -> Response:
-        del request
-        return JSONResponse(run.present() if read_summary(run.run_dir) is None else NOTHING)
-
     def metrics(request: Request) -> Response:
         del request
         return PlainTextResponse(metrics_text(run), headers={"content-type": CONTENT_TYPE})
@@ -85,7 +82,6 @@ def watch_app(run_dir: Path, token: str) -> Starlette:
     return Starlette(
         routes=[
             Route("/state", guarded(state)),
-            Route("/now", guarded(now)),
             Route("/metrics", guarded(metrics)),
             Route("/", guarded(page)),
             Route("/{name}", guarded(page)),

@@ -18,7 +18,12 @@ def planned_run(folder, scenario, num_rounds, policy="dssda"):
         plans = {n: plan for n, plan in enumerate(planned.decision.plans) if planned.selected[n]}
         spent = {"blocks": 1, "busy_s": 0.1, "idle_bytes": 2e8, "peak_bytes": 2.6e8}
         reports = [
-            {"cluster": n, "loss": 1.0, "devices": {str(k): spent for k, d in enumerate(plan.delta) if d}}
+            {
+                "cluster": n,
+                "loss": 1.0,
+                "plan": plan.to_dict(),
+                "devices": {str(k): spent for k, d in enumerate(plan.delta) if d},
+            }
             for n, plan in plans.items()
         ]
         lines.append(

@@ -27,7 +27,7 @@ class AskedPage:
 
     def now(self):
         """What happens at this moment: signs of devices, and faults of the round, also those that are over."""
-        present = self.get("now")
+        present = self.get("state?after=1000000")
         faults = [f"cluster {fault['cluster']}: {fault['reason']}" for fault in present["faults_now"]]
         return " · ".join([*(sign["text"] for sign in present["signs_now"]), *faults])
 

@@ -49,7 +49,9 @@ def sources():
 def test_the_wheel_holds_the_packages_and_the_project_file_alone(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    page = {f"flower_app/watch/page/{name}" for name in ("index.html", "watch.css", "watch.js")}
+    library = ("LICENSE", "uPlot.iife.min.js", "uPlot.min.css")
+    files = ("index.html", "watch.css", "watch.js", *(f"uplot/{name}" for name in library))
+    page = {f"flower_app/watch/page/{name}" for name in files}
     assert names == sources() | page | {f"configs/app/{name}" for name in ("pyproject.toml", *BESIDE)}
 
 

@@ -55,8 +55,7 @@ def test_a_kill_a_freeze_and_a_cut_are_on_the_page_as_they_happen(tmp_path):
         while run.poll() is None and time.monotonic() < deadline:
             (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
             try:
-                page.get("state?after=0&log=0")
-                present = page.get("now")
+                present = page.get("state?after=0&log=0")
             except OSError:
                 # The page ends with the run.
                 break

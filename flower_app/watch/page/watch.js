@@ -1,211 +1,208 @@
-// Asks for what is new every second and draws it. All text comes from outside: it goes in by textContent alone.
+// Asks for what is new and draws it, curves by uPlot. All text comes from outside: it goes in by textContent
+// alone. What stays as it was is not touched: nobody's selection, scroll position or open list is lost.
 "use strict";
 
-const POINTS = 400; // of a curve; more rounds are thinned out
-const PERIOD_MS = 1000;
-const NOW_MS = 400; // what happens in the round under way is asked for more often, and is little
-const LOG_CHARACTERS = 400000;
-const known = { after: 0, log: 0 };
-let rounds = [], state = null, logText = "", chosen = null, misses = 0, lastAnswer = Date.now();
+// uPlot formats numbers in the browser's language as it is loaded, after this; "en-US@posix", under LC_ALL=C, is none.
+try { Intl.getCanonicalLocales(navigator.language); } catch { Object.defineProperty(navigator, "language", { value: "en" }); }
+
+const PERIOD_MS = 400;
+const LOG_CHARACTERS = 400000, LOG_LINES = 2000;
+const MOST_CHANGES = 60, MOST_FAULTS = 100, MOST_DEVICES = 200, MOST_IN_BANNER = 4;
+const STATES = { ".": ["--line", "not selected"], t: ["--good", "trained"], l: ["--two", "left out"], f: ["--bad", "failed"] };
+const known = { after: 0, log: 0 }, charts = {};
+let rounds = [], state = null, logText = "", presentShown = "", misses = 0, lastAnswer = Date.now();
 
 const $ = (id) => document.getElementById(id);
-const SVG = "http://www.w3.org/2000/svg";
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const isNumber = (value) => value !== null && value !== undefined;
 
-function element(name, attributes, text) {
-  const made = document.createElementNS(SVG, name);
+function set(node, text, name = node.className) {
+  if (node.textContent !== String(text)) node.textContent = text;
+  if (node.className !== name) node.className = name;
+}
+
+function element(name, attributes, ...content) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
+  made.append(...content);
   return made;
 }
 
 function short(value) {
-  if (value === null || value === undefined || !isFinite(value)) return "–";
+  if (!isNumber(value)) return "–";
   const size = Math.abs(value);
   return size >= 1e5 || (size > 0 && size < 1e-3) ? value.toExponential(2) : String(+value.toPrecision(4));
 }
 
 function bytes(value) {
-  if (value === null || value === undefined) return "–";
-  for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (value < 1000 || unit === "GB") return `${+value.toPrecision(3)} ${unit}`;
-    value /= 1000;
+  if (!isNumber(value)) return "–";
+  const power = value < 1000 ? 0 : value < 1e6 ? 1 : value < 1e9 ? 2 : 3;
+  return `${+(value / 1000 ** power).toPrecision(3)} ${["B", "kB", "MB", "GB"][power]}`;
+}
+
+// Curves over rounds: [name, value of a round, whether its axis is that on the right].
+function chart(id, ...series) {
+  const names = series.map(([name]) => name).join(), data = [rounds.map((r) => r.round), ...series.map(([, of]) => rounds.map(of))];
+  if (charts[id]?.names === names) return charts[id].plot.setData(data);
+  charts[id]?.plot.destroy();
+  // What the pointer is at, else the newest.
+  const value = (plot, v, s, at) => short(isNumber(at) ? v : plot.data[s].findLast(isNumber));
+  const line = { stroke: colour("--line"), width: 1 }, compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 6 });
+  const axis = { stroke: colour("--text"), font: "12px system-ui, sans-serif", grid: line, ticks: line, values: (_, at) => at.map((v) => compact.format(v)) };
+  const plot = new uPlot({
+    width: $(id).clientWidth,
+    height: 180,
+    cursor: { y: false, drag: { x: false, y: false } },
+    scales: { x: { time: false } },
+    axes: [{ ...axis, size: 32, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis, scale: "left" }, ...(series.some(([, , right]) => right) ? [{ ...axis, scale: "right", side: 1, grid: { show: false } }] : [])],
+    series: [{ label: "round", value }, ...series.map(([name, , right], i) => ({ label: name, value, scale: right ? "right" : "left", stroke: colour(i ? "--two" : "--one"), width: 1.5, spanGaps: true }))],
+  }, data, $(id));
+  charts[id] = { names, plot };
+}
+
+// One pixel for what a cluster did in a round, fewer where the page is narrow: what went wrong is drawn last.
+function drawStates() {
+  const canvas = $("states"), clusters = numClusters(), pen = canvas.getContext("2d");
+  canvas.width = Math.min(Math.max(rounds.length, 1), canvas.clientWidth || 1000);
+  canvas.height = clusters;
+  canvas.style.height = `${clusters * Math.max(2, Math.min(14, Math.floor(240 / clusters)))}px`;
+  const x = (i) => (i * canvas.width) / rounds.length;
+  for (const [letter, [name]] of Object.entries(STATES)) {
+    pen.fillStyle = colour(name);
+    for (let n = 0; n < clusters; n++) {
+      for (let from = 0, i = 1; i <= rounds.length; i++) {
+        if (i < rounds.length && rounds[i].states[n] === rounds[from].states[n]) continue;
+        if (rounds[from].states[n] === letter) pen.fillRect(Math.floor(x(from)), n, Math.ceil(x(i)) - Math.floor(x(from)), 1);
+        from = i;
+      }
+    }
   }
 }
 
-function thinned(points) {
-  if (points.length <= POINTS) return points;
-  const step = points.length / POINTS;
-  return Array.from({ length: POINTS }, (_, i) => points[Math.min(Math.floor((i + 1) * step) - 1, points.length - 1)]);
-}
-
-// Curves of a few series over rounds, each with its own colour; all share the axis unless they say otherwise.
-function chart(id, series) {
-  const svg = $(id), width = svg.clientWidth || 400, height = svg.clientHeight || 170;
-  const left = 46, right = series.some((s) => s.own) ? 46 : 8, top = 16, bottom = 18;
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.replaceChildren();
-  const last = rounds.length ? rounds[rounds.length - 1].round : 1;
-  const first = rounds.length ? rounds[0].round : 1;
-  const x = (round) => left + (width - left - right) * (last === first ? 0.5 : (round - first) / (last - first));
-  const drawn = series.map((s) => thinned(rounds.map((r) => [r.round, s.of(r)]).filter(([, v]) => v !== null && v !== undefined && isFinite(v))));
-  const shared = drawn.filter((_, i) => !series[i].own).flat().map(([, v]) => v);
-  series.forEach((s, i) => {
-    const values = s.own ? drawn[i].map(([, v]) => v) : shared;
-    if (!drawn[i].length) return;
-    let low = Math.min(...values), high = Math.max(...values);
-    if (low === high) { low -= 0.5; high += 0.5; }
-    const y = (value) => top + (height - top - bottom) * (1 - (value - low) / (high - low));
-    svg.append(element("polyline", { points: drawn[i].map(([r, v]) => `${x(r).toFixed(1)},${y(v).toFixed(1)}`).join(" "), class: `curve c${i}` }));
-    const [round, value] = drawn[i][drawn[i].length - 1];
-    svg.append(element("circle", { cx: x(round), cy: y(value), r: 2.5, class: `f${i}` }));
-    svg.append(element("text", { x: left + 150 * i, y: 11, class: `f${i}` }, `${s.name} ${short(value)}`));
-    if (i === 0 || s.own) {
-      const at = s.own ? { x: width - right + 4 } : { x: left - 4, "text-anchor": "end" };
-      svg.append(element("text", { ...at, y: top + 8 }, short(high)), element("text", { ...at, y: height - bottom }, short(low)));
-    }
-  });
-  svg.append(element("line", { x1: left, x2: width - right, y1: height - bottom, y2: height - bottom, class: "axis" }));
-  svg.append(element("text", { x: left, y: height - 4 }, `round ${first}`), element("text", { x: width - right, y: height - 4, "text-anchor": "end" }, last));
-}
-
-function drawStates() {
-  const canvas = $("states"), clusters = Math.max(1, ...rounds.map((r) => r.states.length));
-  const cell = Math.max(2, Math.min(14, Math.floor(240 / clusters))), columns = Math.max(rounds.length, 1);
-  canvas.width = Math.max(columns, 60);
-  canvas.height = clusters;
-  canvas.style.height = `${cell * clusters}px`;
-  const style = getComputedStyle(document.documentElement), pen = canvas.getContext("2d");
-  const colour = { t: style.getPropertyValue("--good").trim(), f: style.getPropertyValue("--bad").trim(), l: style.getPropertyValue("--two").trim(), ".": "#8882" };
-  const wide = canvas.width / columns;
-  rounds.forEach((r, i) => {
-    for (let n = 0; n < r.states.length; n++) {
-      pen.fillStyle = colour[r.states[n]] || "#0000";
-      pen.fillRect(Math.floor(i * wide), n, Math.max(1, Math.ceil(wide)), 1);
-    }
-  });
-}
+const numClusters = () => rounds.reduce((most, r) => Math.max(most, r.states.length), 1);
 
 function drawPipeline() {
-  const svg = $("pipeline"), select = $("cluster"), clusters = state.timeline ? state.timeline.clusters : [];
-  const numbers = clusters.map((c) => String(c.cluster));
-  if ([...select.options].map((o) => o.value).join() !== numbers.join()) {
-    select.replaceChildren(...clusters.map((c) => new Option(c.name ? `${c.cluster} (${c.name})` : `cluster ${c.cluster}`, c.cluster)));
-  }
-  if (!numbers.includes(chosen)) chosen = numbers[0] || null;
-  if (chosen !== null) select.value = chosen;
-  const cluster = clusters.find((c) => String(c.cluster) === chosen);
-  svg.replaceChildren();
-  if (!cluster) return;
-  const width = svg.clientWidth || 800, row = 16, left = 70, parts = [["measured", cluster.measured], ["modelled", cluster.modelled]].filter(([, events]) => events.length);
-  let y = 4;
-  for (const [name, events] of parts) {
-    const end = Math.max(...events.map((e) => e[4])) || 1, x = (t) => left + ((width - left - 4) * t) / end;
-    svg.append(element("text", { x: 0, y: y + 11 }, `${name}, ${short(end)} s`));
-    y += 16;
-    cluster.order.forEach((device, stage) => {
-      svg.append(element("text", { x: 0, y: y + stage * row + 11 }, `device ${device}`));
-    });
+  const svg = $("pipeline"), select = $("cluster"), clusters = state.timeline?.clusters ?? [];
+  const isFirst = !select.options.length;
+  for (let n = select.options.length; n < numClusters(); n++) select.add(new Option(`cluster ${n}`, n));
+  for (const c of clusters) if (c.name && select.options[c.cluster]) set(select.options[c.cluster], `${c.cluster} (${c.name})`);
+  if (isFirst && clusters.length) select.value = clusters[0].cluster;
+  const cluster = clusters.find((c) => String(c.cluster) === select.value), parts = [];
+  const row = 18, left = 74, width = svg.clientWidth || 800;
+  let y = 0;
+  for (const name of cluster ? ["measured", "modelled"] : []) {
+    const events = cluster[name], end = Math.max(...events.map((e) => e[4])) || 1, x = (t) => left + ((width - left - 4) * t) / end;
+    if (!events.length) continue;
+    parts.push(element("text", { x: 0, y: y + 14 }, `${name}, ${short(end)} s`));
+    y += 20;
+    cluster.order.forEach((device, stage) => parts.push(element("text", { x: 0, y: y + stage * row + 12 }, `device ${device}`)));
     for (const [kind, stage, micro, from, to] of events) {
-      const box = element("rect", { x: x(from).toFixed(1), y: y + stage * row, width: Math.max(x(to) - x(from), 0.5).toFixed(1), height: row - 3, class: kind === "B" ? "f1" : kind === "W" ? "f2" : "f0", opacity: micro % 2 ? 0.7 : 1 });
-      box.append(element("title", {}, `${kind}${micro}: ${short(from)} to ${short(to)} s`));
-      svg.append(box);
+      const box = { x: x(from).toFixed(1), y: y + stage * row, width: Math.max(x(to) - x(from), 0.5).toFixed(1), height: row - 3 };
+      const look = { class: kind === "FB" ? "F" : kind, opacity: micro % 2 ? 0.7 : 1 };
+      parts.push(element("rect", { ...box, ...look }, element("title", {}, `${kind}${micro}: ${short(from)} to ${short(to)} s`)));
     }
     y += cluster.order.length * row + 8;
   }
-  svg.setAttribute("viewBox", `0 0 ${width} ${y}`);
-  svg.style.height = `${y}px`;
+  if (!parts.length) parts.push(element("text", { x: 0, y: 14 }, "did not train in this round"));
+  svg.replaceChildren(...parts);
+  svg.setAttribute("viewBox", `0 0 ${width} ${y || 20}`);
+  svg.style.height = `${y || 20}px`;
 }
 
-function items(id, texts) {
-  const list = $(id);
-  if (list.dataset.shown === JSON.stringify(texts)) return;
-  list.dataset.shown = JSON.stringify(texts);
-  list.replaceChildren(...texts.map(([text, name]) => {
-    const item = document.createElement("li");
-    item.textContent = text;
-    item.className = name;
-    return item;
-  }));
+// Makes the rows of a list or a table: [key, class, a text for each cell].
+function drawRows(parent, wanted) {
+  const isTable = parent.tagName === "TBODY", shown = new Map([...parent.children].map((row) => [row.key, row]));
+  const rows = wanted.map(([key, name, ...texts]) => {
+    const row = shown.get(key) ?? document.createElement(isTable ? "tr" : "li");
+    shown.delete(key);
+    row.key = key;
+    if (row.className !== name) row.className = name;
+    texts.forEach((text, i) => set(isTable ? row.cells[i] ?? row.insertCell() : row, text));
+    return row;
+  });
+  for (const row of shown.values()) row.remove();
+  rows.forEach((row, i) => parent.children[i] === row || parent.insertBefore(row, parent.children[i]));
+  while (parent.children.length > rows.length) parent.lastElementChild.remove();
 }
 
-function faultText(f) {
-  const place = [["cluster", f.cluster], ["device", f.device]].filter(([, v]) => v !== null && v !== undefined).map(([k, v]) => `${k} ${v}`).join(", ");
+const placeOf = (f) => [["cluster", f.cluster], ["device", f.device]].filter(([, v]) => isNumber(v)).map(([k, v]) => `${k} ${v}`).join(", ");
+
+function faultRow(f, name, when = "") {
   const end = f.recovered ? (f.seconds === null ? "over" : `over after ${short(f.seconds)} s`) : "not over";
-  return `round ${f.round}, step ${f.step}: ${f.kind} (${place}), ${end}: ${f.reason}`;
+  return [[when, f.round, f.step, f.kind, placeOf(f)].join(), name, `${when}round ${f.round}, step ${f.step}: ${f.kind} (${placeOf(f)}), ${end}: ${f.reason}`];
 }
 
 function drawLists() {
-  const changes = rounds.flatMap((r) => r.changes.map((c) => [`round ${r.round}, cluster ${c.cluster}: ${c.reason}`, c.taken ? "" : "dim"]));
-  items("changes", changes.slice(-60).reverse());
-  const past = rounds.flatMap((r) => r.faults.map((f) => [faultText(f), f.recovered ? "" : "bad"]));
-  items("faults", [...state.signs_now.map((sign) => [`now: ${sign.text}`, "bad"]), ...state.faults_now.map((f) => [`now: ${faultText(f)}`, "bad"]), ...past.slice(-200).reverse()]);
+  const changes = rounds.flatMap((r) => r.changes.map((c) => [`${r.round}/${c.cluster}`, c.taken ? "" : "dim", `round ${r.round}, cluster ${c.cluster}${c.taken ? "" : ", not taken"}: ${c.reason}`]));
+  drawRows($("changes"), changes.slice(-MOST_CHANGES).reverse());
+  const past = rounds.flatMap((r) => r.faults.map((f) => faultRow(f, f.recovered ? "" : "bad")));
+  const signs = state.signs_now.map((sign) => [`sign ${placeOf(sign)}`, "bad", `now: ${sign.text}`]);
+  drawRows($("faults"), [...signs, ...state.faults_now.map((f) => faultRow(f, "bad", "now: ")), ...past.slice(-MOST_FAULTS).reverse()]);
 }
 
 function drawDevices() {
-  const body = document.querySelector("#devices tbody"), newest = state.newest;
-  if (!newest) return;
-  const now = new Map(state.faults_now.filter((f) => f.device !== null && !f.recovered).map((f) => [`${f.cluster}/${f.device}`, f]));
-  const silent = new Map(state.signs_now.filter((sign) => sign.device !== null).map((sign) => [`${sign.cluster}/${sign.device}`, sign]));
-  const lost = new Map();
-  for (const r of rounds.slice(-200)) {
-    for (const f of r.faults) {
-      if (f.device === null || f.device === undefined) continue;
-      if (f.kind === "joined") lost.delete(`${f.cluster}/${f.device}`);
-      else lost.set(`${f.cluster}/${f.device}`, f);
-    }
-  }
-  const time = new Map(newest.estimates.flatMap((e) => e.times.filter((t) => t.kind === "device").map((t) => [`${e.cluster}/${t.place}`, t])));
-  const rows = newest.clusters.flatMap((c) => (c.plan ? c.plan.delta : []).map((_, k) => [c, String(k)]));
-  body.replaceChildren(...rows.slice(0, 1500).map(([c, k]) => {
-    const device = c.devices[k], key = `${c.cluster}/${k}`, fault = now.get(key) || (device ? null : lost.get(key)), t = time.get(key);
-    const cells = [c.name || c.cluster, k, device ? device.blocks : 0, device ? `${short(device.busy_s)} s` : "–", device ? bytes(device.bytes) : "–",
-      t ? `${short(1000 * t.fixed_s)} + ${short(1000 * t.sample_s)} ms` : "–", silent.has(key) ? silent.get(key).text.replace(/^.*?: /, "") : fault ? `${fault.kind} in round ${fault.round}` : device ? "trains" : "idle"];
-    const row = document.createElement("tr");
-    cells.forEach((text, i) => {
-      const cell = document.createElement("td");
-      cell.textContent = text;
-      if (i === 6 && (fault || silent.has(key))) cell.className = "bad";
-      row.append(cell);
-    });
-    return row;
+  if (!state.newest) return;
+  const faults = new Map(), words = new Map(), times = new Map();
+  for (const f of rounds.slice(-200).flatMap((r) => r.faults)) f.kind === "joined" ? faults.delete(placeOf(f)) : faults.set(placeOf(f), f);
+  const health = (f) => `${f.kind} in round ${f.round}`;
+  for (const f of state.faults_now) if (!f.recovered) words.set(placeOf(f), health(f));
+  for (const sign of state.signs_now) words.set(placeOf(sign), sign.text.replace(/^.*?: /, ""));
+  for (const e of state.newest.estimates) for (const t of e.times) times.set(placeOf({ cluster: e.cluster, device: t.place }), t);
+  let wanted = state.newest.clusters.flatMap((c) => Array.from({ length: c.num_devices }, (_, k) => {
+    const place = placeOf({ cluster: c.cluster, device: k }), d = c.devices[k], t = times.get(place);
+    const wrong = words.get(place) ?? (!d && faults.has(place) ? health(faults.get(place)) : undefined);
+    return [place, wrong ? "bad" : "", c.name || c.cluster, k, d ? d.blocks : 0, d ? `${short(d.busy_s)} s` : "–", bytes(d?.bytes), t ? `${short(1000 * t.fixed_s)} + ${short(1000 * t.sample_s)} ms` : "–", wrong ?? (d ? "trains" : "idle")];
   }));
+  set($("omitted"), wanted.length > MOST_DEVICES ? `${MOST_DEVICES} of ${wanted.length}: those in trouble, then those of the cluster chosen above` : "");
+  if (wanted.length > MOST_DEVICES) {
+    const rank = ([place, name]) => (name ? 2 : 0) + (place.startsWith(`cluster ${$("cluster").value},`) ? 1 : 0);
+    wanted = wanted.sort((a, b) => rank(b) - rank(a)).slice(0, MOST_DEVICES);
+  }
+  drawRows($("devices").tBodies[0], wanted);
 }
 
+const isAtEnd = () => $("log").scrollTop + $("log").clientHeight > $("log").scrollHeight - 30;
+
 function drawLog() {
-  const words = $("filter").value.toLowerCase(), pre = $("log"), atEnd = pre.scrollTop + pre.clientHeight > pre.scrollHeight - 30;
-  const lines = logText.split("\n");
-  pre.textContent = (words ? lines.filter((line) => line.toLowerCase().includes(words)) : lines).slice(-2000).join("\n");
-  if (atEnd) pre.scrollTop = pre.scrollHeight;
+  const words = $("filter").value.toLowerCase();
+  set($("log"), logText.split("\n").filter((line) => line.toLowerCase().includes(words)).slice(-LOG_LINES).join("\n"));
+  $("log").scrollTop = $("log").scrollHeight;
 }
 
 function drawHead() {
-  const status = $("status"), last = rounds[rounds.length - 1];
-  $("run").textContent = state.run;
-  document.title = `${state.last_round}/${state.num_rounds} ${state.run}`;
-  status.textContent = state.status;
-  status.className = `badge ${state.status}`;
-  const per = last && rounds.length > 1 ? rounds.slice(-10).reduce((sum, r) => sum + (r.round_s || 0), 0) / Math.min(rounds.length, 10) : 0;
-  const left = state.status === "running" && per ? `, ${short(per * (state.num_rounds - state.last_round))} s left` : "";
-  $("progress").textContent = `round ${state.last_round} of ${state.num_rounds}${left}`;
-  $("settings").textContent = Object.entries(state.settings).map(([k, v]) => `${k} ${v}`).join(" · ");
-  drawBanner();
+  const newest = rounds.slice(-10), per = newest.reduce((sum, r) => sum + (r.round_s || 0), 0) / newest.length;
+  const seconds = per * (state.num_rounds - state.last_round), rest = seconds < 120 ? `${short(seconds)} s` : `${Math.round(seconds / 60)} min`;
+  set($("run"), state.run);
+  set($("status"), state.status, `badge ${state.status}`);
+  set($("progress"), `round ${state.last_round} of ${state.num_rounds}${state.status === "running" && per ? `, ${rest} left` : ""}`);
+  set($("settings"), Object.entries(state.settings).map(([k, v]) => `${k} ${v}`).join(" · "));
+  set(document.querySelector("title"), `${state.last_round}/${state.num_rounds} ${state.run}`);
 }
 
 function drawBanner() {
   const waits = Object.entries(state.waiting).map(([n, why]) => `waiting for cluster ${n}: ${why}`);
-  const error = state.summary && state.summary.error ? [state.summary.error] : [];
-  $("banner").textContent = [...state.signs_now.map((sign) => sign.text), ...state.faults_now.filter((f) => !f.recovered).map((f) => `${f.kind}: cluster ${f.cluster}${f.device === null ? "" : `, device ${f.device}`}`), ...waits, ...error].join(" · ");
+  const faults = state.faults_now.filter((f) => !f.recovered).map((f) => `${f.kind}: ${placeOf(f)}`);
+  const texts = [...(state.summary?.error ? [state.summary.error] : []), ...state.signs_now.map((sign) => sign.text), ...faults, ...waits];
+  const more = texts.length > MOST_IN_BANNER ? [`and ${texts.length - MOST_IN_BANNER} more`] : [];
+  set($("banner"), [...texts.slice(0, MOST_IN_BANNER), ...more].join(" · "));
+}
+
+function drawPresent() {
+  drawBanner();
+  const present = JSON.stringify([state.signs_now, state.faults_now]);
+  if (present === presentShown) return;
+  presentShown = present;
+  drawLists();
+  drawDevices();
 }
 
 function draw() {
-  const metric = [...new Set(rounds.flatMap((r) => Object.keys(r.metrics)))].find((name) => name !== "loss");
-  chart("loss", [{ name: "loss", of: (r) => r.loss }, ...(metric ? [{ name: metric, of: (r) => r.metrics[metric], own: true }] : [])]);
-  const measured = rounds.some((r) => r.measured_s !== null && r.measured_s !== undefined);
-  chart("seconds", measured
-    ? [{ name: "predicted", of: (r) => r.predicted_s }, { name: "measured", of: (r) => r.measured_s }]
-    : [{ name: "virtual latency", of: (r) => r.latency_s }, { name: "round", of: (r) => r.round_s, own: true }]);
-  chart("queue", [{ name: "longest queue", of: (r) => r.queue }]);
-  chart("energy", [{ name: "joules", of: (r) => r.energy_j }]);
+  const metric = rounds.flatMap((r) => Object.keys(r.metrics)).find((name) => name !== "loss");
+  chart("loss", ["loss", (r) => r.loss], ...(metric ? [[metric, (r) => r.metrics[metric], true]] : []));
+  if (rounds.some((r) => isNumber(r.measured_s))) chart("seconds", ["predicted", (r) => r.predicted_s], ["measured", (r) => r.measured_s]);
+  else chart("seconds", ["virtual latency", (r) => r.latency_s], ["round", (r) => r.round_s, true]);
+  chart("queue", ["longest queue", (r) => r.queue]);
+  chart("energy", ["joules", (r) => r.energy_j]);
   drawStates();
   drawPipeline();
   drawLists();
@@ -216,50 +213,45 @@ async function ask() {
   try {
     const answer = await fetch(`state?after=${known.after}&log=${known.log}`);
     if (!answer.ok) throw new Error(await answer.text());
-    const next = await answer.json();
-    const begun = state === null, before = state;
-    state = next;
+    const next = await answer.json(), isFirst = state === null;
     misses = 0;
     lastAnswer = Date.now();
-    const first = next.rounds.length ? next.rounds[0].round : Infinity;
+    // The newest round's details come with it alone.
+    state = { ...state, ...next };
     if (next.last_round < known.after) { known.after = 0; rounds = []; return; }
-    rounds = [...rounds.filter((r) => r.round < first), ...next.rounds];
+    rounds = [...rounds, ...next.rounds];
     known.after = next.last_round;
     known.log = next.log.offset;
-    if (next.log.text) { logText = (logText + next.log.text).slice(-LOG_CHARACTERS); drawLog(); }
+    logText = (logText + next.log.text).slice(-LOG_CHARACTERS);
+    // Who reads further up is left alone, until the end is scrolled to.
+    if (next.log.text && isAtEnd()) drawLog();
     drawHead();
-    const changed = begun || next.rounds.length || JSON.stringify(before.faults_now) !== JSON.stringify(next.faults_now);
-    if (changed) draw();
+    if (isFirst || next.rounds.length) draw();
+    drawPresent();
   } catch (error) {
     misses += 1;
     if (misses > 1) {
-      $("status").textContent = "no sign of life";
-      $("status").className = "badge gone";
-      $("banner").textContent = `collapipe watch has not answered for ${Math.round((Date.now() - lastAnswer) / 1000)} s: ${error.message}`;
+      set($("status"), "no sign of life", "badge gone");
+      set($("banner"), `collapipe watch has not answered for ${Math.round((Date.now() - lastAnswer) / 1000)} s: ${error.message}`);
     }
   } finally {
     setTimeout(ask, PERIOD_MS);
   }
 }
 
-async function askNow() {
-  try {
-    if (state && state.status === "running") {
-      const answer = await fetch("now");
-      if (answer.ok) {
-        const before = JSON.stringify([state.signs_now, state.faults_now]);
-        Object.assign(state, await answer.json());
-        if (JSON.stringify([state.signs_now, state.faults_now]) !== before) { drawBanner(); drawLists(); drawDevices(); }
-      }
-    }
-  } catch { /* ask() tells that nobody answers */ } finally {
-    setTimeout(askNow, NOW_MS);
-  }
+function redraw() {
+  for (const drawn of Object.values(charts)) drawn.names = null;
+  if (state) draw();
 }
 
 $("filter").addEventListener("input", drawLog);
-$("cluster").addEventListener("change", (event) => { chosen = event.target.value; drawPipeline(); });
+$("log").addEventListener("scroll", () => isAtEnd() && drawLog());
+$("cluster").addEventListener("change", () => { drawPipeline(); drawDevices(); });
+$("states").addEventListener("mousemove", ({ target, offsetX, offsetY }) => {
+  const r = rounds[Math.floor((offsetX / target.clientWidth) * rounds.length)], n = Math.floor((offsetY / target.clientHeight) * target.height);
+  target.title = r ? `round ${r.round}, cluster ${n}: ${STATES[r.states[n]]?.[1] ?? "not there"}` : "";
+});
 let resized = 0;
-addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => state && draw(), 150); });
-ask();
-askNow();
+addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(redraw, 150); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+addEventListener("DOMContentLoaded", ask);

@@ -52,24 +52,27 @@ def page(run_dir):
     return client
 
 
+def present(page):
+    """What goes wrong at this moment, as the page is told."""
+    state = page.get("/state").json()
+    return {key: state[key] for key in ("faults_now", "signs_now")}
+
+
 def test_a_fault_is_on_the_page_at_once_and_leaves_it_with_the_round(news, page, run_dir):
-    page.get("/state")
-    assert page.get("/now").json() == {"faults_now": [], "signs_now": []}
+    assert present(page) == {"faults_now": [], "signs_now": []}
     news.hear(0, 5, told(signs=[LifeSign(1, "ended", 0.2)]))
-    (sign,) = page.get("/now").json()["signs_now"]
+    (sign,) = present(page)["signs_now"]
     assert sign["text"] == "cluster 0, device 1: its process ended 0 s ago" and sign["device"] == 1
     news.hear(0, 5, told(fault()))
-    shown = page.get("/now").json()
+    shown = present(page)
     assert [(f["kind"], f["device"]) for f in shown["faults_now"]] == [("device", 1)] and shown["signs_now"] == []
-    assert page.get("/state?after=0&log=0").json()["faults_now"] == shown["faults_now"]
     line = json.loads((run_dir / ROUNDS).read_text().splitlines()[-1])
     append_round(run_dir, line | {"round": 5, "faults": [fault(recovered=True).to_dict()]})
-    page.get("/state")
-    assert page.get("/now").json() == {"faults_now": [], "signs_now": []}
+    assert present(page) == {"faults_now": [], "signs_now": []}
 
 
 def test_what_happens_now_is_shown_to_nobody_without_the_token(run_dir):
-    assert TestClient(watch_app(run_dir, TOKEN), base_url="http://127.0.0.1:8090").get("/now").status_code == 403
+    assert TestClient(watch_app(run_dir, TOKEN), base_url="http://127.0.0.1:8090").get("/state").status_code == 403
 
 
 def test_seconds_of_silence_grow_without_further_news(news, run_dir):
@@ -83,13 +86,12 @@ def test_a_cluster_that_tells_no_more_is_silent_until_its_round_is_over(news, pa
     now = time.time()
     news.hear(0, 5, told())
     news.hear(1, 5, told())
-    page.get("/state")
-    assert page.get("/now").json()["signs_now"] == []
+    assert present(page)["signs_now"] == []
     monkeypatch.setattr("flower_app.runs.live_faults.time.time", lambda: now + CLUSTER_SILENT_S + 4)
-    texts = [sign["text"] for sign in page.get("/now").json()["signs_now"]]
+    texts = [sign["text"] for sign in present(page)["signs_now"]]
     assert texts == [f"cluster {n}: no sign of life for 5 s" for n in (0, 1)]
     news.hear(1, 5, told(is_over=True))
-    assert list(read_live(run_dir)) == [0] and len(page.get("/now").json()["signs_now"]) == 1
+    assert list(read_live(run_dir)) == [0] and len(present(page)["signs_now"]) == 1
 
 
 def test_changes_are_written_at_once_and_heartbeats_seldom(news, run_dir, monkeypatch):

@@ -24,6 +24,10 @@ if not BROWSER:
     pytest.skip("no Chromium here; COLLAPIPE_TEST_CHROMIUM names one", allow_module_level=True)
 
 TOKEN = "a token of more than sixteen characters"
+MOST_TOUCHED, MOST_NODES = 1500, 3000
+"""Nodes of the document that a new round changes, and all of them."""
+MOST_IDLE_BYTES, MOST_ROUND_BYTES = 1000, 150_000
+"""Of an answer that has nothing new, and of one with a new round of 100 clusters."""
 
 
 @pytest.fixture
@@ -105,22 +109,109 @@ def test_seconds_of_silence_are_counted_on_the_page(opened):
     assert errors == []
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-def test_it_can_be_read_at_every_width(opened, width):
-    _, _, page, errors = opened(width=width)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    smallest = page.evaluate(
-        "Math.min(...[...document.querySelectorAll('body *')].filter(e => e.childNodes.length && e.innerText)"
-        ".map(e => parseFloat(getComputedStyle(e).fontSize)))"
-    )
-    assert smallest >= 10 and errors == []
+COUNT_TOUCHED = """() => {
+  window.touched = 0;
+  const nodes = (list) => [...list].reduce((sum, n) => sum + 1 + (n.querySelectorAll?.("*").length ?? 0), 0);
+  new MutationObserver((records) => {
+    for (const r of records) window.touched += r.type === "childList" ? nodes(r.addedNodes) + nodes(r.removedNodes) : 1;
+  }).observe(document, { subtree: true, childList: true, characterData: true, attributes: true });
+}"""
+NUM_NODES = "document.querySelectorAll('*').length"
 
 
-def test_a_thousand_rounds_of_a_hundred_clusters_stay_fluent(opened):
+class Polls:
+    """What the page asks for, and the bytes of each answer.
+
+    Parameters
+    ----------
+    page : of the browser
+    """
+
+    def __init__(self, page):
+        self._page, self.sizes = page, []
+        page.on("requestfinished", self._count)
+
+    def _count(self, request):
+        if "/state?" in request.url:
+            self.sizes.append(request.sizes()["responseBodySize"])
+
+    def wait(self, count):
+        """Wait for so many more; returns the bytes of each."""
+        begin = len(self.sizes)
+        while len(self.sizes) < begin + count:
+            self._page.wait_for_timeout(50)
+        return self.sizes[begin:]
+
+
+@pytest.fixture
+def city(opened):
+    """A run of 1,000 rounds and 100 clusters: to add a round to it; its page; and how that polls."""
     run_dir, line, page, errors = opened("city", 1000)
-    # What the page takes for a new round, beside the browser's own frames.
-    drawn_ms = page.evaluate("() => { const begun = performance.now(); draw(); return performance.now() - begun; }")
-    append_round(run_dir, line | {"round": 1001})
-    shown_s = progress(page, "round 1001 ")
-    print(f"drawn in {drawn_ms:.0f} ms, a new round is shown after {shown_s:.1f} s")
+    (run_dir / "logs").mkdir()
+    page.evaluate(COUNT_TOUCHED)
+
+    def add_round(number):
+        """All numbers of all devices are others than before, and there are faults and changes of plans."""
+        clusters = [
+            c | {"devices": {k: d | {"busy_s": d["busy_s"] + number} for k, d in c["devices"].items()}}
+            for c in line["clusters"]
+        ]
+        changes = [{"cluster": n, "taken": True, "reason": f"of round {number}"} for n in range(20)]
+        faults = [fault(1, number, step=step) for step in range(20)]
+        news = {"round": number, "clusters": clusters, "faults": faults, "plan": line["plan"] | {"changes": changes}}
+        with (run_dir / "logs" / "run.log").open("a") as file:
+            file.writelines(f"round {number}, line {n}: the words of the log\n" for n in range(50))
+        append_round(run_dir, line | news)
+        return progress(page, f"round {number} ")
+
+    yield add_round, page, Polls(page)
     assert errors == []
+
+
+def test_what_a_refresh_takes_does_not_grow_with_the_run(city):
+    add_round, page, polls = city
+    begun_ms = page.evaluate("() => { const begun = performance.now(); draw(); return performance.now() - begun; }")
+    # Nothing is new: nothing is touched, and next to nothing is sent.
+    page.evaluate("touched = 0")
+    assert max(polls.wait(5)) < MOST_IDLE_BYTES
+    assert page.evaluate("touched") == 0
+    # The lists are filled to their limits first.
+    for number in range(1001, 1008):
+        add_round(number)
+    num_nodes = page.evaluate(NUM_NODES)
+    for number in range(1008, 1012):
+        page.evaluate("touched = 0")
+        first = len(polls.sizes)
+        shown_s = add_round(number)
+        polls.wait(1)
+        touched, sent = page.evaluate("touched"), max(polls.sizes[first:])
+        print(f"round {number}: shown after {shown_s:.1f} s, {touched} nodes touched, {sent} bytes sent")
+        assert touched < MOST_TOUCHED and sent < MOST_ROUND_BYTES
+        assert page.evaluate(NUM_NODES) == num_nodes < MOST_NODES
+    print(f"drawn in {begun_ms:.0f} ms, {num_nodes} nodes")
+
+
+def test_a_refresh_disturbs_nobody_who_reads_or_types(city):
+    add_round, page, polls = city
+    add_round(1001)
+    place = "() => document.getElementById('filter').getBoundingClientRect().top"
+    page.select_option("#cluster", "6")
+    page.locator("#filter").scroll_into_view_if_needed()
+    page.locator("#filter").press_sequentially("LINE 7")
+    add_round(1002)
+    assert page.text_content("#log").splitlines() == [f"round {n}, line 7: the words of the log" for n in (1001, 1002)]
+    page.locator("#filter").fill("line")
+    page.evaluate("() => { for (const id of ['log', 'faults']) document.getElementById(id).scrollTop = 30; }")
+    page.evaluate("() => getSelection().selectAllChildren(document.querySelector('#devices tbody tr'))")
+    page.locator("#filter").focus()
+    polls.wait(2)
+    before_px, log = page.evaluate(place), page.text_content("#log")
+    add_round(1003)
+    polls.wait(2)
+    assert page.evaluate(place) == pytest.approx(before_px, abs=1)
+    assert page.input_value("#filter") == "line" and page.evaluate("document.activeElement.id") == "filter"
+    assert page.input_value("#cluster") == "6"
+    # Who reads further up in the log goes on there, and finds what is new at the end.
+    assert page.evaluate("document.getElementById('log').scrollTop") == 30 and page.text_content("#log") == log
+    page.evaluate("() => { const log = document.getElementById('log'); log.scrollTop = log.scrollHeight; }")
+    seconds_until(lambda: page.text_content("#log"), lambda text: "round 1003, line 49" in text)

@@ -1,13 +1,16 @@
 """Segments that the event simulator prefers to those of the closed form: links overlap with work, the decoder waits.
 
 The planner proposes by a formula: its choice for each number of segments. Each is timed on the action lists that the
-runtime executes, and the best is improved step by step, as long as one of its neighbours is faster: one TEB more or
-fewer on two devices, two stages exchanged, another number of micro-batches.
+runtime executes, with other numbers of micro-batches, too, and the best is improved step by step, as long as one of its
+neighbours is faster: one TEB more or fewer on two devices, two stages exchanged, an idle device instead of a working
+one, another number of micro-batches.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from client_pipeline.partition.plan import ClusterPlan
 from strategies.dssda.answer import SegmentChoice
@@ -45,9 +48,11 @@ def refined_plan(instance: Instance, cluster: int, proposed: SegmentChoice, seco
 
     choices = [proposed, *segment_table(instance, cluster).choices.values()]
     costs = {plan: cost(plan) for plan in dict.fromkeys(map(plan_of, choices))}
-    best = min(costs, key=costs.__getitem__)
     if instance.num_clusters > MOST_REFINED or instance.energy != "none":
-        return best
+        return min(costs, key=costs.__getitem__)
+    others = (replace(plan, m=m) for plan in list(costs) for m in _fewest_by_size(instance.b) & set(instance.m_set))
+    costs |= {plan: cost(plan) for plan in others if plan not in costs}
+    best = min(costs, key=costs.__getitem__)
     for _ in range(_STEPS):
         for plan in _neighbours(instance, cluster, best):
             if plan not in costs:
@@ -62,14 +67,23 @@ def refined_plan(instance: Instance, cluster: int, proposed: SegmentChoice, seco
 def _neighbours(instance: Instance, cluster: int, plan: ClusterPlan) -> Iterator[ClusterPlan]:
     memory = instance.device_arrays(cluster).mem
     sizes = instance.segment_range(cluster)
-    for m in (plan.m - 2, plan.m - 1, plan.m + 1, plan.m + 2):
-        if m in instance.m_set:
-            yield ClusterPlan(delta=plan.delta, order=plan.order, m=m)
+    for m in sorted({plan.m - 1, plan.m + 1, *_fewest_by_size(instance.b)} & set(instance.m_set) - {plan.m}):
+        yield ClusterPlan(delta=plan.delta, order=plan.order, m=m)
     for i in range(len(plan.devices)):
         for j in range(i):
             order = plan.devices
             order[i], order[j] = order[j], order[i]
             yield ClusterPlan(delta=plan.delta, order=tuple(order), m=plan.m)
+    for working in plan.devices:
+        for idle in (k for k, blocks in enumerate(plan.delta) if not blocks):
+            if exceeds(plan.delta[working] * instance.gamma0, float(memory[idle])):
+                continue
+            delta = list(plan.delta)
+            delta[working], delta[idle] = 0, plan.delta[working]
+            rest = [k for k in plan.devices if k != working]
+            for place in range(len(rest) + 1):
+                order = [*rest[:place], idle, *rest[place:]]
+                yield ClusterPlan(delta=tuple(delta), order=tuple(order), m=plan.m)
     for giver in plan.devices:
         for taker in range(len(plan.delta)):
             more = plan.delta[taker] + 1
@@ -82,3 +96,8 @@ def _neighbours(instance: Instance, cluster: int, plan: ClusterPlan) -> Iterator
                 order.insert(plan.devices.index(giver), taker)
             if len(order) in sizes:
                 yield ClusterPlan(delta=tuple(delta), order=tuple(order), m=plan.m)
+
+
+def _fewest_by_size(batch_size: int) -> set[int]:
+    """Fewest micro-batches for each size of the largest one: between two of them a step gains little, or loses."""
+    return {math.ceil(batch_size / size) for size in range(1, batch_size + 1)}

@@ -19,7 +19,9 @@ from strategies.planning.policies import DSSDA, make_policy
 
 sys.path.insert(0, str(Path(ROOT) / "benchmarks"))
 
-import adaptation as bench
+import adaptation_stories as bench
+from best_plans import best_plans
+from synthetic_adaptation import SyntheticCluster, synthetic
 
 
 def planner_of(network=None):
@@ -102,7 +104,7 @@ def test_a_time_of_the_whole_counts_in_paced_runs_alone():
 
 def test_a_device_that_becomes_slower_gives_its_tebs_away_and_the_plan_says_why():
     planner = planner_of()
-    cluster = bench.SyntheticCluster(0.01, 0)
+    cluster = SyntheticCluster(0.01, 0)
     before, _ = play(planner, cluster, bench.steady, range(1, 13))
 
     def slower(number):
@@ -121,7 +123,7 @@ def test_a_device_that_becomes_slower_gives_its_tebs_away_and_the_plan_says_why(
 
 def test_a_better_plan_whose_move_costs_more_than_it_saves_is_not_taken():
     planner = planner_of()
-    cluster = bench.SyntheticCluster(0.01, 0)
+    cluster = SyntheticCluster(0.01, 0)
     plans, _ = play(planner, cluster, bench.steady, range(1, 13))
     times = planner.adaptation.network.clusters[0]
     # A hundred seconds for every byte.
@@ -140,7 +142,7 @@ def test_a_better_plan_whose_move_costs_more_than_it_saves_is_not_taken():
 
 def test_a_lost_device_is_left_out_until_it_is_back():
     planner = planner_of()
-    cluster = bench.SyntheticCluster(0.01, 0)
+    cluster = SyntheticCluster(0.01, 0)
     first, _ = play(planner, cluster, bench.steady, range(1, 9))
     gone, changes = play(planner, cluster, lambda _: bench.Truth(away=frozenset({1})), range(9, 14))
     assert first[-1].delta[1] > 0 and [plan.delta[1] for plan in gone[1:]] == [0] * 4
@@ -175,14 +177,14 @@ def test_a_cluster_that_has_no_plan_without_its_lost_device_is_planned_with_it()
 
 
 def test_a_resumed_run_plans_as_the_undisturbed_one():
-    planner, cluster = planner_of(), bench.SyntheticCluster(0.02, 5)
+    planner, cluster = planner_of(), SyntheticCluster(0.02, 5)
     play(planner, cluster, bench.slower_device, range(1, 32))
     state = json.loads(json.dumps(planner.state()))
     resumed = planner_of()
     resumed.restore(state)
     plans, records = [], []
     for other in (planner, resumed):
-        twin = bench.SyntheticCluster(0.02, 6)
+        twin = SyntheticCluster(0.02, 6)
         plans.append(play(other, twin, bench.slower_device, range(32, 38))[0])
         records.append(other.state())
     assert plans[0] == plans[1] and records[0] == records[1]
@@ -198,7 +200,7 @@ def test_uploads_of_a_deployment_take_what_they_took_on_every_channel():
 
 
 def test_a_prediction_stands_beside_what_was_measured():
-    planner, cluster = planner_of(), bench.SyntheticCluster(0.0, 0)
+    planner, cluster = planner_of(), SyntheticCluster(0.0, 0)
     play(planner, cluster, bench.steady, range(1, 20))
     decision = planner.plan(20, [1.0])
     report = cluster.train(decision.declared, decision.plans[0], bench.Truth())
@@ -210,7 +212,7 @@ def test_a_prediction_stands_beside_what_was_measured():
 
 @pytest.mark.slow
 def test_the_benchmarks_claims_hold():
-    rows = {row["story"]: row for row in bench.synthetic(1, 0.02, lambda text: None)}
+    rows = {row["story"]: row for row in synthetic(1, 0.02, lambda text: None)}
     assert rows["steady noise"]["false_replans"] == 0
     for row in rows.values():
         assert row["prediction_error"] < 0.03
@@ -219,7 +221,7 @@ def test_the_benchmarks_claims_hold():
 
 
 def test_a_link_that_nobody_waits_for_is_believed_to_be_faster():
-    planner, cluster = planner_of(), bench.SyntheticCluster(0.01, 0)
+    planner, cluster = planner_of(), SyntheticCluster(0.01, 0)
     plans, _ = play(planner, cluster, bench.steady, range(1, 8))
     first, times = plans[-1].devices[0], planner.adaptation.network.clusters[0]
     times.believe((LINK, first), 5.0, 5.0)
@@ -233,7 +235,7 @@ def test_a_link_that_nobody_waits_for_is_believed_to_be_faster():
 
 def test_an_idle_device_works_for_one_round_when_nobody_knows_it_any_more(monkeypatch):
     monkeypatch.setattr("strategies.planning.adaptation.UNSEEN", 8)
-    planner, cluster = planner_of(), bench.SyntheticCluster(0.0, 0, spare=False)
+    planner, cluster = planner_of(), SyntheticCluster(0.0, 0, spare=False)
 
     def useless(number):
         truth = bench.Truth()
@@ -250,7 +252,7 @@ def test_an_idle_device_works_for_one_round_when_nobody_knows_it_any_more(monkey
 
 
 def test_an_idle_device_that_becomes_faster_is_seen_by_what_it_tries():
-    planner, cluster = planner_of(), bench.SyntheticCluster(0.01, 0)
+    planner, cluster = planner_of(), SyntheticCluster(0.01, 0)
 
     def useless(number):
         truth = bench.Truth()
@@ -267,7 +269,7 @@ def test_an_idle_device_that_becomes_faster_is_seen_by_what_it_tries():
 def test_a_device_that_is_quick_only_while_it_is_idle_does_not_come_and_go():
     planner = planner_of()
 
-    class Quick(bench.SyntheticCluster):
+    class Quick(SyntheticCluster):
         def train(self, declared, plan, truth):
             report = super().train(declared, plan, truth)
             spare = report["measured"]["spare"]
@@ -309,7 +311,7 @@ def test_what_the_event_simulator_is_off_by_is_learned_and_begins_anew_with_a_ch
     network = MeasuredNetwork(1)
     declared = planner_of().plan(1, [1.0]).declared
     times = network.clusters[0]
-    plan = bench.oracle_plan(declared, 1, bench.Truth())
+    [plan] = best_plans(declared, bench.true_network(declared, bench.Truth()), 1)
     before = network.predict(declared, 0, plan)
     for error in (0.05, 0.07, 0.06):
         times.learn_model_error(1.0, math.exp(error - times.model_error))
@@ -328,7 +330,7 @@ def test_what_the_event_simulator_is_off_by_is_learned_and_begins_anew_with_a_ch
 
 
 def test_a_round_in_which_a_device_was_lost_says_nothing_of_the_event_simulator():
-    planner, cluster = planner_of(), bench.SyntheticCluster(0.0, 0)
+    planner, cluster = planner_of(), SyntheticCluster(0.0, 0)
     play(planner, cluster, bench.steady, range(1, 8))
     times = planner.adaptation.network.clusters[0]
     error = times.model_error

@@ -61,6 +61,7 @@ class SyntheticCluster:
             "measured": {
                 "tebs": {str(k): seen((DEVICE, k)) for k in plan.devices},
                 "links": {str(k): seen((OUTLET, 0) if k == last else (LINK, k)) for k in plan.order},
+                "inlets": {},
                 "spare": {str(k): seen((DEVICE, k)) for k in idle(plan, truth) if self.spare},
                 "stream": seen((STREAM, 0)),
                 "pipeline_s": prediction.pipeline_s * spread,

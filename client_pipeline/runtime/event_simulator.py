@@ -88,6 +88,7 @@ def simulate_pipeline(
     decoder_s: float = 0.0,
     answers_at_once: bool = False,
     num_slices: int = 1,
+    input_s: Array | None = None,
 ) -> Simulation:
     """Execute a schedule.
 
@@ -104,6 +105,7 @@ def simulate_pipeline(
         next one, whatever the schedule of the others; not with ``fused``
     num_slices : Q, token slices of each micro-batch; the times are then those of slices, (S, m Q) and (S - 1, m Q).
         Not with ``fused``: a backward pass waits for all of them
+    input_s : (m,) or (m Q,), when each one's input is at the first stage [s]; None: all are there from the beginning
 
     Raises
     ------
@@ -141,7 +143,10 @@ def simulate_pipeline(
         puts_off = weight_s if splits_backward(schedule) and weight_s is not None else np.zeros_like(backward_s)
         compute = {"F": forward_s.tolist(), "B": (backward_s - puts_off).tolist(), "W": puts_off.tolist()}
         send = {"F": forward_link_s.tolist(), "B": backward_link_s.tolist()}
-    return _Run(todo, compute, send, modes, decoder_s, num_slices).execute()
+    inputs = np.zeros(num_numbers) if input_s is None else input_s
+    if inputs.shape != (num_numbers,):
+        raise ValueError(f"input_s: expected a time for each of {num_numbers} inputs, found shape {inputs.shape}")
+    return _Run(todo, compute, send, modes, decoder_s, num_slices, inputs.tolist()).execute()
 
 
 _MESSAGE = {"F": "z", "B": "g", "FB": "zg"}
@@ -156,6 +161,7 @@ class _Run:
         links: list[str],
         decoder_s: float,
         num_slices: int,
+        input_s: list[float],
     ) -> None:
         self._todo, self._compute, self._send = todo, compute, send
         self._links, self._decoder_s, self._num_slices = links, decoder_s, num_slices
@@ -163,9 +169,8 @@ class _Run:
         self._next_action = [0] * len(todo)
         self._free = [0.0] * len(todo)
         """When each device can start again."""
-        self._arrival = {("F", 0, i): 0.0 for i in range(len(todo[0]))}
+        self._arrival = {(kind, 0, i): arrival for kind in ("F", "FB") for i, arrival in enumerate(input_s)}
         """When the input of an action is there, by kind, stage and micro-batch."""
-        self._arrival |= {("FB", 0, i): 0.0 for i in range(len(todo[0]))}
         self._medium: dict[tuple[str, int], float] = {}
         """When each direction of a link, or the shared medium, is free."""
         self._messages: list[tuple[float, int, int, str]] = []

@@ -46,11 +46,13 @@ def round_times(outcomes: Sequence[StepOutcome]) -> dict[str, Any]:
     """Sum up the steps of a round, as JSON values: ``measured`` of a round's report.
 
     ``tebs`` has, by device, a TEB's forward and backward pass together; ``links``, by the device before it, a
-    micro-batch's activations and gradient (after the last device: to the control unit); ``stream`` a micro-batch from
-    the control unit to the decoder and back. ``pipeline_s`` is a batch from the first device's first pass to its last.
+    micro-batch's activations and gradient (after the last device: to the control unit); ``inlets``, by the first
+    device, the time between two inputs that it waits for; ``stream`` a micro-batch from the control unit to the decoder
+    and back. ``pipeline_s`` is a batch from the first device's first pass to its last.
     """
     tebs: dict[str, list[tuple[int, float]]] = defaultdict(list)
     links: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    inlets: dict[str, list[tuple[int, float]]] = defaultdict(list)
     stream: list[tuple[int, float]] = []
     pipelines: list[float] = []
     # The first step of a round opens connections and allocates: it counts where there is no other. TEBs move when a
@@ -62,11 +64,13 @@ def round_times(outcomes: Sequence[StepOutcome]) -> dict[str, Any]:
                 tebs[str(segment.device)] += _teb_times(actions, batch.sizes, len(segment.blocks))
             for segment, there, back in zip(outcome.segments, *_messages(stages, batch), strict=True):
                 links[str(segment.device)] += _link_times(there, back)
+            inlets[str(outcome.segments[0].device)] += _inlet_times(stages[0], batch.sizes)
             stream += _stream_times(batch)
             pipelines.append(max(a.end for a in stages[0]) - min(a.start for a in stages[0]))
     return {
         "tebs": {device: medians(times) for device, times in tebs.items()},
         "links": {device: medians(times) for device, times in links.items() if times},
+        "inlets": {device: medians(times) for device, times in inlets.items() if times},
         "stream": medians(stream),
         "pipeline_s": statistics.median(pipelines) if pipelines else 0.0,
     }
@@ -154,6 +158,18 @@ def _services(messages: Sequence[Message], difference: float) -> list[tuple[int,
             times.append((message.samples, message.arrived - difference - begun))
         previous = message
     return times
+
+
+def _inlet_times(actions: Sequence[DoneAction], sizes: Sequence[int]) -> list[tuple[int, float]]:
+    """From one input's arrival at the first device to the next one's, as far as it waited for both.
+
+    The control unit sends them one after the other; one clock tells of both, so that delays do not count.
+    """
+    inputs = {
+        a.micro_batch: Message(sizes[a.micro_batch], a.asked, a.asked, a.arrived) for a in actions if a.kind == "F"
+    }
+    pairs = [(inputs[i - 1], inputs[i]) for i in inputs if i - 1 in inputs]
+    return [(later.samples, later.arrived - one.arrived) for one, later in pairs if one.awaited and later.awaited]
 
 
 def _stream_times(batch: _Batch) -> list[tuple[int, float]]:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from client_pipeline.partition.plan import ClusterPlan
 from strategies.estimation.affine_time import AffineTime, Change
 
-DEVICE, LINK, OUTLET, STREAM, UPLOAD, STEP, MOVE = "device", "link", "outlet", "stream", "upload", "step", "move"
+DEVICE, LINK, INLET, OUTLET = "device", "link", "inlet", "outlet"
+STREAM, UPLOAD, STEP, MOVE = "stream", "upload", "step", "move"
 SPARE = "spare"
 """Kinds of times: a TEB on a device, and one that a device tries which trains none; a link after a device, both ways;
-the last device's to the control unit; from there to the decoder and back; the upload; a step beside its pipeline; TEBs
-that move, whose samples are bytes."""
+the control unit's to the first device, one way; the last device's to the control unit; from there to the decoder and
+back; the upload; a step beside its pipeline; TEBs that move, whose samples are bytes."""
 _UNAWAITED = 0.7
 """Share of its time that a link is taken to have needed when nobody waited for it."""
 _LEAST_S = 1e-5
@@ -83,6 +84,11 @@ class ClusterTimes:
         """A time by kind and place; None: it was never seen."""
         return self.times.get(key)
 
+    def inlet(self, first: int) -> AffineTime | None:
+        """From the control unit to a plan's first device, or as it was to others; None: nobody waited for it."""
+        seen = sorted((time for (kind, _), time in self.times.items() if kind == INLET), key=lambda t: t.seconds(1.0))
+        return self.times.get((INLET, first)) or (seen[len(seen) // 2] if seen else None)
+
     def believe(self, key: tuple[str, int], fixed_s: float, sample_s: float) -> None:
         """Take a time for known, as a profile gives it."""
         self.times[key] = AffineTime(fixed_s, sample_s, spread=0.05, split=0.05)
@@ -120,6 +126,8 @@ class ClusterTimes:
             take(DEVICE, int(device), times)
         for device, times in measured["links"].items():
             take(OUTLET, 0, times) if int(device) == last else take(LINK, int(device), times)
+        for device, times in measured["inlets"].items():
+            take(INLET, int(device), times)
         for device, times in measured["spare"].items():
             observations = [(float(n), max(float(y), _LEAST_S) / self.scale, float(w)) for n, w, y in times]
             noticed.extend(self._take_spare(round_, int(device), observations))
@@ -184,6 +192,9 @@ class ClusterTimes:
 
     def _doubt_links(self, round_: int, plan: ClusterPlan, measured: Mapping[str, Any]) -> None:
         """Believe a link faster for which nobody waited: a slow one would have been waited for, and timed."""
+        inlet, sizes = self.times.get((INLET, plan.devices[0])), measured["tebs"].get(str(plan.devices[0]))
+        if inlet is not None and sizes and not measured["inlets"].get(str(plan.devices[0])):
+            inlet.observe(round_, [(float(n), _UNAWAITED * inlet.seconds(float(n)), 1.0) for n, *_ in sizes])
         for device in plan.devices:
             key = (OUTLET, 0) if device == plan.devices[-1] else (LINK, device)
             sizes, link = measured["tebs"].get(str(device)), self.times.get(key)

@@ -226,6 +226,8 @@ class MeasuredNetwork:
         )
         link_s[-1] = self._affine(cluster[OUTLET, 0], samples)
         decoder_s = self._affine(cluster[STREAM, 0], samples)[None, :]
+        # The first input is there when the batch begins; each of the others a link's time after the one before.
+        input_s = np.cumsum(self._affine(cluster.inlet(order[0]), samples))
         stages = blocks * teb_s
         pipeline_s = simulate_pipeline(
             plan.schedule,
@@ -236,6 +238,7 @@ class MeasuredNetwork:
             np.vstack([instance.weight_share * (1 - share) * stages, np.zeros_like(decoder_s)]),
             links="blocking" if self.paced else "overlapping",
             answers_at_once=True,
+            input_s=input_s - input_s[0],
         ).makespan * math.exp(cluster.model_error)
         beside = cluster[STEP, 0]
         beside_s = 0.0 if beside is None else beside.seconds(0.0)

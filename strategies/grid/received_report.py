@@ -168,7 +168,11 @@ def _schema(terms: ReportTerms) -> Schema:
         "loss": number(0.0, 1e12),
         "plan": _OBJECT,
         "devices": _OBJECT,
-        "measured": {"tebs": _OBJECT, "links": _OBJECT, "spare": _OBJECT, "stream": _LIST, "pipeline_s": SECONDS},
+        "measured": {
+            **dict.fromkeys(("tebs", "links", "inlets", "spare"), _OBJECT),
+            "stream": _LIST,
+            "pipeline_s": SECONDS,
+        },
         "timeline": _LIST,
         "state": _OBJECT,
         "faults": _LIST,
@@ -219,7 +223,7 @@ def _check_measured(raw: dict[str, Any], terms: ReportTerms) -> None:
     """Refuse times that no planner could plan with: products of them stay finite, and their lists short."""
     known = {str(k) for k in range(terms.most_devices)}
     lists = {"report.measured.stream": raw["stream"]}
-    for name in ("tebs", "links", "spare"):
+    for name in ("tebs", "links", "inlets", "spare"):
         for device, times in raw[name].items():
             if device not in known:
                 words = f"expected names from 0 to {len(known) - 1}"

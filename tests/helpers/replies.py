@@ -35,6 +35,7 @@ def report_of(order, cluster, node_id, **changes):
         "measured": {
             "tebs": {str(k): [[8, 4, 0.02]] for k, d in enumerate(plan.delta) if d},
             "links": {str(plan.order[0]): [[8, 4, 0.01]]},
+            "inlets": {str(plan.order[0]): [[8, 3, 0.01]]},
             "spare": {str(k): [[8, 3, 0.02]] for k, d in enumerate(plan.delta) if not d},
             "stream": [[8, 4, 0.03]],
             "pipeline_s": 0.1,

@@ -252,3 +252,21 @@ def test_mistakes_are_named():
         simulate_pipeline("gpipe", times[0], times[1], times[2][:, :2], times[3])
     with pytest.raises(ValueError, match="weight_s: expected a part of each backward pass"):
         simulate_pipeline("gpipe", *times[:4], 2 * times[1])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_inputs_that_come_one_after_the_other_are_a_stage_that_computes_nothing(schedule):
+    """A slow way in is a link before the first stage; the first input is there when the clock begins."""
+    times = own_times(np.random.default_rng(3), 3, 5)
+    input_s = np.array([0.0, 2.0, 4.5, 5.0, 9.0])
+    late = simulate_pipeline(schedule, *times, input_s=input_s)
+    starts = {event.micro_batch: event.start for event in late.events if event.kind == "F" and event.place == 0}
+    assert all(starts[i] >= arrival for i, arrival in enumerate(input_s))
+    assert late.makespan > simulate_pipeline(schedule, *times).makespan
+    assert simulate_pipeline(schedule, *times, input_s=np.zeros(5)) == simulate_pipeline(schedule, *times)
+    # Inputs that are there before their turn cost nothing.
+    assert simulate_pipeline(
+        schedule, *times, input_s=np.array([0.0, 0.01, 0.02, 0.03, 0.04])
+    ).makespan == pytest.approx(simulate_pipeline(schedule, *times).makespan)
+    with pytest.raises(ValueError, match="input_s: expected a time for each of 5 inputs"):
+        simulate_pipeline(schedule, *times, input_s=np.zeros(4))

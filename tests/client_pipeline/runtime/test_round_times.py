@@ -1,5 +1,7 @@
 """Times of a round, read from events whose true times are known: two machines whose clocks differ by an hour."""
 
+import dataclasses
+
 import pytest
 
 from client_pipeline.partition.plan import Segment
@@ -108,8 +110,26 @@ def test_steps_whose_backward_passes_are_in_two_have_three_actions_for_each_micr
 def test_a_step_that_is_not_whole_tells_nothing():
     step = outcome()
     broken = StepOutcome(**vars(step) | {"exchange": step.exchange[:1]})
-    assert round_times([broken]) == {"tebs": {}, "links": {}, "stream": [], "pipeline_s": 0.0}
+    assert round_times([broken]) == {"tebs": {}, "links": {}, "inlets": {}, "stream": [], "pipeline_s": 0.0}
 
 
 def test_medians_are_taken_size_by_size():
     assert medians([(2, 1.0), (4, 9.0), (2, 3.0), (2, 2.0), (4, -1.0)]) == [[2, 3, 2.0], [4, 2, 4.5]]
+
+
+def test_the_way_in_is_the_time_between_inputs_that_the_first_device_waited_for():
+    one = outcome()
+    report = one.devices[4]
+    # The second input was there already, so that nobody knows since when; the third one came 0.7 s after it.
+    arrivals = {0: (0.0, 1.0), 1: (5.0, 5.0), 2: (5.0, 5.7)}
+    passes = [a._replace(asked=arrivals[a.micro_batch][0], arrived=arrivals[a.micro_batch][1]) for a in report.actions]
+    assert round_times([with_first(one, passes)])["inlets"] == {}
+    arrivals[1] = (1.2, 5.0)
+    passes = [a._replace(asked=arrivals[a.micro_batch][0], arrived=arrivals[a.micro_batch][1]) for a in report.actions]
+    [small, large] = round_times([with_first(one, passes)])["inlets"]["4"]
+    assert small == [2, 1, pytest.approx(0.7)] and large == [3, 1, pytest.approx(4.0)]
+
+
+def with_first(one, actions):
+    """Give the outcome with other actions of the first device."""
+    return dataclasses.replace(one, devices=one.devices | {4: dataclasses.replace(one.devices[4], actions=actions)})

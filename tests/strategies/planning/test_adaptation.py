@@ -11,7 +11,7 @@ import pytest
 from client_pipeline.runtime.schedules import SCHEDULES
 from client_pipeline.system.scenario import load_scenario
 from helpers.repository import ROOT
-from strategies.estimation.cluster_times import DEVICE, LINK, OUTLET, UPLOAD
+from strategies.estimation.cluster_times import DEVICE, INLET, LINK, OUTLET, UPLOAD
 from strategies.estimation.measured_network import MeasuredNetwork, declared_times
 from strategies.planning.adaptation import Adaptation
 from strategies.planning.planner import RoundPlanner
@@ -231,6 +231,30 @@ def test_a_link_that_nobody_waits_for_is_believed_to_be_faster():
         del report["measured"]["links"][str(first)]
         planner.adaptation.observe(number, 0, report, decision.declared, None)
     assert times[LINK, first].seconds(2) < 0.1 * 15.0
+
+
+def test_a_slow_way_to_the_first_device_is_part_of_the_prediction_until_nobody_waits_for_it():
+    planner, cluster = planner_of(), SyntheticCluster(0.01, 0)
+    plans, _ = play(planner, cluster, bench.steady, range(1, 8))
+    plan, network = plans[-1], planner.adaptation.network
+    first, times = plan.devices[0], network.clusters[0]
+    instance = planner.plan(8, [1.0]).instance
+    before_s = network.predict(instance, 0, plan).pipeline_s
+    size = instance.b // plan.m
+    for number in range(8, 14):
+        decision = planner.plan(number, [1.0])
+        report = cluster.train(decision.declared, plan, bench.Truth())
+        report["measured"]["inlets"][str(first)] = [[size, 8, 10.0 * before_s / plan.m]]
+        planner.adaptation.observe(number, 0, report, decision.declared, None)
+    # As many inputs but one, each ten times as long after the one before as a micro-batch took.
+    assert times[INLET, first].seconds(size) == pytest.approx(10.0 * before_s / plan.m, rel=0.05)
+    assert network.predict(instance, 0, plan).pipeline_s > 8.0 * before_s
+    assert times.inlet(99) is times.inlet(first)
+    for number in range(14, 60):
+        decision = planner.plan(number, [1.0])
+        report = cluster.train(decision.declared, plan, bench.Truth())
+        planner.adaptation.observe(number, 0, report, decision.declared, None)
+    assert network.predict(instance, 0, plan).pipeline_s == pytest.approx(before_s, rel=0.1)
 
 
 def test_an_idle_device_works_for_one_round_when_nobody_knows_it_any_more(monkeypatch):

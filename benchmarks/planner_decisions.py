@@ -9,7 +9,7 @@ of planning are the processor's, on one thread.
 3. ``price``: rounds at rising prices of a joule.
 4. ``powers``: the round's plan, and the convex programs beside it; the first round, which imports CVXPY, is left out.
 
-    python benchmarks/planner_decisions.py [--networks 3] [--out docs/results/planner-decisions]
+    python benchmarks/planner_decisions.py [--networks 3] [--first 0] [--out docs/results/planner-decisions]
 """
 
 from __future__ import annotations
@@ -164,11 +164,14 @@ def report(table: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--out", type=Path, default=Path("docs/results/planner-decisions"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    table = list(rows(range(arguments.networks)))
-    write_table(table, arguments.out / ROWS)
+    table: list[dict[str, Any]] = []
+    for row in rows(range(arguments.first, arguments.first + arguments.networks)):
+        table.append(row)
+        write_table(table, arguments.out / ROWS)
     print(report(table))
 
 

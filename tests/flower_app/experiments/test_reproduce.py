@@ -145,6 +145,11 @@ def test_what_the_text_says_of_spreads_is_told_by_the_rows():
         row = next(line for line in text.split("| `") if line.startswith(f"{config}`"))
         assert f"{scale * (federated - central):+.1f} ± {scale * error:.1f}" in row, config
 
+    floors = [json.loads(line) for line in (DOCS / "results/real-text/floors.jsonl").read_text("utf-8").splitlines()]
+    for floor, config in zip(floors, ("trec6", "toutiao", "chinese-ner"), strict=True):
+        row = next(line for line in text.split("| `") if line.startswith(f"{config}`"))
+        assert f"| {floor['score']:.3f} |" in row, config
+
     for trained, name in (("full", "whole"), ("lora", "adapters, r = 16 on all linear layers")):
         row = text[text.index(f"| {name} |") :][:200]
         for how in ("federated", "central"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -51,10 +51,20 @@ class PolicyFigures:
     """Share of the rounds with a broken constraint."""
     infeasible_share: float
     """Share of the rounds in which nobody had a plan."""
+    networks: tuple[PolicyFigures, ...] = ()
+    """The same of each network, which has none of its own."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; NaN becomes null."""
-        return {k: None if isinstance(v, float) and np.isnan(v) else v for k, v in vars(self).items()}
+        means = {k: None if isinstance(v, float) and np.isnan(v) else v for k, v in vars(self).items()}
+        return means | {"networks": [network.to_dict() for network in self.networks]}
+
+    def with_spread(self, name: str, digits: int) -> str:
+        """A figure, with its standard deviation over the networks where there are several."""
+        text = f"{getattr(self, name):.{digits}f}"
+        if len(self.networks) < 2:
+            return text
+        return f"{text} ± {np.std([getattr(network, name) for network in self.networks], ddof=1):.{digits}f}"
 
 
 def named_policies(names: str, plan_file: str = "") -> list[Callable[[int], RoundPolicy]]:
@@ -94,17 +104,21 @@ def compare_policies(
     """
     figures = []
     for make in policies:
-        networks: list[list[PlannedRound]] = []
+        networks: list[list[tuple[PlannedRound, float]]] = []
         for scenario in scenarios:
             policy = make(scenario.seed)
             progress(f"{policy.name}, seed {scenario.seed}")
-            networks.append(list(plan_rounds(scenario, policy, num_rounds))[num_rounds // 4 :])
-        figures.append(_figures(policy.name, networks, scenarios[0].planner.gamma_max))
+            counted = list(plan_rounds(scenario, policy, num_rounds))[num_rounds // 4 :]
+            networks.append([(r, _gap(r) if any(r.selected) else float("nan")) for r in counted])
+        gamma_max = scenarios[0].planner.gamma_max
+        by_network = tuple(_figures(policy.name, [network], gamma_max) for network in networks)
+        figures.append(replace(_figures(policy.name, networks, gamma_max), networks=by_network))
     return figures
 
 
-def _figures(name: str, networks: list[list[PlannedRound]], gamma_max: float) -> PolicyFigures:
-    rounds = [r for network in networks for r in network]
+def _figures(name: str, networks: list[list[tuple[PlannedRound, float]]], gamma_max: float) -> PolicyFigures:
+    """Means over the rounds of some networks; beside each round its gap."""
+    rounds = [r for network in networks for r, _ in network]
     rounds_with_clusters = [r for r in rounds if any(r.selected)]
 
     def mean(values: list[float]) -> float:
@@ -119,11 +133,11 @@ def _figures(name: str, networks: list[list[PlannedRound]], gamma_max: float) ->
         pipeline_s=mean([float(np.nanmean(r.pipeline_s)) for r in rounds_with_clusters]),
         pipeline_event_s=mean([float(np.nanmean(r.pipeline_event_s)) for r in rounds_with_clusters]),
         gamma=mean([float(np.mean(r.gamma)) for r in rounds]),
-        largest_gamma=mean([float(np.mean([r.gamma for r in network], axis=0).max()) for network in networks]),
+        largest_gamma=mean([float(np.mean([r.gamma for r, _ in network], axis=0).max()) for network in networks]),
         gamma_max=gamma_max,
         energy_j=mean([r.energy_j for r in rounds_with_clusters]),
         selected_share=[float(v) for v in np.mean([r.selected for r in rounds], axis=0)],
-        gap=mean([_gap(r) for r in rounds_with_clusters]),
+        gap=mean([gap for network in networks for r, gap in network if any(r.selected)]),
         violated_share=mean([float(bool(r.violations)) for r in rounds_with_clusters]),
         infeasible_share=1 - len(rounds_with_clusters) / len(rounds),
     )
@@ -165,13 +179,13 @@ def figures_table(figures: Sequence[PolicyFigures]) -> Table:
         over = "" if f.largest_gamma <= f.gamma_max else " !"
         table.add_row(
             f.name,
-            f"{f.latency_s:.1f}",
+            f.with_spread("latency_s", 1),
             f"{f.latency_p90_s:.1f}",
-            f"{f.latency_event_s:.1f}",
+            f.with_spread("latency_event_s", 1),
             f"{f.pipeline_s:.1f}",
             f"{f.gamma:.3f}",
-            f"{f.largest_gamma:.3f}{over}",
-            f"{f.energy_j:.0f}",
+            f"{f.with_spread('largest_gamma', 3)}{over}",
+            f.with_spread("energy_j", 0),
             f"{f.gap:.1%}",
             f"{f.violated_share:.0%}",
             f"{f.infeasible_share:.0%}",

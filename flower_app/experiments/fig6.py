@@ -27,6 +27,8 @@ _PAPER = {
     ("classes", "vanilla-fl"): "accuracy +2.76 % at most",
 }
 """By panel and strategy: what the paper says of CollaPipe against it."""
+_SPEED = {"classes": "converges typically within 15 rounds"}
+"""By panel: what the paper says of how fast it learns."""
 _OTHER_METRIC = {"entities": "; ours is span F1, the paper's accuracy, which counts the many words outside any name"}
 """By panel: where the metrics differ."""
 _WHAT = {
@@ -91,6 +93,17 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
                 paper="-",
                 ours=f"{mean:.1f} ± {spread:.1f} after {first_rows[0]['samples']} examples, {len(first_rows)} seeds",
                 why="the paper's own scores are of other data and sizes; only differences can be compared",
+            )
+        )
+        scored = [row for row in select(rows, curve=names[0]) if row["score"] is not None]
+        by_round = {number: select(scored, round=number) for number in distinct(scored, "round")}
+        means = {number: np.mean([row["score"] for row in of_seeds]) for number, of_seeds in by_round.items()}
+        paper_findings.append(
+            PaperFinding(
+                what=f"{panel}: {first_rows[0]['label']}, {score} of the validation set by round",
+                paper=_SPEED.get(panel, "-"),
+                ours=", ".join(f"{mean:.1f} at {number}" for number, mean in means.items()),
+                why="from random weights" + ("; the paper's BERT is pre-trained" if panel in _SPEED else ""),
             )
         )
         for name in names[1:]:

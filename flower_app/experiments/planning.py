@@ -49,10 +49,15 @@ def mean_spread(values: Sequence[float]) -> tuple[float, float]:
     return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else 0.0
 
 
+def quarter(number: int, last: int) -> int:
+    """Which quarter of the rounds a round is in, from 1 to 4."""
+    return -(-4 * number // last)
+
+
 def settled(rows: Sequence[Row]) -> list[Row]:
     """Rows of one network without the first quarter of its rounds, while the queues fill."""
     last = max(row["round"] for row in rows)
-    return [row for row in rows if row["round"] > last // 4]
+    return [row for row in rows if quarter(row["round"], last) > 1]
 
 
 def per_cent(ours: float, reference: float) -> str:

@@ -96,6 +96,8 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
             [float(np.mean([row["latency_event_s"] for row in parts[len(parts) // 2 :]])) for parts in networks]
         )
         threshold, level = curve_rows[0]["gamma_max"], sum(levels_off(parts) for parts in networks)
+        over = [100 * (value / threshold - 1) for value in gammas if value > threshold]
+        above = f"over it in {len(over)} of {len(gammas)}" + (f", by {max(over):.2f} % at most" if over else "")
         middle_round = networks[0][(len(networks[0]) - 1) // 2]["round"]
         paper_findings.append(
             PaperFinding(
@@ -105,7 +107,7 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
                 f"{last:.1f} ± {last_spread:.1f} up to round {networks[0][-1]['round']}; levelled off in {level} of "
                 f"{len(networks)} networks",
                 why=f"Γ of the cluster that has most, second half: {gamma:.3f} ± {gamma_spread:.3f}, threshold "
-                f"{threshold:g}; {delay:.1f} ± {delay_spread:.1f} s a round",
+                f"{threshold:g}, {above}; {delay:.1f} ± {delay_spread:.1f} s a round",
             )
         )
     return paper_findings

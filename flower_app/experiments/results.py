@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from client_pipeline import durable
 from flower_app.experiments.experiment import PaperFinding, Row, distinct, select
-from flower_app.experiments.planning import settled
+from flower_app.experiments.planning import quarter, settled
 
 ROWS, TABLE, COMPACT = "results.jsonl", "results.csv", "compact.csv"
 FINDINGS, PICTURE = "findings.json", "figure.png"
@@ -53,17 +53,35 @@ def mean_rows(rows: Sequence[Row]) -> list[Row]:
 
     So one line stands for the rounds that findings count: in the first quarter the queues still fill.
     """
+    return [_mean(settled(network_rows)) for network_rows in _networks(rows)]
+
+
+def quarter_rows(rows: Sequence[Row]) -> list[Row]:
+    """Of each curve and seed the means over each quarter of its rounds, as of the quarter's last round."""
     means = []
+    for network_rows in _networks(rows):
+        last = max(row["round"] for row in network_rows)
+        for part in dict.fromkeys(quarter(row["round"], last) for row in network_rows):
+            counted = [row for row in network_rows if quarter(row["round"], last) == part]
+            means.append(_mean(counted) | {"round": counted[-1]["round"]})
+    return means
+
+
+def _networks(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows of each curve and seed."""
     for curve in distinct(rows, "curve"):
         curve_rows = select(rows, curve=curve)
         for seed in distinct(curve_rows, "seed"):
-            counted = settled(select(curve_rows, seed=seed))
-            mean: Row = {"curve": curve, "seed": seed, "rows": len(counted)}
-            for column, first in counted[0].items():
-                if column not in ("seed", "round") and isinstance(first, int | float):
-                    mean[column] = sum(row[column] for row in counted) / len(counted)
-            means.append(mean)
-    return means
+            yield select(curve_rows, seed=seed)
+
+
+def _mean(counted: Sequence[Row]) -> Row:
+    """Mean of every number."""
+    mean: Row = {"curve": counted[0]["curve"], "seed": counted[0]["seed"], "rows": len(counted)}
+    for column, first in counted[0].items():
+        if column not in ("seed", "round") and isinstance(first, int | float):
+            mean[column] = sum(row[column] for row in counted) / len(counted)
+    return mean
 
 
 def write_table(rows: Sequence[Row], path: Path) -> None:

@@ -134,6 +134,7 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
             more, more_spread = mean_spread([row["loss"] - undisturbed[row["seed"]]["loss"] for row in case_rows])
             against = "" if case == cases[0] else f", {more:+.4f} ± {more_spread:.4f} against none"
             gamma, gamma_spread = mean_spread([row["gamma_largest"] for row in case_rows])
+            over = sum(row["gamma_largest"] > row["gamma_max"] for row in case_rows)
             hours, hours_spread = mean_spread([row["virtual_h"] for row in case_rows])
             paper_findings.append(
                 PaperFinding(
@@ -141,7 +142,7 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
                     paper="-",
                     ours=f"{loss:.3f} ± {spread:.3f} nat{against}; {hours:.2f} ± {hours_spread:.2f} virtual hours",
                     why=f"Γ of the cluster that has most {gamma:.2f} ± {gamma_spread:.2f}, threshold "
-                    f"{ends[0]['gamma_max']:g}; {len(case_rows)} seeds; largest gap of a plan "
+                    f"{ends[0]['gamma_max']:g}, over it with {over} of {len(case_rows)} seeds; largest gap of a plan "
                     f"{max(row['largest_gap'] for row in case_rows):.0e}; rounds that taught nobody: "
                     f"{sum(row['idle_rounds'] for row in case_rows)}",
                 )

@@ -1,7 +1,9 @@
 """A figure has a source: rows that are kept, or a word that none are."""
 
+import csv
 import json
 import re
+import statistics
 
 import pytest
 
@@ -12,11 +14,14 @@ RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
 MEASURED = (DOCS / "measured.md").read_text(encoding="utf-8")
 NO_ROWS = "No rows are kept of this"
 WITHOUT_ROWS = {
-    "Paced devices against the model",
     "Memory of one device",
     "Eight clusters of six devices",
 }
 """Sections whose figures were measured once and not kept. None may join them."""
+PLANNING = (DOCS / "planning.md").read_text(encoding="utf-8")
+ONE_RUN = "one run; no rows are kept"
+DEFINITIONS = {"what it is", "what it does", "what it does, and costs", "network", "file"}
+"""Columns of tables that define words, and show no figures."""
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?")
 
 
@@ -36,6 +41,11 @@ def kept_sources(text):
     return [path for path in named if (ROOT / path).exists()]
 
 
+def is_sourced(text):
+    """Whether a text names kept rows, or says that there are none."""
+    return bool(kept_sources(text)) or ONE_RUN in text
+
+
 def shows_figures(title, text):
     section = text[text.index(title) + len(title) :]
     return bool(re.search(r"^\| .*\d", section, re.MULTILINE) or re.search(r"\*\*\d|\d (?:s|MB|GB|%)", section))
@@ -53,6 +63,62 @@ def test_every_section_with_figures_names_rows_that_are_kept_or_says_that_none_a
 def test_no_section_joins_those_without_rows():
     without_rows = {title for title, text in sections() if NO_ROWS in text and not title.startswith("`")}
     assert without_rows == WITHOUT_ROWS
+
+
+def table_rows(page):
+    """Rows of a page's tables, without their heads."""
+    return [
+        line
+        for line in re.findall(r"^\|.*\|$", re.sub(r"^\|.*\n\| ---.*\n", "", page, flags=re.MULTILINE), re.MULTILINE)
+    ]
+
+
+def test_every_measured_row_names_rows_that_are_kept_or_says_that_none_are():
+    rows = table_rows(MEASURED)
+    assert len(rows) >= 20
+    named = [row.replace("| the same |", rows[i - 1]) for i, row in enumerate(rows)]
+    assert [row for row in named if not is_sourced(row)] == []
+
+
+def planning_tables():
+    """By head of a table of figures on the page of planning: the table, with its section up to there."""
+    for section in re.split(r"^(?=##+ )", PLANNING, flags=re.MULTILINE):
+        for head in re.finditer(r"^(\|.*\|)\n\| ---", section, re.MULTILINE):
+            columns = {cell.strip() for cell in head[1].strip("|").split(" | ")}
+            if not columns & DEFINITIONS and "what it is" not in head[1]:
+                yield head[1], section[: head.start()]
+
+
+def test_every_table_of_figures_on_the_planning_page_names_its_rows():
+    tables = list(planning_tables())
+    assert len(tables) >= 6
+    assert [head for head, above in tables if not is_sourced(above.split("\n|")[-1])] == []
+
+
+def test_figures_of_the_planning_page_are_those_of_the_rows():
+    """Means over the networks, as ``planner_decisions.py`` tells them."""
+    with (DOCS / "results/planner-decisions/results.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+
+    def mean(question, scenario, setting, column, digits):
+        values = [
+            float(r[column])
+            for r in rows
+            if (r["question"], r["scenario"], r["setting"]) == (question, scenario, setting)
+        ]
+        return f"{statistics.mean(values):.{digits}f}"
+
+    for price in ("0", "0.1", "1", "3"):
+        pairs = [
+            f"{mean('price', name, price, 'latency_s', 1)}, {mean('price', name, price, 'energy_j', 0)}"
+            for name in ("table2", "table2-contended")
+        ]
+        assert f"| {price} | {pairs[0]} | {pairs[1]} |" in PLANNING
+    for name, setting in (("table2", "Y = 0"), ("table2", "queues"), ("physical", "queues")):
+        objectives = [mean("bandwidth", name, f"{how}, {setting}", "objective", 2) for how in ("channels", "split")]
+        assert f"| {objectives[0]} | {objectives[1]} |" in PLANNING
+    for name in ("table2", "table2-activations", "table2-bert", "table2-bert-activations"):
+        assert f"{mean('activations', name, '', 'latency_s', 0)} s" in PLANNING
 
 
 def told_by(name):

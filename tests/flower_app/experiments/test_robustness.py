@@ -59,5 +59,5 @@ def test_findings_hold_each_case_against_none_seed_by_seed():
     assert none.ours == "1.000 ± 0.707 nat; 1.00 ± 0.00 virtual hours"
     assert ten.what == "3 clusters, 10 % fail: loss after 6 rounds"
     assert ten.ours.startswith("1.100 ± 0.707 nat, +0.1000 ± 0.0000 against none")
-    assert "2 seeds; largest gap of a plan 1e-08; rounds that taught nobody: 2" in ten.why
+    assert "of 2 seeds; largest gap of a plan 1e-08; rounds that taught nobody: 2" in ten.why
     robustness.draw(rows)

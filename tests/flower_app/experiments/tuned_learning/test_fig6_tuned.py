@@ -108,6 +108,9 @@ def test_findings_say_who_is_ahead_and_what_a_common_loss_costs(rows):
     assert told["CollaPipe against PipeLine, equal examples"].ours.endswith("3 seeds: ahead")
     assert told["CollaPipe against whole models, FedAdam"].ours.endswith("3 seeds: behind")
     assert "with the base rates" in told["CollaPipe against PipeLine, equal examples"].why
+    losses = told["validation loss, CollaPipe / whole models averaged"]
+    assert losses.ours.count(" nat at round ") == len({r["round"] for r in rows if r["part"] == "fresh"})
+    assert losses.why == "each at its own rate, means of 5 seeds"
     cost = told["CollaPipe against TITANIC, to a common validation loss"]
     assert cost.ours == "time +0 ± 0 %, energy +0 ± 0 %, uplink bytes +0 ± 0 %"
     assert told["CollaPipe against PipeLine, to a common validation loss"].ours.endswith(
@@ -132,7 +135,7 @@ def test_a_run_that_diverges_is_told_and_counts_for_nobody(rows):
 def test_the_smoke_run_trains_and_is_not_trained_again(tmp_path, monkeypatch):
     options = ReproduceOptions(out=tmp_path, smoke=True, only="classes")
     found = reproduce("fig6-tuned", options, quiet)
-    assert len(found["fig6-tuned"]) == 1 + 3 + 5
+    assert len(found["fig6-tuned"]) == 1 + 3 + 1 + 5
     rows = read_rows(tmp_path / "fig6-tuned")
     [last] = {row["examples"] for row in rows if row["round"] == 2 and row["what"] == "collapipe"}
     # Each model of those that never join has seen as many examples as the joint one of both clusters.

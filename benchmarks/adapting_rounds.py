@@ -159,7 +159,7 @@ def summary(story: Story, lines: list[Line]) -> dict[str, Any]:
     met = [line for line in lines if line.round > MET]
     settled = [line for line in met if not any(s < line.round <= s + SETTLING for s in story.steps)]
     late = settled if not story.steps else [line for line in settled if line.round > story.steps[0]]
-    found = [_until_found(lines, step) for step in story.steps]
+    delays = [_until_found(lines, step) for step in story.steps]
     regrets = [line.regret for line in late if line.regret is not None]
     quiet = lines if not story.steps else [line for line in lines if line.round <= story.steps[0]]
     return {
@@ -167,8 +167,8 @@ def summary(story: Story, lines: list[Line]) -> dict[str, Any]:
         "rounds": len(lines),
         "regret_mean": statistics.mean(regrets),
         "regret_worst": max(regrets),
-        "rounds_until_found": max((rounds for rounds, _ in found), default=None),
-        "seconds_until_found": max((seconds for _, seconds in found), default=None),
+        "rounds_until_found": max((rounds for rounds, _ in delays), default=None),
+        "seconds_until_found": max((seconds for _, seconds in delays), default=None),
         "replans": sum(line.changed for line in lines),
         "trials": sum(line.trial for line in lines),
         "false_replans": false_replans(quiet) if story.steps or story.is_steady else None,
@@ -226,11 +226,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        found = "" if row["rounds_until_found"] is None else f"{row['rounds_until_found']}, "
-        found += "" if row["seconds_until_found"] is None else f"{row['seconds_until_found']:.1f} s"
+        delay = "" if row["rounds_until_found"] is None else f"{row['rounds_until_found']}, "
+        delay += "" if row["seconds_until_found"] is None else f"{row['seconds_until_found']:.1f} s"
         false = "" if row["false_replans"] is None else str(row["false_replans"])
         lines.append(
-            f"| {row['story']} | {row['rounds']} | {row['regret_mean']:.2%} | {row['regret_worst']:.2%} | {found} | "
+            f"| {row['story']} | {row['rounds']} | {row['regret_mean']:.2%} | {row['regret_worst']:.2%} | {delay} | "
             f"{false} | {row['prediction_error']:.2%} | {row['prediction_error_all']:.2%} |"
         )
     return "\n".join(lines)

@@ -317,8 +317,8 @@ def _train(message: Message, context: Context) -> Message:
     start_again = partial(_start_again, context, node, len(state.devices), max(config.checkpoint_every, 1))
     folder = Path(str(setup_record["folder"]))
     # Where server and node share a machine the run directory has it all.
-    own_folder = folder if node.state_dir else None
-    with noted_round(own_folder, order.round) as notes:
+    notes_folder = folder if node.state_dir else None
+    with noted_round(notes_folder, order.round) as notes:
         result = _trained_or_started_again(train_it, start_again, node, order, folder)
         notes |= result.report
     # What the server must know to plan the next round comes with the answer to this one.

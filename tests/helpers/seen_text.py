@@ -62,14 +62,14 @@ SIDEWAYS = """() => [...document.querySelectorAll("*")].filter((e) => e.scrollWi
 
 def overlaps(boxes, tolerance=2.0):
     """Pairs of texts that lie on each other by more than a tolerance in both directions."""
-    found, ordered = [], sorted(boxes, key=lambda box: box["top"])
+    overlaps, ordered = [], sorted(boxes, key=lambda box: box["top"])
     for i, first in enumerate(ordered):
         for second in ordered[i + 1 :]:
             if second["top"] >= first["bottom"] - tolerance:
                 break
             if min(first["right"], second["right"]) - max(first["left"], second["left"]) > tolerance:
-                found.append((first["text"], second["text"]))
-    return found
+                overlaps.append((first["text"], second["text"]))
+    return overlaps
 
 
 def contrast(color, ground):

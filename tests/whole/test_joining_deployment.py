@@ -93,12 +93,12 @@ def test_boxes_join_train_and_are_refused_once_they_are_revoked(machines):
     assert all(of_unit["collapipe_cu_device_memory_bytes", device] > 0 for device in ("0", "1"))
     # A device that is revoked is out, and the rest of its cluster goes on with other secrets.
     secret = (machines.folder / "server" / "certs" / "devices-0" / "ray-token").read_text()
-    said_by_cu = len(machines.words("cu"))
+    words_before = len(machines.words("cu"))
     machines.run("server", "revoke", "--box", "device-0-1")
     assert machines.programs["device"].wait(PATIENCE_S) != 0, machines.said()
     assert "this box was revoked on the edge server" in machines.words("device")
     machines.wait_for("cu", "starting cu-0 with its new secret")
-    machines.wait_for("cu", "SuperNode ID", said_by_cu)
+    machines.wait_for("cu", "SuperNode ID", words_before)
     assert (machines.folder / "server" / "certs" / "devices-0" / "ray-token").read_text() != secret
     # Refused while the edge server goes on.
     machines.run("server", "revoke", "--cluster", 0)
@@ -107,11 +107,11 @@ def test_boxes_join_train_and_are_refused_once_they_are_revoked(machines):
     # By the code that it has joined by, and by the same code as if it were another box.
     refusals = {"cu": "cu-0 starts nothing: this box was revoked", "other": "another box has shown this code before"}
     for state, reason in refusals.items():
-        said_by_cu = len(machines.words("cu"))
+        words_before = len(machines.words("cu"))
         options = ("--control-unit", "--device", 0, *small, *machines.own("cu"))
         machines.start("cu", "join", codes[0], *options, *(("--state", state) if state == "other" else ()))
         assert machines.programs["cu"].wait(PATIENCE_S) == ExitCode.BAD_INPUT, machines.said()
-        words = machines.words("cu")[said_by_cu:]
+        words = machines.words("cu")[words_before:]
         assert reason in words and "is up" not in words, words
     again = json.loads(machines.run("server", "boxes", "--json").stdout)
     assert [box["status"] for box in again["boxes"]] == ["revoked", "revoked"]

@@ -188,8 +188,8 @@ def test_every_panel_of_fig6_is_told_from_its_runs(panel, score, unit, tmp_path,
         "collapipe", "vanilla-fl", "pipeline", "titanic",
     ]  # fmt: skip
     assert rows[0]["score"] == pytest.approx(0.2 * unit)
-    own, by_round, *others = fig6.findings(rows)
-    assert own.what == f"{panel}: CollaPipe, {score}" and own.ours.startswith(f"{0.5 * unit:.1f} ± 0.0 after")
+    first, by_round, *others = fig6.findings(rows)
+    assert first.what == f"{panel}: CollaPipe, {score}" and first.ours.startswith(f"{0.5 * unit:.1f} ± 0.0 after")
     assert by_round.what.endswith("by round")
     assert by_round.ours == f"{0.2 * unit:.1f} at 2, {0.4 * unit:.1f} at 4"
     assert [f.ours.split(" points")[0] for f in others] == ["+0.0 ± 0.0"] * 3

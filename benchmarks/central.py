@@ -187,6 +187,7 @@ def train(
                 "samples": training.step * samples,
                 "steps": training.step,
                 "train_loss": sum(losses) / len(losses),
+                "losses": losses,
                 **score.metrics,
                 "train_s": train_s,
                 "signature": score.signature,

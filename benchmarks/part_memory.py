@@ -114,7 +114,7 @@ def play(role: str, base_dtype: str, arguments: argparse.Namespace) -> dict[str,
         return_freed_memory,
     )
     from client_pipeline.runtime.optimizer_config import OptimizerConfig
-    from client_pipeline.runtime.schedules import actions, held_micro_batches
+    from client_pipeline.runtime.schedules import actions, held_at_backward
     from client_pipeline.runtime.stage import MovedBlock, Stage
     from client_pipeline.runtime.verification import random_batch
     from client_pipeline.system.costs import model_costs
@@ -155,8 +155,8 @@ def play(role: str, base_dtype: str, arguments: argparse.Namespace) -> dict[str,
         costs = model_costs(spec, sequence_length=arguments.length, batch_size=arguments.batch_size)
         assert costs.memory is not None
         schedule = (arguments.schedule, device, len(sizes))
-        num_held = held_micro_batches(*schedule, len(sizes_of_batch))
-        peaks["planned_mb"] = costs.memory.stage_peak(sizes[device], num_held, sizes_of_batch) / 1e6
+        moments = held_at_backward(*schedule, len(sizes_of_batch))
+        peaks["planned_mb"] = costs.memory.stage_peak(sizes[device], moments, sizes_of_batch) / 1e6
         pieces, masks = x_BTD.split(arguments.micro_batch), mask_BT.split(arguments.micro_batch)
 
         def train(stage: Stage) -> None:

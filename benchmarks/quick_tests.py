@@ -142,6 +142,7 @@ _TESTS: dict[str, str] = {
     "strategies/aggregation/config.py": "aggregator server_optimizer",
     "strategies/aggregation/rules.py": "aggregator",
     "strategies/aggregation/update_rule.py": "aggregator outside_classes",
+    "strategies/aggregation/weighted_mean.py": "weighted_mean",
     "strategies/aggregation/server_optimizers.py": "server_optimizer",
     "strategies/aggregation/accountant.py": "privacy",
     "strategies/aggregation/central_privacy.py": "central_privacy",

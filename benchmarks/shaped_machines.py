@@ -36,9 +36,9 @@ from client_pipeline.runtime.device import StepReport
 from client_pipeline.runtime.meeting_point import MeetingPoint
 from client_pipeline.runtime.node_tls import NodeTls
 from client_pipeline.runtime.pacing import Pace, StagePace
-from client_pipeline.runtime.pipeline import StepOutcome
 from client_pipeline.runtime.round_times import round_times
 from client_pipeline.runtime.stage import DoneAction, StepOrder, run_actions
+from client_pipeline.runtime.step_outcome import StepOutcome
 from client_pipeline.runtime.tls_transport import TlsTransport
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, GroupAddress
 from strategies.dssda.instance import Instance

@@ -1,18 +1,31 @@
-"""``collapipe import-gguf``: a model in a GGUF file, quantised or not, as a folder that ``model.pretrained`` takes."""
+"""``collapipe import-gguf``: a model in a GGUF file, quantised or not, as a folder that ``model.pretrained`` takes.
+
+A run whose ``model.pretrained`` is such a file imports it once, to a folder that is named by the file's SHA-256.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import importlib.util
+import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from client_pipeline import durable
+from client_pipeline.partition.base_weights import WEIGHT_CACHE
 from client_pipeline.partition.families import library_adapter
+from client_pipeline.runtime.memory import give_freed_memory_back
+from flower_app.config.run_config import RunConfig
 
+_ENDING = ".gguf"
 _MAGIC = b"GGUF"
 
 
@@ -42,7 +55,8 @@ def import_gguf(file: Path, folder: Path) -> ImportedModel:
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is no GGUF file or of an unsupported model, the package ``gguf`` is missing, or the folder is in use.
+        If it is no whole GGUF file or of an unsupported model, the package ``gguf`` is missing, the folder is in use,
+        or the disk has no room.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file; name one that ends with .gguf")
@@ -52,32 +66,110 @@ def import_gguf(file: Path, folder: Path) -> ImportedModel:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder}: is there already; give a folder that does not exist or is empty")
     if importlib.util.find_spec("gguf") is None:
-        raise ValueError("import-gguf: the package gguf is missing; install it: pip install 'collapipe[gguf]'")
+        raise ValueError(
+            f"{file}: the package gguf, which reads it, is missing; install it: pip install 'collapipe[gguf]'"
+        )
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    try:
+    with _reading(file):
         config = AutoConfig.from_pretrained(**place, trust_remote_code=False)
-        library_adapter(config.model_type, str(file))
+    library_adapter(config.model_type, str(file))
+    with _reading(file):
         model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(**place, trust_remote_code=False)
-    except (OSError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{file}: transformers cannot read it: {error!r}") from error
     # The library takes it for a quantised model, which it does not save; its weights are float32 by now.
     del model.config.quantization_config
     model.hf_quantizer = None
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _write(model, tokenizer, folder)
+    return ImportedModel(
+        folder=folder,
+        model_type=config.model_type,
+        num_parameters=model.num_parameters(),
+        files=sorted(path.name for path in folder.iterdir()),
+    )
+
+
+def with_gguf_imported(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
+    """Put the folder of the imported model where ``model.pretrained`` is a GGUF file; another value stays as it is.
+
+    The folder is made once for a machine's user. Of several processes that need it at a time one makes it; what one
+    that was killed has left is removed.
+
+    Parameters
+    ----------
+    config : of a run, on the machine where it starts
+    say : told what is imported, or was
+
+    Raises
+    ------
+    ValueError
+        Naming the key, if the file cannot be imported or the folder not be made.
+    """
+    file = Path(config.model.pretrained)
+    if not (file.name.endswith(_ENDING) and file.is_file()):
+        return config
+    cache = Path(WEIGHT_CACHE).expanduser() / "gguf"
+    try:
+        folder = cache / durable.file_digest(file)
+        if folder.is_dir():
+            say(f"model.pretrained: {file} was imported before: {folder}")
+        else:
+            say(f"model.pretrained: {file} is imported, once, to {folder}")
+            with _alone(cache):
+                if not folder.is_dir():
+                    import_gguf(file, folder)
+            # The model was in memory as a whole, and whoever asked goes on.
+            gc.collect()
+            give_freed_memory_back()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.pretrained: {error}") from error
+    return replace(config, model=replace(config.model, pretrained=str(folder)))
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Wait for other processes that import; the system lets go for one that was killed."""
+    descriptor = os.open(durable.make_folders(cache), os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for leftover in cache.glob(".*"):
+            durable.disk.remove(leftover)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # Of a file that was cut the readers raise what the place of the cut happens to give.
+        raise ValueError(f"{file}: transformers cannot read it: {error!r}; fetch the file again") from error
+
+
+def _write(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model's folder in one step; raises ``ValueError`` if the disk has no room."""
+    from safetensors import SafetensorError
+
+    durable.make_folders(folder.parent)
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    if (free_bytes := shutil.disk_usage(folder.parent).free) < num_bytes:
+        raise _full(folder, num_bytes, f"{free_bytes} are free")
     temporary_folder = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         model.save_pretrained(temporary_folder)
         tokenizer.save_pretrained(temporary_folder)
         temporary_folder.chmod(0o755)
         durable.adopt_folder(temporary_folder, folder)
+    except (OSError, SafetensorError) as error:
+        raise _full(folder, num_bytes, str(error)) from error
     finally:
         shutil.rmtree(temporary_folder, ignore_errors=True)
-    return ImportedModel(
-        folder=folder,
-        model_type=config.model_type,
-        num_parameters=model.num_parameters(),
-        files=sorted(path.name for path in folder.iterdir()),
+
+
+def _full(folder: Path, num_bytes: int, reason: str) -> ValueError:
+    return ValueError(
+        f"{folder}: cannot be written: the model takes {num_bytes} bytes, {reason}; make room and try again"
     )

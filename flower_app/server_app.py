@@ -25,6 +25,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run one training, from the configuration to the summary."""
     start_actors(context.run_config, grid)
+    from flower_app.gguf_import import with_gguf_imported
     from flower_app.report.pictures import write_pictures
     from flower_app.training.cluster_setup import fitted_to_nodes
     from flower_app.training.prepared_run import prepare
@@ -45,6 +46,8 @@ def main(grid: Grid, context: Context) -> None:
         if not config.resume:
             run_directory.check_unused(run_dir)
         try:
+            # `collapipe run` has named the folder; under plain `flwr run` it may be the file.
+            config = with_gguf_imported(config, lambda text: print(text, flush=True))
             if not config.resume:
                 run_directory.write_config(run_dir, config)
             begin_phase(run_dir, LOADING)

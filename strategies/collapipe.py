@@ -7,8 +7,8 @@ from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -21,6 +21,7 @@ from strategies.decoder.member import ClusterSummary
 from strategies.decoder.service import DecoderService
 from strategies.flower_internals import log
 from strategies.grid.reply_matching import failed
+from strategies.grid.update_spool import is_in_memory, record_of
 from strategies.planned_strategy import OnPlan, PlannedStrategy, start_from
 from strategies.planning.planner import RoundPlanner
 from strategies.records import STEPS_KEY, WEIGHT_KEY, read_metric, to_arrays, to_tensors
@@ -39,7 +40,7 @@ class CollaPipe(PlannedStrategy):
     planner : plans each round, by whichever policy
     decoder : the decoder's service, started
     clusters : the clusters that take part
-    aggregator : a stock strategy whose ``aggregate_train`` averages the encoders; FedAvg by default. See
+    aggregator : a stock strategy whose ``aggregate_train`` averages the encoders; by default the mean. See
         :func:`strategies.aggregation.server_optimizers.averaging_strategy`
     on_plan : called with each round's number and plans
     time_scale : paced devices: wall seconds of a virtual second; None lets them run as fast as they can
@@ -161,10 +162,9 @@ class CollaPipe(PlannedStrategy):
             self.note_no_average()
             # The decoder may have learned all the same: its weights go with the encoder that it will go on with.
             encoder = self._start
-        # The scalars of Flower's adaptive strategies make float64 of it.
-        trained = {name: value.to(torch.float32) for name, value in to_tensors(encoder).items()}
         head = {HEAD + name: value for name, value in round_.head.items()} if self._returns_head else {}
-        return to_arrays({**trained, **head}), metrics_record, counted
+        joined = record_of([*float32_arrays(encoder).items(), *to_arrays(head).items()])
+        return joined, metrics_record, counted
 
 
 def unearned(reply: Message, summary: ClusterSummary) -> str | None:
@@ -179,6 +179,21 @@ def unearned(reply: Message, summary: ClusterSummary) -> str | None:
     return None
 
 
+def float32_arrays(arrays: ArrayRecord) -> ArrayRecord:
+    """Return a round's arrays in float32 and in memory, those that are already as they are.
+
+    The scalars of Flower's adaptive strategies make float64 of theirs; a rule may pass on an update that is on disk.
+    """
+    return record_of(
+        (name, array if is_in_memory(array) and array.dtype == "float32" else _in_float32(array))
+        for name, array in arrays.items()
+    )
+
+
+def _in_float32(array: Array) -> Array:
+    return Array(np.asarray(array.numpy(), dtype=np.float32))
+
+
 def encoder_of(arrays: ArrayRecord) -> ArrayRecord:
     """Embedding and encoder of the whole model's arrays."""
-    return ArrayRecord({name: array for name, array in arrays.items() if not name.startswith(HEAD)})
+    return record_of((name, array) for name, array in arrays.items() if not name.startswith(HEAD))

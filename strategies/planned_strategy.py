@@ -10,10 +10,11 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import Strategy
 
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.pacing import Pace
+from strategies.aggregation.weighted_mean import WeightedMean
 from strategies.clusters import ClusterState, check_clusters
 from strategies.flower_internals import FedOpt, log
 from strategies.planning.costs import Times, Work, costs_record, pipeline_work, round_costs
@@ -36,7 +37,7 @@ class PlannedStrategy(Strategy):
     ----------
     planner : plans each round and keeps the queues; its scenario says L, b and the local steps
     clusters : the clusters that take part
-    aggregator : a stock strategy whose ``aggregate_train`` averages; FedAvg by default
+    aggregator : a stock strategy whose ``aggregate_train`` averages; by default the weighted mean, as FedAvg's
     on_plan : called with each round's number and plans
     time_scale : paced devices: wall seconds of a virtual second; None lets them run as fast as they can
     """
@@ -60,7 +61,7 @@ class PlannedStrategy(Strategy):
         check_clusters(clusters, num_clusters=0)
         self.planner = planner
         self.clusters = sorted(clusters, key=lambda state: state.cluster)
-        self.aggregator = aggregator if aggregator is not None else FedAvg(weighted_by_key=WEIGHT_KEY)
+        self.aggregator = aggregator if aggregator is not None else WeightedMean(weighted_by_key=WEIGHT_KEY)
         self.on_plan = on_plan
         self.time_scale = time_scale
         self.record: dict[str, Any] = {}

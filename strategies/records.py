@@ -6,9 +6,11 @@ Flower's client imports it: torch is imported where tensors are wanted alone.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -61,6 +63,31 @@ def to_tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
     import torch
 
     return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+
+
+def shared_tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
+    """Unpack weights without copies: tensors on the arrays' own bytes, to be read alone."""
+    import torch
+
+    with warnings.catch_warnings():
+        # Bytes cannot be written; torch has no tensors that say so.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return {name: torch.from_numpy(_values_in_place(array)) for name, array in arrays.items()}
+
+
+def _values_in_place(array: Array) -> NDArray[Any]:
+    content = array.data
+    kind, shape, order, begin = npy_layout(content)
+    return np.ndarray(shape, kind, buffer=content, offset=begin, order=order)
+
+
+def npy_layout(content: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"], int]:
+    """Type, shape and order of a ``.npy`` file that has been checked, and where its numbers begin [byte]."""
+    file = BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, columns_first, kind = read_header(file)
+    return kind, shape, "F" if columns_first else "C", file.tell()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,7 @@ class SeparateModels(PlannedStrategy):
             for n, model in sorted(self._models.items())
             for name, array in model.items()
         }
+        # It reads what is on disk into memory: these are the models of the rounds to come.
         return ArrayRecord(arrays), metrics, replies
 
 

@@ -6,6 +6,7 @@ process maps what it runs from its machine's own files: a control unit the embed
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -26,9 +27,13 @@ from client_pipeline.partition.weight_files import (
     PLAIN_NAME,
     FolderTensors,
     checked_digest,
+    hub_cache_folder,
     mapped_file,
     weight_folder,
 )
+
+WEIGHT_CACHE = "~/.collapipe/weights"
+"""Folder of a machine's user for weights that are no run's own."""
 
 
 class BaseFile(NamedTuple):
@@ -109,13 +114,16 @@ class BaseWeights(FrozenBase):
 
     @property
     def files_are_there(self) -> bool:
-        """Whether the source is a folder with all files, by name."""
-        return all((self._given_folder / file.name).is_file() for file in self.files)
+        """Whether all files lie in the source's folder, or of a hub id in this machine's cache, by name."""
+        return self._folder_here is not None
 
     @property
-    def _given_folder(self) -> Path:
+    def _folder_here(self) -> Path | None:
         # Of a part that was cut: the home of whoever is asked.
-        return Path(self.source).expanduser()
+        folder = Path(self.source).expanduser()
+        if not folder.is_dir() and self.files:
+            folder = hub_cache_folder(self.source, self.files[0].name) or folder
+        return folder if all((folder / file.name).is_file() for file in self.files) else None
 
     def by_digest(self, cache: Path) -> BaseWeights:
         """Return the same with files that lie in a cache and are named by their digests."""
@@ -131,7 +139,7 @@ class BaseWeights(FrozenBase):
         ValueError
             If there is no such folder; the message says what is expected of it.
         """
-        folder = self._given_folder if self.files_are_there else weight_folder(self.source)
+        folder = self._folder_here or weight_folder(self.source)
         if folder is None:
             raise ValueError(
                 f"model.pretrained: {self.source} is no folder with safetensors files on {socket.gethostname()}; "
@@ -250,18 +258,31 @@ def cut_part(base: BaseWeights) -> CutPart:
     base.release()
     digest = hashlib.sha256(content).hexdigest()
     file = BaseFile(f"{digest}.safetensors", len(content), digest)
-    return CutPart(content, BaseWeights(source=_PART_CACHE, files=(file,), places={name: (0, name) for name in base}))
+    return CutPart(content, BaseWeights(source=WEIGHT_CACHE, files=(file,), places={name: (0, name) for name in base}))
 
 
 def keep_part(content: bytes) -> None:
-    """Keep a part that was cut elsewhere; raises ``OSError`` if the disk has no room for it."""
-    folder = durable.make_folders(Path(_PART_CACHE).expanduser())
-    durable.write_file(
-        folder / f"{hashlib.sha256(content).hexdigest()}.safetensors", lambda aside: aside.write_bytes(content)
-    )
+    """Keep a part that was cut elsewhere; nothing of one that does not fit stays.
+
+    Raises
+    ------
+    ValueError
+        If the disk has no room for it.
+    """
+    folder = Path(WEIGHT_CACHE).expanduser()
+    path = folder / f"{hashlib.sha256(content).hexdigest()}.safetensors"
+    try:
+        durable.make_folders(folder)
+        durable.write_file(path, lambda aside: aside.write_bytes(content))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ValueError(
+            f"model.pretrained: the disk of {folder} on {socket.gethostname()} is full: {len(content)} bytes of a "
+            f"TEB's frozen weights do not fit, {error.strerror}; make room and start the run again"
+        ) from error
 
 
-_PART_CACHE = "~/.collapipe/weights"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _REMEDY = "copy the model's folder there, or start the control unit with where it lies: collapipe up cu --model FOLDER"
 

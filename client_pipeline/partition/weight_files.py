@@ -143,6 +143,19 @@ def weight_folder(source: str) -> Path | None:
     return _hub_folder(source)
 
 
+def hub_cache_folder(hub_id: str, name: str) -> Path | None:
+    """Find the folder of the hub's cache that holds a model's file; the hub is not asked, and nothing is fetched."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = try_to_load_from_cache(hub_id, name)
+    except HFValidationError:
+        # It is a path.
+        return None
+    return Path(path).parent if isinstance(path, str) else None
+
+
 @cache
 def _hub_folder(source: str) -> Path | None:
     from transformers.utils.hub import cached_file

@@ -78,6 +78,7 @@ class BatchRun:
     shared : the embedding's tied matrices, after a step's last batch
     precision : of the embedding's matrix products
     progress : told of each arrival
+    threads : three that are free; after :meth:`abandon` they may not be for long
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class BatchRun:
         tied_parameters: Mapping[str, nn.Parameter],
         precision: str,
         progress: Progress,
+        threads: concurrent.futures.ThreadPoolExecutor,
     ) -> None:
         self._order, self._link, self._transport = order, link, transport
         self._embedding, self._tied_parameters = embedding, tied_parameters
@@ -100,12 +102,12 @@ class BatchRun:
         self._embedded: list[Tensor] = []
         self._passed: list[tuple[float, float]] = []
         self._answered: list[float] = []
-        self._pool = concurrent.futures.ThreadPoolExecutor(3, thread_name_prefix="pipeline")
+        self._threads = threads
         self._futures: list[Any] = []
 
     def start(self) -> None:
         """Begin; the devices have their orders."""
-        self._futures = [self._pool.submit(task) for task in (self._forward, self._answer, self._backward)]
+        self._futures = [self._threads.submit(task) for task in (self._forward, self._answer, self._backward)]
 
     def watch(self, devices: DevicePool, reports: Mapping[int, Any], deadline: ProgressDeadline) -> BatchAnswer:
         """Wait for the three threads, and look for a device that is gone in the meantime.
@@ -132,7 +134,6 @@ class BatchRun:
                 raise PipelineError(f"{devices.name}: {failed}") from failed
             if pending:
                 devices.look_after(reports, deadline, "a step was running")
-        self._pool.shutdown()
         answer: BatchAnswer = self._futures[1].result()
         return answer
 
@@ -141,7 +142,8 @@ class BatchRun:
         self._link.drop_step()
         # The embedding's gradients are the caller's again: no thread may add to them from here on.
         concurrent.futures.wait(self._futures, timeout=GRACE_S)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for future in self._futures:
+            future.cancel()
 
     # Receives are posted before anything moves, for the reason that run_actions gives.
 

@@ -79,17 +79,29 @@ class BlockPlacement:
         """Give TEBs that no device holds yet the weights and optimizer state of a checkpoint, when they are placed."""
         self.snapshots.restore(states)
 
-    def commit(self, segments: list[Segment]) -> None:
-        """Copy all TEBs: from here on they are put back to this step.
+    def commit(self, segments: list[Segment], copies: Mapping[int, Any], num_bytes: int) -> None:
+        """From here on TEBs are put back to the step that they have taken last.
+
+        Parameters
+        ----------
+        segments : TEBs of each device
+        copies : Ray's reference of each device's copies after that step
+        num_bytes : of all copies
+        """
+        blocks = {segment.device: list(segment.blocks) for segment in segments}
+        self.snapshots.commit(copies, blocks, self._version, num_bytes)
+
+    def committed_blocks(self) -> dict[int, MovedBlock]:
+        """All TEBs as of the last commit, in memory of their own.
 
         Raises
         ------
-        DeviceFault
-            If a device is gone: the last commit stands.
+        PipelineError
+            If the machine is gone that a copy was on, before it had come here.
         """
-        actors = {segment.device: self._pool[segment.device] for segment in segments}
-        blocks = {segment.device: list(segment.blocks) for segment in segments}
-        self.snapshots.commit(actors, blocks, self._version, self._pool.answers)
+        copies = self._pool.answers(self.snapshots.by_device, "collecting the TEBs' copies")
+        arrays = {index: block for blocks in copies.values() for index, block in blocks.items()}
+        return {index: MovedBlock.from_arrays(arrays[index]) for index in sorted(arrays)}
 
     def place(self, segments: list[Segment]) -> None:
         """Have the devices hold the segments of a plan, and start those that are needed."""

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from client_pipeline.runtime.faults import NotFinite, PipelineError
 from client_pipeline.runtime.life_signs import LifeSigns
 from client_pipeline.runtime.local_decoder import LocalDecoder
 from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
-from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
+from client_pipeline.runtime.pipeline import Pipeline
 from client_pipeline.runtime.recovery import Recovery
 from client_pipeline.runtime.replanning import equal_devices
 from client_pipeline.runtime.round_faults import RoundFaults
@@ -54,6 +54,7 @@ from client_pipeline.runtime.round_report import round_report
 from client_pipeline.runtime.spare_devices import SpareDevices
 from client_pipeline.runtime.speed import SpeedWatch
 from client_pipeline.runtime.stage import MovedBlock
+from client_pipeline.runtime.step_outcome import StepOutcome
 from client_pipeline.runtime.unused_actors import Watch
 
 __all__ = ["ClusterSetup", "ControlUnit", "RoundOrder", "RoundResult", "TrainingData"]
@@ -208,14 +209,16 @@ class ControlUnit:
         trained = time.perf_counter()
         self.faults.tell_end()
         link.close()
-        weights = recovery.run(self._weights)
+        # Whoever is lost from here on is missed in the next round.
+        blocks = pipeline.committed_blocks()
+        weights = self._weights(blocks)
         if self.setup.privacy.on_updates:
             place = ("update", order.round, self.setup.cluster)
             weights = private_update(order.weights, weights, self.setup.privacy, self.noise, *place)
         if self.feedback is not None:
             weights = self.feedback.compress(order.weights, weights, order.round)
         memory = recovery.run(pipeline.memory)
-        self._checkpoint(order.round)
+        self._checkpoint(order.round, blocks)
         if order.pace is not None:
             # Collecting and writing are no part of the model: the upload begins when the steps have ended.
             time.sleep(max(trained + order.pace.uplink_s - time.perf_counter(), 0.0))
@@ -286,14 +289,14 @@ class ControlUnit:
             )
         return self._own_head
 
-    def _checkpoint(self, round_: int) -> None:
+    def _checkpoint(self, round_: int, blocks: Mapping[int, MovedBlock]) -> None:
         """Write what a continued run needs, before the server hears that the round is done."""
         setup = self.setup
         if setup.checkpoints is None:
             return
         assert self.order is not None
         states = {"embedding": part_state(self.parameters, self.optimizer)}
-        states |= {f"block.{i}": state for i, state in self.recovery.run(self.pipeline.states).items()}
+        states |= {f"block.{i}": block for i, block in blocks.items()}
         if self._own_head is not None:
             states["head"] = part_state(self._own_head.parameters, self._own_head.optimizer)
         checkpoint = ClusterCheckpoint(round_, self.order.drawn, states, identity=setup.identity, data=setup.data)
@@ -357,9 +360,17 @@ class ControlUnit:
     ) -> tuple[StepOutcome, float]:
         """One local step up to its commit: what happened, and the clipping factor. Leaves nothing if it fails."""
         setup, clip = self.setup, self.setup.optimizer.clip_norm
+        commits = setup.runtime.snapshots == "step" or step.step == setup.local_steps
         try:
             outcome = self.pipeline.run_step(
-                step, batches, self.embedding, link, None if clip > 0 else global_step, order.pace, self._arrived
+                step,
+                batches,
+                self.embedding,
+                link,
+                apply_step=None if clip > 0 else global_step,
+                commits=commits,
+                pace=order.pace,
+                progress=self._arrived,
             )
             norm_sq = self.optimizer.gradient_norm_sq() + (outcome.decoder_norm_sq or 0.0)
             norm_sq += sum(report.norm_sq for report in outcome.devices.values())
@@ -367,21 +378,19 @@ class ControlUnit:
                 raise NotFinite("the embedding's gradient holds NaN or Inf: training diverged; lower optimizer.lr")
             scale = clip_scale(clip, norm_sq)
             if clip > 0:
-                self.pipeline.apply(global_step, scale)
-            if setup.runtime.snapshots == "step" or step.step == setup.local_steps:
-                self.pipeline.commit()
+                self.pipeline.apply(global_step, scale, commits)
         except BaseException:
             link.drop_step()
             self.optimizer.discard()
             raise
         return outcome, scale
 
-    def _weights(self) -> dict[str, Tensor]:
+    def _weights(self, blocks: Mapping[int, MovedBlock]) -> dict[str, Tensor]:
         embedding = {name: p.detach().clone() for name, p in self.parameters.items()}
         head = None
         if self._own_head is not None:
             head = {name: p.detach().clone() for name, p in self._own_head.parameters.items()}
-        return join_weights(embedding, self.pipeline.weights(), head)
+        return join_weights(embedding, {i: block.weights for i, block in blocks.items()}, head)
 
     def close(self) -> None:
         """End the cluster's devices."""

@@ -38,6 +38,9 @@ from client_pipeline.runtime.transport import GroupAddress, Transport
 from client_pipeline.runtime.tried_block import TriedBlock
 from client_pipeline.runtime.unused_actors import LIVENESS, Watch
 
+BlockCopies = dict[int, BlockArrays]
+"""TEBs away from their device, by index."""
+
 _TRIALS = 3
 """Passes through a TEB that a device without one times."""
 
@@ -51,6 +54,8 @@ class StepReport:
     """Squared norm of the gradients of its TEBs."""
     work: float = 0.0
     """TEBs times positions that went through them: what ``busy_s`` is held against."""
+    copied_bytes: int = 0
+    """Of the copies of its TEBs, if they were asked for."""
 
     @property
     def busy_s(self) -> float:
@@ -165,7 +170,7 @@ class DeviceActor:
         blocks: list[tuple[int, int]],
         version: int,
         frozen: Mapping[int, Mapping[str, Tensor]],
-        *copies: dict[int, BlockArrays],
+        *copies: BlockCopies,
     ) -> list[int]:
         """Hold these TEBs and no others: those to keep as they are, the others as copies have them.
 
@@ -192,13 +197,6 @@ class DeviceActor:
                     self.stage.place(index, brought[-1], version)
             return [moved.nbytes for moved in brought]
 
-    def snapshot(self) -> tuple[int, dict[int, BlockArrays]]:
-        """Give weights and optimizer state of the TEBs here as arrays, which Ray copies once; and their bytes."""
-        with self.watch:
-            states = self.stage.states()
-            size = sum(state.nbytes for state in states.values())
-            return size, {index: state.as_arrays() for index, state in states.items()}
-
     def load(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Take the round's weights of the TEBs here."""
         with self.watch:
@@ -211,11 +209,6 @@ class DeviceActor:
         """Give the trained weights of the TEBs here."""
         with self.watch:
             return self.stage.weights()
-
-    def states(self) -> dict[int, MovedBlock]:
-        """Give copies of weights and optimizer state of the TEBs here."""
-        with self.watch:
-            return self.stage.states()
 
     def memory(self) -> dict[str, int]:
         """What this device holds at its peak, counted; what its process had before, and its peak [byte].
@@ -267,8 +260,19 @@ class DeviceActor:
         self.stage.blocks.clear()
         self.stage.discard()
 
-    def run(self, order: StepOrder, apply_step: int | None) -> StepReport:
-        """Run the action list of one local step, and take optimizer step ``apply_step`` if it is given."""
+    def run(self, order: StepOrder, apply_step: int | None, copies: bool = False) -> tuple[StepReport, BlockCopies]:
+        """Run the action list of one local step.
+
+        Parameters
+        ----------
+        order : the step
+        apply_step : optimizer step to take when the gradients are there; None leaves them waiting
+        copies : whether to copy the TEBs after the optimizer step
+
+        Returns
+        -------
+        Report and copies; the latter stay where they are, while the report is read.
+        """
         with self.watch:
             if self.transport is None:
                 raise RuntimeError("the device is in no group; connect it first")
@@ -289,10 +293,12 @@ class DeviceActor:
                 raise NotFinite(
                     f"the gradients of TEBs {blocks} hold NaN or Inf: training diverged; lower optimizer.lr"
                 )
+            copied_bytes, block_copies = 0, BlockCopies()
             if apply_step is not None:
-                self.apply(apply_step, 1.0)
+                copied_bytes, block_copies = self.apply(apply_step, 1.0, copies)
             work = float(len(self.stage.blocks) * order.mask_BT.numel())
-            return StepReport(actions=done_actions, norm_sq=norm_sq, work=work)
+            report = StepReport(actions=done_actions, norm_sq=norm_sq, work=work, copied_bytes=copied_bytes)
+            return report, block_copies
 
     def try_block(self, mask_BT: Tensor) -> list[tuple[int, float]]:
         """Pass noise forward and backward through a TEB that is forgotten.
@@ -315,10 +321,19 @@ class DeviceActor:
             )
             return [(len(mask_BT), sum(block.times(mask_BT))) for _ in range(_TRIALS + 1)][1:]
 
-    def apply(self, step: int, scale: float) -> None:
-        """Take optimizer step ``step`` with the gradients times ``scale``."""
+    def apply(self, step: int, scale: float, copies: bool = False) -> tuple[int, BlockCopies]:
+        """Take optimizer step ``step`` with the gradients times ``scale``.
+
+        Returns
+        -------
+        If ``copies`` are asked for: their bytes, and weights and optimizer state of each TEB as arrays, which Ray
+        copies once. Else none.
+        """
         with self.watch, self._within_limit():
             self.stage.apply(step, scale)
+            states = self.stage.states() if copies else {}
+            size = sum(state.nbytes for state in states.values())
+            return size, {index: state.as_arrays() for index, state in states.items()}
 
     def discard(self) -> None:
         """Forget a step that did not complete."""

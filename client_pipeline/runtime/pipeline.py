@@ -6,7 +6,8 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -19,11 +20,10 @@ from client_pipeline.partition.parts import Batch, target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan, Segment, micro_batch_sizes
 from client_pipeline.partition.sliceable import check_token_slices
 from client_pipeline.partition.spec import ModelSpec
-from client_pipeline.runtime.batch_run import BatchRun, ExchangeTimes, Progress
+from client_pipeline.runtime.batch_run import BatchRun, Progress
 from client_pipeline.runtime.block_moves import BlockPlacement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
-from client_pipeline.runtime.device import StepReport
 from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.faults import PipelineError
 from client_pipeline.runtime.group import Group
@@ -31,50 +31,9 @@ from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.stage import MovedBlock, StepOrder
+from client_pipeline.runtime.step_outcome import StepOutcome
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOutcome:
-    """Result of one local step of a cluster."""
-
-    loss_sum: float
-    weight: int
-    """W_n: targets that carry a loss."""
-    devices: dict[int, StepReport]
-    """Reports by device index."""
-    link_bytes: int
-    """Activations and gradients that went over each link between two stages."""
-    decoder_norm_sq: float | None
-    """Squared norm of the decoder's gradient, as the decoder said it."""
-    segments: list[Segment]
-    """Segments that it ran on."""
-    sizes: list[int] = field(default_factory=list)
-    """Examples of each micro-batch, of all batches one after the other."""
-    exchange: list[ExchangeTimes] = field(default_factory=list)
-    """Of each micro-batch."""
-
-    def __add__(self, later: StepOutcome) -> StepOutcome:
-        """Join it with that of the step's next batch; norms are of all that was accumulated until then."""
-        devices = {
-            device: StepReport(
-                actions=report.actions + later.devices[device].actions,
-                norm_sq=later.devices[device].norm_sq,
-                work=report.work + later.devices[device].work,
-            )
-            for device, report in self.devices.items()
-        }
-        return StepOutcome(
-            loss_sum=self.loss_sum + later.loss_sum,
-            weight=self.weight + later.weight,
-            devices=devices,
-            link_bytes=self.link_bytes + later.link_bytes,
-            decoder_norm_sq=later.decoder_norm_sq,
-            segments=later.segments,
-            sizes=self.sizes + later.sizes,
-            exchange=self.exchange + later.exchange,
-        )
 
 
 class Pipeline:
@@ -119,6 +78,8 @@ class Pipeline:
         self.pool = DevicePool(name, spec, optimizer, runtime, placement, absent)
         self.placement = BlockPlacement(self.pool, frozen or {})
         self.group = Group(self.pool, placement.host, codec.name)
+        self._threads = _batch_threads()
+        """Of all batches, one after the other."""
         self.deadline = ProgressDeadline(runtime.timeout, first_s=LEAST_S)
         """Deadline of a step's waits; it remembers over steps how long micro-batches take."""
 
@@ -208,9 +169,9 @@ class Pipeline:
         """Collect the weights of all TEBs."""
         return _merged_by_block(self._on_devices(lambda actor, _: actor.weights.remote(), "collecting weights"))
 
-    def states(self) -> dict[int, MovedBlock]:
-        """Collect weights and optimizer state of all TEBs, for a checkpoint."""
-        return _merged_by_block(self._on_devices(lambda actor, _: actor.states.remote(), "collecting optimizer state"))
+    def committed_blocks(self) -> dict[int, MovedBlock]:
+        """Weights and optimizer state of all TEBs as of the last commit; see :class:`BlockPlacement`."""
+        return self.placement.committed_blocks()
 
     def memory(self) -> dict[int, dict[str, int]]:
         """Memory of each scheduled device, as :meth:`DeviceActor.memory` says; of its process if that is its own."""
@@ -227,18 +188,24 @@ class Pipeline:
         """What each scheduled device says of itself."""
         return self._on_devices(lambda actor, _: actor.status.remote(), "asking for status")
 
-    def apply(self, step: int, scale: float) -> None:
-        """All devices take optimizer step ``step`` with their gradients times ``scale``."""
-        self._on_devices(lambda actor, _: actor.apply.remote(step, scale), "taking the optimizer step")
+    def apply(self, step: int, scale: float, commits: bool = False) -> None:
+        """All devices take optimizer step ``step`` with their gradients times ``scale``; ``commits`` as a step does."""
+        references = {
+            s.device: self.pool[s.device].apply.options(num_returns=2).remote(step, scale, commits)
+            for s in self.segments
+        }
+        sizes = self.pool.answers({d: size for d, (size, _) in references.items()}, "taking the optimizer step")
+        self._took_step(step, references, sum(sizes.values()), commits)
+
+    def _took_step(self, step: int, answers: Mapping[int, tuple[Any, Any]], copied_bytes: int, commits: bool) -> None:
         self.placement.stepped(step)
+        if commits:
+            copies = {device: copies for device, (_, copies) in answers.items()}
+            self.placement.commit(self.segments, copies, copied_bytes)
 
     def discard(self) -> None:
         """All devices forget their waiting gradients."""
         self._on_devices(lambda actor, _: actor.discard.remote(), "discarding gradients")
-
-    def commit(self) -> None:
-        """Copy all TEBs as they are; see :meth:`BlockPlacement.commit`."""
-        self.placement.commit(self.segments)
 
     # One local step.
 
@@ -249,6 +216,7 @@ class Pipeline:
         embedding: nn.Module,
         link: DecoderLink,
         apply_step: int | None = None,
+        commits: bool = False,
         pace: Pace | None = None,
         progress: Progress = lambda kind, micro_batch: None,
     ) -> StepOutcome:
@@ -264,6 +232,7 @@ class Pipeline:
         link : the decoder; the caller ends the step on it
         apply_step : optimizer step that the devices take as soon as they are done; None leaves their
             gradients waiting for :meth:`apply`
+        commits : whether all TEBs are copied with that step, to be put back to it from then on
         pace : what the devices' actions take; None: as fast as they go
         progress : told of each arrival at the control unit, in the threads of the step
 
@@ -290,13 +259,12 @@ class Pipeline:
                 link,
                 is_last=i == last,
                 apply_step=apply_step if i == last else None,
+                commits=commits,
                 pace=pace,
                 progress=progress,
             )
             for i, batch in enumerate(batches)
         ]
-        if apply_step is not None:
-            self.placement.stepped(apply_step)
         return functools.reduce(operator.add, outcomes)
 
     def _run_batch(
@@ -308,6 +276,7 @@ class Pipeline:
         *,
         is_last: bool,
         apply_step: int | None,
+        commits: bool,
         pace: Pace | None,
         progress: Progress,
     ) -> StepOutcome:
@@ -333,7 +302,11 @@ class Pipeline:
 
         transport = self.group.transport
         self.deadline.begin()
-        reports = {s.device: self.pool[s.device].run.remote(order, apply_step) for s in self.segments}
+        answers = {
+            s.device: self.pool[s.device].run.options(num_returns=2).remote(order, apply_step, commits)
+            for s in self.segments
+        }
+        reports = {device: report for device, (report, _) in answers.items()}
         run = BatchRun(
             order=order,
             batch=batch,
@@ -343,6 +316,7 @@ class Pipeline:
             tied_parameters=tied_parameters,
             precision=self.runtime.precision,
             progress=arrived,
+            threads=self._threads,
         )
         run.start()
         try:
@@ -353,9 +327,15 @@ class Pipeline:
             self.placement.doubt()
             self.disconnect()
             run.abandon()
+            # One of them may wait for what does not come.
+            self._threads.shutdown(wait=False)
+            self._threads = _batch_threads()
             # Those who wait for a lost neighbour would do so for as long as a step may take.
             self.pool.interrupt(reports, self.group.generation, wait_s=0.0)
             raise
+        if apply_step is not None:
+            copied_bytes = sum(report.copied_bytes for report in devices.values())
+            self._took_step(apply_step, answers, copied_bytes, commits)
         # One matrix, one gradient: from here on the optimizer, and the norm that clips, see the sum of both ends.
         for name, parameter in tied_parameters.items():
             gradient = answer.tied[name]
@@ -374,8 +354,13 @@ class Pipeline:
     def close(self) -> None:
         """End the devices of this cluster."""
         self.disconnect()
+        self._threads.shutdown(wait=False)
         self.pool.close()
         self.placement.doubt()
+
+
+def _batch_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(3, thread_name_prefix="pipeline")
 
 
 def _merged_by_block(by_device: Mapping[int, Mapping[int, T]]) -> dict[int, T]:

@@ -10,9 +10,10 @@ from typing import TypeVar
 
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.faults import FROZEN, KILLED, PARTED, DeviceFault, FaultRecord, LostRound
-from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
+from client_pipeline.runtime.pipeline import Pipeline
 from client_pipeline.runtime.relief import num_moved, pays
 from client_pipeline.runtime.replanning import NoPlan, Replan
+from client_pipeline.runtime.step_outcome import StepOutcome
 
 T = TypeVar("T")
 

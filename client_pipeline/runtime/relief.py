@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Collection
 
 from client_pipeline.partition.plan import ClusterPlan, Segment
-from client_pipeline.runtime.pipeline import StepOutcome
+from client_pipeline.runtime.step_outcome import StepOutcome
 
 SURELY = 2.0
 """How many times the move the waits must take: both are estimates, and the slow device may recover."""

@@ -7,9 +7,10 @@ from typing import Any
 
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.memory import peak_bytes
-from client_pipeline.runtime.pipeline import Pipeline, StepOutcome
+from client_pipeline.runtime.pipeline import Pipeline
 from client_pipeline.runtime.round_times import round_times
 from client_pipeline.runtime.stage import DoneAction
+from client_pipeline.runtime.step_outcome import StepOutcome
 
 
 def round_report(
@@ -55,7 +56,6 @@ def round_report(
         "snapshots": {
             "taken": snapshots.taken,
             "bytes": snapshots.bytes,
-            "copy_s": snapshots.copy_s,
             "fetch_s": snapshots.fetch_s,
         },
         "link_bytes": sum(outcome.link_bytes for outcome in outcomes),

@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from client_pipeline.runtime.pipeline import StepOutcome
 from client_pipeline.runtime.stage import DoneAction
+from client_pipeline.runtime.step_outcome import StepOutcome
 
 WAITED_S = 2e-4
 """A shorter wait for an input says that it was there already [s]."""

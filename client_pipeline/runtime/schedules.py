@@ -26,7 +26,10 @@ slices. Two micro-batches of two slices under GPipe, where the gradient of one c
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
+
+from client_pipeline.system.device_memory import HeldMicroBatches
 
 
 class Action(NamedTuple):
@@ -100,12 +103,38 @@ def _with_weights(one_by_one: list[Action], delay: int) -> list[Action]:
 
 def held_micro_batches(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -> int:
     """Most micro-batches of which a stage holds anything at once, from the forward pass to the weight gradients."""
-    last_kind = "W" if splits_backward(schedule) else "B"
-    held = most = 0
+    return max(moment.total for moment in held_at_backward(schedule, stage, num_stages, num_micro_batches))
+
+
+@lru_cache(maxsize=4096)
+def held_at_backward(
+    schedule: str, stage: int, num_stages: int, num_micro_batches: int
+) -> tuple[HeldMicroBatches, ...]:
+    """What a stage holds while it runs each backward pass, and after it: one of these moments is that of most memory.
+
+    Between them it only adds what the next backward pass finds, and drops. Equal moments count once.
+    """
+    moments: dict[HeldMicroBatches, None] = {}
+    forwarded = weights_left = 0
     for action in actions(schedule, stage, num_stages, num_micro_batches):
-        held += (action.kind == "F") - (action.kind == last_kind)
-        most = max(most, held)
-    return most
+        if action.kind == "F":
+            forwarded += 1
+        elif action.kind == "W":
+            weights_left -= 1
+        else:
+            forwarded -= 1
+            moments[HeldMicroBatches(forwarded, 1, weights_left)] = None
+            if splits_backward(schedule):
+                weights_left += 1
+                moments[HeldMicroBatches(forwarded, 0, weights_left)] = None
+
+    def has_all_of(larger: HeldMicroBatches, moment: HeldMicroBatches) -> bool:
+        # Where more wait, those that do not are later micro-batches, which may be smaller.
+        same_waiting = larger.weights_left == moment.weights_left
+        return larger != moment and same_waiting and larger[0] >= moment[0] and larger[1] >= moment[1]
+
+    # A moment that another one has all of is no peak.
+    return tuple(moment for moment in moments if not any(has_all_of(larger, moment) for larger in moments))
 
 
 def check_schedule(schedule: str) -> None:

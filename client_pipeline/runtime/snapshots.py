@@ -23,8 +23,9 @@ class _Copy(NamedTuple):
 class Snapshots:
     """Weights and optimizer states of all TEBs after one optimizer step, the last that was committed.
 
-    A device's copy is first on its own machine: Ray's object store outlives the process. From there it is fetched to
-    the control unit's machine in the background. Before the first commit a TEB is what a checkpoint had of it, or new.
+    A device makes its copy with the step, at first on its own machine: Ray's object store outlives the process. From
+    there it is fetched to the control unit's machine in the background. Before the first commit a TEB is what a
+    checkpoint had of it, or new.
 
     Parameters
     ----------
@@ -38,39 +39,38 @@ class Snapshots:
         """Commits so far."""
         self.bytes = 0
         """Bytes of all copies so far."""
-        self.copy_s = 0.0
-        """Time that the steps waited for them [s]."""
         self.fetch_s = 0.0
         """Time until they were on this machine, in the background [s]."""
         self._timeout_s = timeout_s
         self._at_rest: dict[int, MovedBlock] = {}
-        self._copies: list[_Copy] = []
+        self._copies: dict[int, _Copy] = {}
+        """By device."""
 
     def restore(self, states: Mapping[int, MovedBlock]) -> None:
         """Begin with a checkpoint's."""
         self._at_rest = dict(states)
 
-    def commit(self, actors: Mapping[int, Any], blocks: Mapping[int, list[int]], version: int, ask: Any) -> None:
-        """Have every device copied; the last snapshot is kept until all have answered.
+    def commit(self, states: Mapping[int, Any], blocks: Mapping[int, list[int]], version: int, num_bytes: int) -> None:
+        """Take these copies for the last ones, when all devices have made theirs.
 
         Parameters
         ----------
-        actors : by device
+        states : Ray's reference of each device's copies
         blocks : TEBs of each device
         version : optimizer step that they are after
-        ask : waits for an answer of each device, as :meth:`DevicePool.answers` does
+        num_bytes : of all copies
         """
-        start = time.perf_counter()
-        references = {d: actor.snapshot.options(num_returns=2).remote() for d, actor in actors.items()}
-        sizes = ask({device: size for device, (size, _) in references.items()}, "copying TEBs")
-        self._copies = [_Copy(list(blocks[device]), states) for device, (_, states) in references.items()]
+        self._copies = {device: _Copy(list(blocks[device]), states[device]) for device in sorted(states)}
         self._at_rest.clear()
         self.version = version
         self.taken += 1
-        self.bytes += sum(sizes.values())
-        self.copy_s += time.perf_counter() - start
-        states = [copy.states for copy in self._copies]
-        threading.Thread(target=self._fetch, args=(states,), daemon=True, name="snapshot").start()
+        self.bytes += num_bytes
+        threading.Thread(target=self._fetch, args=(list(states.values()),), daemon=True, name="snapshot").start()
+
+    @property
+    def by_device(self) -> dict[int, Any]:
+        """Ray's reference of each device's copies, as of the last commit."""
+        return {device: copy.states for device, copy in self._copies.items()}
 
     def _fetch(self, states: list[Any]) -> None:
         start = time.perf_counter()
@@ -89,12 +89,12 @@ class Snapshots:
         copies: list[Any] = []
         numbers: dict[int, int] = {}
         for index in blocks:
-            number = next((i for i, copy in enumerate(self._copies) if index in copy.blocks), None)
-            if number is not None:
-                if number not in numbers:
-                    numbers[number] = len(copies)
-                    copies.append(self._copies[number].states)
-                places.append((index, numbers[number]))
+            device = next((device for device, copy in self._copies.items() if index in copy.blocks), None)
+            if device is not None:
+                if device not in numbers:
+                    numbers[device] = len(copies)
+                    copies.append(self._copies[device].states)
+                places.append((index, numbers[device]))
             elif index in self._at_rest:
                 places.append((index, len(copies)))
                 copies.append({index: self._at_rest[index].as_arrays()})

@@ -20,6 +20,7 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import frozen_parameters, load_parameters, own_parameters
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.partition.token_slices import TokenSlice, slice_lengths, token_slices
+from client_pipeline.partition.waiting_weights import WaitingWeights
 from client_pipeline.runtime.accelerator import HOST, on_host
 from client_pipeline.runtime.backward_pass import backward_from
 from client_pipeline.runtime.held_memory import StoredActivations
@@ -30,7 +31,6 @@ from client_pipeline.runtime.precision import autocast
 from client_pipeline.runtime.schedules import Action, actions, splits_backward
 from client_pipeline.runtime.shared_process import turn_to_compute
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, Receive, Transport
-from client_pipeline.runtime.waiting_weights import WaitingWeights
 
 BlockArrays = list[dict[str, NDArray[Any]]]
 """A TEB away from a device, as NumPy arrays."""
@@ -213,7 +213,10 @@ class Stage:
                 yield from layer.packed_matrix
 
     def held_bytes(self) -> int:
-        """Bytes of weights, gradients, optimizer states, and of the activations at their peak."""
+        """Bytes of weights, gradients, optimizer states, and of the activations at their peak.
+
+        The peak has a micro-batch's activations while it is recomputed, too.
+        """
         weights = sum(tensor.nbytes for tensor in self._weights_here())
         gradients = sum(p.nbytes for block in self.blocks.values() for p in block.parameters.values())
         states = sum(block.optimizer.state_bytes() for block in self.blocks.values())
@@ -255,23 +258,26 @@ class Stage:
         self.peak_stored = max(self.peak_stored, len(self._inputs.keys() | self._waiting.keys()))
         if splits:
             self._waiting[micro_batch] = WaitingWeights()
-        part = seen if isinstance(seen, TokenSlice) else None
         if self.recompute:
             with torch.no_grad():
                 y_BTD = self._compute(step, micro_batch, x_BTD, seen)
-            self.activations.keep(micro_batch, x_BTD.nbytes + (part.nbytes if part else 0))
+            self.activations.keep(micro_batch, x_BTD.nbytes + (seen.nbytes if isinstance(seen, TokenSlice) else 0))
             return y_BTD.to(HOST)
-        # Later slices keep more: they see more keys.
-        key = (tuple(self.blocks), *x_BTD.shape, part.end if part else x_BTD.shape[1])
-        with self.activations.count(micro_batch, key, self._weights_here()), self._waits(micro_batch):
-            y_BTD = self._compute(step, micro_batch, x_BTD, seen)
-        if part:
-            self.activations.keep_beside(micro_batch, part.nbytes)
+        y_BTD = self._compute_with_graph(step, micro_batch, x_BTD, seen)
         self._outputs[micro_batch] = y_BTD
         return y_BTD.detach().to(HOST)
 
-    def _waits(self, micro_batch: int) -> AbstractContextManager[Any]:
-        return self._waiting.get(micro_batch) or nullcontext()
+    def _compute_with_graph(self, step: StepId, micro_batch: int, x_BTD: Tensor, seen: Tensor | TokenSlice) -> Tensor:
+        """Compute what a backward pass can follow, and count what is kept for it."""
+        part = seen if isinstance(seen, TokenSlice) else None
+        # Later slices keep more: they see more keys.
+        key = (tuple(self.blocks), *x_BTD.shape, part.end if part else x_BTD.shape[1])
+        waits: AbstractContextManager[Any] = self._waiting.get(micro_batch) or nullcontext()
+        with self.activations.count(micro_batch, key, self._weights_here()), waits:
+            y_BTD = self._compute(step, micro_batch, x_BTD, seen)
+        if part:
+            self.activations.keep_beside(micro_batch, part.nbytes)
+        return y_BTD
 
     def backward(self, step: StepId, micro_batch: int, gradient_BTD: Tensor, seen: Tensor | TokenSlice) -> Tensor:
         """Backward pass: accumulates the TEBs' gradients, returns the input's gradient [B, T, D].
@@ -281,8 +287,8 @@ class Stage:
         """
         x_BTD = self._inputs.pop(micro_batch)
         if self.recompute:
-            with self._waits(micro_batch):
-                y_BTD = self._compute(step, micro_batch, x_BTD, seen)
+            # For this moment the stage holds one micro-batch's activations beside the others' inputs.
+            y_BTD = self._compute_with_graph(step, micro_batch, x_BTD, seen)
         else:
             y_BTD = self._outputs.pop(micro_batch)
         backward_from(y_BTD, gradient_BTD.to(self.accelerator))

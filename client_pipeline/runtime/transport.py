@@ -186,10 +186,12 @@ class GlooTransport:
             self._pending_sends.clear()
             groups, self._groups = self._groups, []
         # Letting go of a group closes nothing while a thread still waits in it, and gloo has no call that does.
-        # A receive that times out does: gloo then closes every connection of this member.
+        # A receive that times out does: gloo then closes every connection of this member. One from a peer that has
+        # left fails before it times out, so all are tried.
         for group in groups:
-            with contextlib.suppress(RuntimeError):
-                group.recv([torch.empty(1)], (self.rank + 1) % self.size, _UNUSED_TAG).wait(timedelta(milliseconds=1))
+            for peer in [(self.rank + i) % self.size for i in range(1, self.size)]:
+                with contextlib.suppress(RuntimeError):
+                    group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
 def receive_activity(direction: int, micro_batch: int, peer: int) -> str:

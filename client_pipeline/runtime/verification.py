@@ -20,6 +20,7 @@ from client_pipeline.partition.parts import (
 )
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import CAUSAL_LM, MASKED_LM, SEQ2SEQ, TOKEN_CLASSIFICATION, ModelSpec
+from client_pipeline.runtime.arrangement import Arrangement, usable_cores
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.local_decoder import LocalDecoder
@@ -77,7 +78,8 @@ def verify_split(
 ) -> Verification:
     """Run one training step both ways, dropout included, and compare.
 
-    It uses the Ray that runs in this process, or else one of its own that it ends.
+    It uses the Ray that runs in this process, or else one of its own that it ends. The devices are members of shared
+    actors, one for each processor at most: these stay for a while, and the next verification need not start them.
 
     Parameters
     ----------
@@ -116,6 +118,7 @@ def verify_split(
             spec=split.spec,
             optimizer=optimizer,
             runtime=runtime,
+            placement=Arrangement(device_actors=min(len(plan.delta), usable_cores())).placement(0, len(plan.delta)),
             frozen=split.frozen_weights() if split.base is None else split.base,
         )
         try:

@@ -25,7 +25,7 @@ class TebCosts(NamedTuple):
     forward_flop: int
     """[FLOP]."""
     backward_flop: int
-    """[FLOP]."""
+    """With a forward pass in it where devices compute again [FLOP]."""
     num_parameters: int
     parameter_bytes: int
     """Of frozen matrices as ``model.base-dtype`` holds them [byte]."""
@@ -46,9 +46,13 @@ class TebCosts(NamedTuple):
     kept_keys_bytes: int = 0
     """What two token slices keep beside ``saved_bytes``: keys and values that more than one of them needs [byte];
     likewise."""
+    later_keys_bytes: int = 0
+    """Keys and values of the sample, as a slice keeps them for later ones [byte]; likewise."""
+    waiting_share: float = 1.0
+    """What waits of a backward pass that puts weight gradients off, by ``saved_bytes``."""
 
 
-def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
+def teb_costs(spec: ModelSpec, sequence_length: int, *, recompute: bool = False) -> TebCosts:
     """Count one TEB of a model for one sample, forward and backward for real, on tensors without data.
 
     It is TEB 0, and stands for all: one with more or less than the others (DeBERTa's convolution) is not told apart.
@@ -57,6 +61,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     ----------
     spec : the model
     sequence_length : T, tokens of the sample, none of them padding
+    recompute : each backward pass begins with the forward pass once more
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -64,7 +69,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     from client_pipeline.partition.families import adapter, build_block, carried_examples
     from client_pipeline.partition.low_bits import compress, fill_without_data
     from client_pipeline.partition.sliceable import takes_token_slices
-    from client_pipeline.system.live_memory import pass_memory, saved_in_slices
+    from client_pipeline.system.live_memory import pass_memory, saved_in_slices, waiting_for_weights
 
     width = adapter(spec.family).width(spec)
     with torch.device("meta"):
@@ -77,18 +82,28 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
         y_BTD = block(x_BTD, None)
     with FlopCounterMode(display=False) as backward:
         y_BTD.sum().backward()
-    attention_flop, kept_keys_bytes = 0.0, 0
+    # How often a micro-batch goes forward.
+    num_forward = 2 if recompute else 1
+    attention_flop, kept_keys_bytes, later_keys_bytes = 0.0, 0, 0
     if takes_token_slices(spec):
-        with FlopCounterMode(display=False) as twice:
-            block(torch.empty(1, 2 * sequence_length, width, device="meta", requires_grad=True), None).sum().backward()
+        with FlopCounterMode(display=False) as long_forward:
+            long_BTD = block(torch.empty(1, 2 * sequence_length, width, device="meta", requires_grad=True), None)
+        with FlopCounterMode(display=False) as long_backward:
+            long_BTD.sum().backward()
         # Of a T + c T^2 at T and at 2 T.
-        attention_flop = twice.get_total_flops() / 2 - (forward.get_total_flops() + backward.get_total_flops())
+        attention_flop = num_forward * (long_forward.get_total_flops() / 2 - forward.get_total_flops())
+        attention_flop += long_backward.get_total_flops() / 2 - backward.get_total_flops()
     # Both are straight lines over the samples.
     one, two = (pass_memory(block, (samples + carried, sequence_length, width)) for samples in (1, 2))
     saved_sample = two.saved_bytes - one.saved_bytes
     if takes_token_slices(spec) and sequence_length > 1:
         of_one, of_two = (saved_in_slices(block, (samples, sequence_length, width), 2) for samples in (1, 2))
-        kept_keys_bytes = of_two - of_one - saved_sample
+        kept_keys_bytes = of_two.saved_bytes - of_one.saved_bytes - saved_sample
+        # The first of the two slices keeps its own.
+        longer = (sequence_length + 1) // 2
+        later_keys_bytes = (of_two.later_bytes - of_one.later_bytes) * sequence_length // longer
+    waiting_sample = waiting_for_weights(block, (2 + carried, sequence_length, width))
+    waiting_sample -= waiting_for_weights(block, (1 + carried, sequence_length, width))
     pass_sample = two.peak_bytes - one.peak_bytes - saved_sample
     trained = [p for p in block.parameters() if p.requires_grad]
     for parameter in trained:
@@ -100,7 +115,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
     parameters = list(block.parameters())
     return TebCosts(
         forward_flop=forward.get_total_flops(),
-        backward_flop=backward.get_total_flops(),
+        backward_flop=backward.get_total_flops() + (num_forward - 1) * forward.get_total_flops(),
         weight_flop=backward.get_total_flops() - input_flop,
         num_parameters=num_parameters,
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters) + packed,
@@ -110,6 +125,8 @@ def teb_costs(spec: ModelSpec, sequence_length: int) -> TebCosts:
         pass_sample_bytes=max(pass_sample, 0),
         attention_flop=attention_flop,
         kept_keys_bytes=kept_keys_bytes,
+        later_keys_bytes=later_keys_bytes,
+        waiting_share=waiting_sample / saved_sample,
         activation_bits=8 * y_BTD[0].numel() * y_BTD.element_size(),
     )
 
@@ -124,14 +141,15 @@ def model_costs(
     optimizer: str = "adamw",
     compression: CompressionConfig | None = None,
     trains_head: bool = False,
+    recompute: bool = False,
 ) -> Costs:
     """Costs of a model in the terms of a scenario's ``[block]``, per sample.
 
     gamma_0 holds weights, gradients and optimizer state of a TEB, and what GPipe keeps of all micro-batches of a batch;
-    frozen weights are as ``model.base-dtype`` holds them, and have neither gradient nor state. The upload D_e is what
-    is trained of embedding and encoder, compressed as it is sent. Its time D_t counts what the local steps send to the
-    decoder, too: activations, masks and labels, and the matrices that the decoder reads of the embedding, which go up
-    anew for every step but the first.
+    frozen weights are as ``model.base-dtype`` holds them, and have neither gradient nor state. Activations are those of
+    float32, whatever ``runtime.precision`` says. The upload D_e is what is trained of embedding and encoder, compressed
+    as it is sent. Its time D_t counts what the local steps send to the decoder, too: activations, masks and labels, and
+    the matrices that the decoder reads of the embedding, which go up anew for every step but the first.
 
     Bytes are those of the tensors that are sent. Names, shapes and headers around them (of Flower's arrays, of the
     stream's frames, of gRPC) are not counted.
@@ -146,6 +164,7 @@ def model_costs(
     optimizer : one of :data:`OPTIMIZER_STATES`
     compression : of updates and activations; None: none
     trains_head : the decoder or head is trained in the cluster and goes up with the encoder, and no activations do
+    recompute : devices keep inputs alone and compute the rest again (``runtime.recompute``)
 
     Raises
     ------
@@ -163,7 +182,7 @@ def model_costs(
     if optimizer not in OPTIMIZER_STATES:
         raise ValueError(f"optimizer: expected one of {', '.join(OPTIMIZER_STATES)}, found {optimizer!r}")
     compression = compression or CompressionConfig()
-    family, teb = adapter(spec.family), teb_costs(spec, sequence_length)
+    family, teb = adapter(spec.family), teb_costs(spec, sequence_length, recompute=recompute)
     with torch.device("meta"):
         embedding = own_parameters(build_embedding(spec))
         head = own_parameters(build_head(spec)) if trains_head else {}
@@ -183,6 +202,10 @@ def model_costs(
         activation_sample_bytes=teb.activation_bits / 8,
         pass_bytes=teb.pass_bytes,
         pass_sample_bytes=teb.pass_sample_bytes,
+        kept_keys_sample_bytes=teb.kept_keys_bytes,
+        later_keys_sample_bytes=teb.later_keys_bytes,
+        waiting_share=teb.waiting_share,
+        recompute=recompute,
     )
     stream_bits = samples * (activation_bits + target_bits) + 8.0 * (local_steps - 1) * shared
     return Costs(

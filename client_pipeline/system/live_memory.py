@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from client_pipeline.partition.low_bits import low_bit_layers
 from client_pipeline.partition.token_slices import token_slices
+from client_pipeline.partition.waiting_weights import WaitingWeights
 
 
 class PassMemory(NamedTuple):
@@ -78,6 +79,15 @@ class _LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
+class SlicedMemory(NamedTuple):
+    """Forward passes of a micro-batch's token slices through one TEB [byte]."""
+
+    saved_bytes: int
+    """Kept of all of them, for themselves and for later ones."""
+    later_bytes: int
+    """Part of it that is for later ones alone: keys and values of all slices but the last."""
+
+
 @contextmanager
 def _saved_storages(block: nn.Module) -> Iterator[dict[int, torch.UntypedStorage]]:
     weights = {p.untyped_storage()._cdata for p in block.parameters()}
@@ -119,8 +129,8 @@ def pass_memory(block: nn.Module, shape_BTD: tuple[int, int, int]) -> PassMemory
     return PassMemory(saved_bytes, live.peak)
 
 
-def saved_in_slices(block: nn.Module, shape_BTD: tuple[int, int, int], num_slices: int) -> int:
-    """Count what the forward passes of a micro-batch's token slices keep, for themselves and for later ones [byte].
+def saved_in_slices(block: nn.Module, shape_BTD: tuple[int, int, int], num_slices: int) -> SlicedMemory:
+    """Count what the forward passes of a micro-batch's token slices keep.
 
     Parameters
     ----------
@@ -133,4 +143,20 @@ def saved_in_slices(block: nn.Module, shape_BTD: tuple[int, int, int], num_slice
     with ProcessorAttention(), _saved_storages(block) as storages:
         for part in slices:
             block(torch.empty(examples, part.end - part.first, width, device="meta", requires_grad=True), part)
-    return sum(storage.nbytes() for storage in storages.values()) + sum(part.nbytes for part in slices)
+    later_bytes = sum(part.nbytes for part in slices)
+    return SlicedMemory(sum(storage.nbytes() for storage in storages.values()) + later_bytes, later_bytes)
+
+
+def waiting_for_weights(block: nn.Module, shape_BTD: tuple[int, int, int]) -> int:
+    """Count what waits after a backward pass that puts weight gradients off [byte].
+
+    Parameters
+    ----------
+    block : on the meta device
+    shape_BTD : of its input
+    """
+    x_BTD = torch.empty(shape_BTD, device="meta", requires_grad=True)
+    with ProcessorAttention(), WaitingWeights() as waiting:
+        y_BTD = block(x_BTD, None)
+    torch.autograd.backward(y_BTD, torch.empty(shape_BTD, device="meta"))
+    return waiting.nbytes

@@ -80,7 +80,7 @@ class ModelConfig:
     base_dtype: str = "float32"
     """With ``lora``: how the TEBs' matrices are held: ``float32``, ``bfloat16``, ``int8`` or ``nf4``."""
     pretrained: str = ""
-    """Folder or hub id of pretrained weights; empty: fresh weights."""
+    """Folder or hub id of pretrained weights, or a GGUF file; empty: fresh weights."""
     from_: str = ""
     """A run, by its directory or its name in ``runs-dir``: start from its embedding and TEBs (and from its head, if the
     task and the labels are the same), with its tokenizer; the sizes above are then its own. Empty: fresh weights."""

@@ -76,7 +76,9 @@ class RayNode:
 
     def command(self) -> list[str]:
         """The command line."""
-        head_options = ["--address", self.head] if self.head else ["--head", "--include-dashboard", "false"]
+        # The monitor would add machines to a cloud's cluster.
+        new_head = ["--head", "--include-dashboard", "false", "--no-monitor"]
+        head_options = ["--address", self.head] if self.head else new_head
         ports = [text for name, port in self.services.items() for text in (f"--{name}", str(port))]
         resources = json.dumps({device_resource(k): 1 for k in self.devices})
         return [

@@ -38,7 +38,7 @@ def check_run(config: RunConfig) -> int:
     scenario = training_scenario(config)
     num_clusters = config.num_clusters or scenario.num_clusters
     scenario = scenario.first(num_clusters)
-    check_memory_limit(config.runtime.memory_limit, config.costs, scenario)
+    check_memory_limit(config.runtime.memory_limit, config.costs, scenario, config.planner.schedule)
     # Whether there is a plan does not hang on how its powers are found, and CVXPY's import takes a third of a second.
     exact = replace(config, planner=replace(config.planner, power_control="exact"))
     planner = make_planner(exact, scenario)

@@ -19,6 +19,8 @@ _LAST_WORDS_S = 2.0
 _SUBMISSION_S = 300.0
 _LOG_S = 60.0
 """Time for a finished simulation to end by itself, so that its log is whole [s]."""
+_STOP_S = 30.0
+"""Time for a simulation to end whose run was stopped [s]: Flower's own end of it may hang."""
 _PORTS = 5
 """Ports that are tried for the SuperLink."""
 
@@ -59,13 +61,15 @@ def _follow(superlink: PrivateSuperLink, order: LaunchOrder) -> Outcome:
     simulation: int | None = None
     started = time.monotonic()
     pause = StoppedProcess("simulation", f"after {GIVE_UP_S:g} s the run ends", order.say)
+    leftover = _Leftover(superlink)
     while True:
         order.watch()
         if outcome := order.outcome():
             return outcome
         assert superlink.processes is not None
         simulation = simulation or superlink.processes.find(SIMULATION)
-        reason = _death(superlink, simulation, time.monotonic() - started) or pause.reason(simulation)
+        reason = _death(superlink, simulation, time.monotonic() - started)
+        reason = reason or pause.reason(simulation) or leftover.reason()
         if reason:
             return _last_words(superlink, order, reason)
         time.sleep(order.poll_s)
@@ -88,6 +92,27 @@ def _death(superlink: PrivateSuperLink, simulation: int | None, waited_s: float)
     if waited_s > _SUBMISSION_S:
         return f"no simulation started within {_SUBMISSION_S:.0f} s; see {superlink.superlink_log}"
     return ""
+
+
+class _Leftover:
+    """Notices a simulation that is still there long after its run was stopped."""
+
+    def __init__(self, superlink: PrivateSuperLink) -> None:
+        self._superlink = superlink
+        self._look_at: float | None = None
+
+    def reason(self) -> str:
+        """Why nobody waits for it any more; empty as long as it may end, or its run goes on."""
+        assert self._superlink.submission is not None
+        # The log of a run that is stopped ends; that of one that goes on may break off.
+        if self._superlink.submission.poll() is None:
+            return ""
+        now = time.monotonic()
+        if self._look_at is not None and now > self._look_at and self._superlink.run_was_stopped():
+            return "the run was stopped, and its simulation did not end"
+        if self._look_at is None or now > self._look_at:
+            self._look_at = now + _STOP_S
+        return ""
 
 
 def _last_words(superlink: PrivateSuperLink, order: LaunchOrder, reason: str) -> Outcome:

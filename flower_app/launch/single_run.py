@@ -14,6 +14,7 @@ from flower_app.config.cautions import cautions
 from flower_app.config.run_config import RunConfig, nested
 from flower_app.config.sources import Sets, given_keys, load_config, read_sets
 from flower_app.config.strategy_choice import check_can_resume
+from flower_app.gguf_import import with_gguf_imported
 from flower_app.launch.app_folder import assemble_app
 from flower_app.launch.launcher import Launcher, LaunchOrder, Outcome
 from flower_app.launch.preflight import check_run, clusters_at_once
@@ -45,7 +46,7 @@ def new_run(
     ----------
     config : a TOML file, or the name of a packaged one; None: the default run
     sets : ``KEY=VALUE`` overrides, or keys with values
-    say : told what runs, but hardly as it was meant
+    say : told what runs, but hardly as it was meant, and which GGUF file is imported
 
     Raises
     ------
@@ -55,7 +56,7 @@ def new_run(
     resolved = load_config(config, sets)
     for caution in cautions(resolved, given_keys(config, sets)):
         say(f"warning: {caution}")
-    return claim(resolved)
+    return claim(with_gguf_imported(resolved, say))
 
 
 def claim(resolved: RunConfig) -> tuple[Path, RunConfig]:

@@ -25,8 +25,8 @@ from strategies.grid.forwarding import innermost
 from strategies.grid.intake import RoundBounds
 from strategies.grid.received_setup import checked_setup
 from strategies.grid.received_values import MalformedReply
-from strategies.grid.recording import array_bytes
 from strategies.grid.reply_matching import match_replies
+from strategies.grid.update_spool import message_bytes
 from strategies.printable import printable
 from strategies.records import ARRAYS, CONFIG, PULL_KEY, SETUP, to_arrays
 
@@ -130,7 +130,7 @@ def set_up_clusters(
     for state in states:
         share = 100 * state.num_examples / total
         log(INFO, "cluster %d trains on %d examples, %.1f%%", state.cluster, state.num_examples, share)
-    return Clusters(states, sum(map(array_bytes, messages)), at_once, machines)
+    return Clusters(states, sum(map(message_bytes, messages)), at_once, machines)
 
 
 def settle_decoder_sync(trainer: DecoderTrainer, clusters: Clusters) -> None:

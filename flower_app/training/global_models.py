@@ -13,14 +13,15 @@ from client_pipeline.partition.base_weights import FrozenBase
 from client_pipeline.partition.parts import ModelParts, own_parameters
 from flower_app.saved_model import save_model, saved_weights
 from flower_app.tasks.base import Prepared
-from strategies.records import to_tensors
+from strategies.records import shared_tensors
 from strategies.separate_models import cluster_arrays
 
 
 class GlobalModels:
     """The newest weights of the run, and the one model that they are scored with: the run's.
 
-    Its head is the one that the decoder's service trains, where that does; nobody trains while a model is scored.
+    The weights are the arrays' own memory, not copies of it: what they are loaded into and written to has its own. The
+    head is the one that the decoder's service trains, where that does; nobody trains while a model is scored.
 
     Parameters
     ----------
@@ -40,13 +41,17 @@ class GlobalModels:
     def take(self, arrays: ArrayRecord) -> None:
         """Let these be the newest weights."""
         if self._num_own:
-            self._models = [to_tensors(cluster_arrays(arrays, n)) for n in range(self._num_own)]
+            self._models = [shared_tensors(cluster_arrays(arrays, n)) for n in range(self._num_own)]
         else:
             self._models = [self.whole(arrays)]
 
+    def forget(self) -> None:
+        """Have no weights until some are taken: those of an earlier round would be one model more."""
+        self._models = []
+
     def whole(self, arrays: ArrayRecord) -> dict[str, Tensor]:
-        """Return a round's weights by global name; a head that they lack is the trained one's own tensors."""
-        weights = to_tensors(arrays)
+        """Return a round's weights by global name, to be read alone; a head that they lack is the trained one's own."""
+        weights = shared_tensors(arrays)
         # Models of their own have heads of their own.
         if self._num_own or any(name.startswith("head.") for name in weights):
             return weights

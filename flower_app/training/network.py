@@ -65,5 +65,6 @@ def training_scenario(config: RunConfig, spec: ModelSpec | None = None) -> Scena
             optimizer="momentum" if momentum else config.optimizer.name,
             compression=config.compression,
             trains_head=not config.traits.decoder_on_server,
+            recompute=config.runtime.recompute,
         )
     return replace(scenario, planner=settings, costs=costs)

@@ -121,7 +121,7 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
     )
     PrivacyAccountant(config.privacy, {})  # says at once if there is no library to account with
     planner = make_planner(config, scenario)
-    check_memory_limit(config.runtime.memory_limit, config.costs, scenario)
+    check_memory_limit(config.runtime.memory_limit, config.costs, scenario, config.planner.schedule)
     if planner is not None:
         plans = check_first_round(planner).plans
         check_slices(config, prepared_task.spec, plans)

@@ -202,6 +202,7 @@ class RoundCloser:
         config, run_dir = self._run.config, self._run.run_dir
         last = server_round == config.num_rounds
         if not last and not (config.evaluate_every and server_round % config.evaluate_every == 0):
+            self._models.forget()
             return {}
         self._models.take(arrays)
         metrics, _ = self._models.score("validation")
@@ -229,7 +230,8 @@ class RoundCloser:
             "round": server_round,
             "faults": [*(fault.to_dict() for fault in self._faults.records(server_round)), *record["faults"]],
             "clusters": [
-                {key: value for key, value in report.items() if key not in _BULK} for report in record["clusters"]
+                {key: value for key, value in with_planned_memory(report, record).items() if key not in _BULK}
+                for report in record["clusters"]
             ],
             "metrics": metrics,
             "lr": config.optimizer.learning_rate(server_round * config.local_steps),
@@ -265,3 +267,22 @@ class RoundCloser:
         weights = self._models.whole(arrays)
         after = Checkpoint(server_round, weights, decoder, memory, state, self._run.identity)
         run_checkpoints.commit_round(self._run.run_dir, after, self._run.config, self._run.inputs)
+
+
+def with_planned_memory(report: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a cluster's report with what each planned device was planned to hold beside what it held [byte].
+
+    ``planned_bytes`` is of the round's plan; a device that took TEBs over in the middle of the round holds more.
+
+    Parameters
+    ----------
+    report : of one cluster; ``held_bytes`` of its ``devices`` is what each held at its peak
+    record : of the round, with its ``virtual`` costs
+    """
+    costs = {int(c["cluster"]): c for c in record.get("virtual", {}).get("clusters", ())}
+    planned = costs.get(int(report["cluster"]), {}).get("device_memory_bytes", ())
+    devices = {
+        k: {**spent, "planned_bytes": round(planned[int(k)])} if int(k) < len(planned) and planned[int(k)] else spent
+        for k, spent in (report.get("devices") or {}).items()
+    }
+    return {**report, "devices": devices}

@@ -16,6 +16,7 @@ from strategies.decoder.trainer import DecoderTrainer
 from strategies.grid.bounded import BoundedGrid
 from strategies.grid.intake import RoundBounds
 from strategies.grid.recording import RecordingGrid
+from strategies.grid.update_spool import UpdateSpool
 from strategies.planned_strategy import PlannedStrategy
 from strategies.registry import strategy_class
 
@@ -33,6 +34,7 @@ def run_grid(
     clusters: Mapping[int, int],
     bounds: RoundBounds,
     on_train: Callable[[int, list[int]], None] | None,
+    spool: UpdateSpool | None = None,
 ) -> RecordingGrid:
     """Lay around Flower's grid what a run needs.
 
@@ -44,6 +46,7 @@ def run_grid(
     clusters : cluster index of each node id
     bounds : what an honest answer keeps to
     on_train : called with the round and its clusters before these are asked to train
+    spool : that ``flower_grid`` puts large arrays into; None: one of this run alone
     """
     # One that was killed has left the last words of its round.
     write_waiting(run_dir, {})
@@ -66,4 +69,5 @@ def run_grid(
         borne=_EMPTY_ROUNDS if decoder is not None else 0,
         count_bytes=config.traits.uploads,
         on_train=on_train,
+        spool=spool if spool is not None else UpdateSpool(run_dir),
     )

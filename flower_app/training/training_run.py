@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from logging import INFO
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from client_pipeline.link.activation_codec import ActivationCodec
@@ -47,7 +47,9 @@ from strategies.decoder.step_limits import StepLimits
 from strategies.decoder.trainer import DecoderTrainer
 from strategies.flower_internals import log
 from strategies.grid.single_pulls import SinglePulls
+from strategies.grid.update_spool import UpdateSpool
 from strategies.records import BASE_KEY, RUN_KEY, to_arrays
+from strategies.registry import STRATEGIES
 from strategies.resumed import ResumedStrategy, restore_kept
 
 MESSAGE_TIMEOUT_S = 24 * 3600.0
@@ -69,7 +71,9 @@ def train_prepared(run: PreparedRun, grid: Grid) -> None:
     RuntimeError
         If a node does not answer in time, or fails.
     """
-    flower_grid = SinglePulls(grid)
+    # On the disk of the run: the folder for temporary files may be memory.
+    spool = UpdateSpool(run.run_dir)
+    flower_grid = SinglePulls(grid, spool)
     begin_phase(run.run_dir, NODES)
     nodes = wait_for_nodes(flower_grid, run.num_clusters, NODES_TIMEOUT_S)
     with nodes_held(nodes, run.run_dir):
@@ -86,7 +90,7 @@ def train_prepared(run: PreparedRun, grid: Grid) -> None:
                 note_machines(run.run_dir, run.completed, clusters.machines)
                 if service is not None:
                     settle_decoder_sync(service.trainer, clusters)
-                _train_rounds(run, flower_grid, clusters, service, models, standing, clock)
+                _train_rounds(run, flower_grid, spool, clusters, service, models, standing, clock)
         elif run.resumed is not None:
             models.take(to_arrays(run.resumed.weights))
         finish(run, models, standing, clock)
@@ -164,6 +168,7 @@ def decoder_service(run: PreparedRun, news: LiveNews | None = None) -> DecoderSe
 def _train_rounds(
     run: PreparedRun,
     flower_grid: Grid,
+    spool: UpdateSpool,
     clusters: Clusters,
     service: DecoderService | None,
     models: GlobalModels,
@@ -185,6 +190,7 @@ def _train_rounds(
         {state.node_id: state.cluster for state in states},
         round_bounds(config, run.scenario.planner.num_blocks, states),
         releases.begin_round if releases else None,
+        spool,
     )
     if run.resumed is not None:
         grid.receipts.restore(run.resumed.state["updates-counted"])
@@ -207,14 +213,22 @@ def _train_rounds(
     clock.begin_first_round()
     # A strategy may bring a start of its own; only a run that goes on needs ours.
     started = ResumedStrategy(strategy, run.completed) if run.completed else strategy
+    initial_arrays = _initial_arrays(run, leaves_head=isinstance(strategy, CollaPipe))
+
+    def close(started_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if arrays is not initial_arrays and config.strategy in STRATEGIES:
+            # Flower's start has the record until the last round, one model more; none of ours asks for it again.
+            initial_arrays.clear()
+        return closer.close(started_round, arrays)
+
     try:
         started.start(
             grid,
-            initial_arrays=_initial_arrays(run, leaves_head=isinstance(strategy, CollaPipe)),
+            initial_arrays=initial_arrays,
             num_rounds=config.num_rounds - run.completed,
             timeout=MESSAGE_TIMEOUT_S,
             train_config=ConfigRecord({RUN_KEY: run.run_dir.name}),
-            evaluate_fn=closer.close,
+            evaluate_fn=close,
         )
     except PatienceEnded:
         log(

@@ -22,6 +22,7 @@ from strategies.aggregation.secagg_replies import STAGES, unfit
 from strategies.flower_internals import ClientAppCallable, Code, FitIns, FitRes, Parameters, log, parameters_to_ndarrays
 from strategies.grid.forwarding import ForwardingGrid
 from strategies.grid.reply_matching import failed, match_replies
+from strategies.grid.update_spool import SpoolError
 from strategies.records import ARRAYS, CONFIG, METRICS, REPORT, ROUND_KEY, WEIGHT_KEY
 
 FEWEST_CLUSTERS = 3
@@ -121,6 +122,8 @@ class SecureGrid(ForwardingGrid):
             listening = _Listening(self._grid, STAGES[number], orders, arrays)
             try:
                 going_on = stage(listening, context, state)  # type: ignore[arg-type]
+            except SpoolError:
+                raise
             except Exception as error:
                 # Shares that do not fit each other show only here, and not whose they are.
                 log(WARNING, "secure aggregation: stage %d of 4 failed: %r", number + 1, error)

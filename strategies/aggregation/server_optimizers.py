@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvgM, FedYogi, Strategy
 from torch import Tensor
 
 from strategies.aggregation.config import ServerOptimizerConfig
+from strategies.aggregation.weighted_mean import WeightedMean
 from strategies.flower_internals import FedOpt
 from strategies.records import WEIGHT_KEY
 
@@ -23,7 +24,7 @@ _WITH_BETAS: dict[str, type[FedAdam | FedYogi]] = {"fedadam": FedAdam, "fedyogi"
 def averaging_strategy(config: ServerOptimizerConfig) -> Strategy:
     """Build the strategy whose ``aggregate_train`` averages the encoders and takes the server's step."""
     if config.name == "none":
-        return FedAvg(weighted_by_key=WEIGHT_KEY)
+        return WeightedMean(weighted_by_key=WEIGHT_KEY)
     if config.name == "fedavgm":
         return FedAvgM(weighted_by_key=WEIGHT_KEY, server_learning_rate=config.lr, server_momentum=config.momentum)
     if config.name == "fedadagrad":

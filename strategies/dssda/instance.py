@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from client_pipeline.system.device_memory import TebMemory
 from client_pipeline.system.energy import EnergyMode, TailEnergy
 from client_pipeline.system.latency import Scaling, Tail, micro_batch_work
 from client_pipeline.system.radio import Array, distortion_paper, distortion_sinr, shannon_rate
@@ -155,6 +156,9 @@ class Instance:
     ours."""
     kept_keys_share: float = 0.12
     """Part of gamma_act that is keys and values, of which token slices keep more; ours."""
+    memory: TebMemory | None = None
+    """What gamma_0 and gamma_act are made of, where costs are of a model; of a device's memory what it needs beside its
+    TEBs is then taken off, as a plan of one micro-batch needs it. Instance files leave it out; ours."""
     N0: float
     """Noise power spectral density [W/Hz]."""
     band_hz: float | None = None
@@ -208,6 +212,11 @@ class Instance:
     def m_decides_upload(self) -> bool:
         """Whether the bits of an upload depend on the number of micro-batches."""
         return self.z_enc_bits > 0 and self.act_scaling == "microbatch"
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether devices compute activations again: how much they keep then depends on m under every schedule."""
+        return self.memory is not None and self.memory.recompute
 
     @property
     def names_last(self) -> bool:

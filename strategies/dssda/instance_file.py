@@ -93,6 +93,7 @@ def parse_instance(raw: Any, location: str) -> Instance:
         **shares,
         gamma0=gamma0,
         gamma_act=gamma_act,
+        memory=None,
         N0=top.number("N0"),
         band_hz=None if top.get("band_hz") is None else top.number("band_hz", positive=True),
         clusters=parsed_clusters,

@@ -17,19 +17,21 @@ takes one message after the other.
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from logging import INFO, WARNING
+from threading import Event
 from typing import NamedTuple
 
 from flwr.app import Error, Message, MessageType
 from flwr.serverapp import Grid
 
 from strategies.flower_internals import ErrorCode, NodeInfo, ObjectPushError, log
+from strategies.grid.awaited_answer import AwaitedAnswer, FetchTurns
 from strategies.grid.forwarding import ForwardingGrid
-from strategies.grid.reply_matching import failed, note_exchange
+from strategies.grid.reply_matching import failed
 from strategies.grid.standing import Standing, WatchedDecoder
+from strategies.grid.update_spool import message_bytes
 
 LAST_WORDS_S = 60.0
 """How long a control unit that has left the decoder's round may take to say why [s]."""
@@ -47,10 +49,8 @@ _LOOK_S = 5.0
 """How often the SuperLink is asked which SuperNodes are gone, or were started again [s]."""
 _LATE_S = 2.0
 """How long an answer that is long overdue may take to be fetched before the next round begins [s]."""
-_TURN_S = 5.0
-"""How long an answer may take to be fetched until others are fetched beside it [s]."""
-_INTERNAL_ERROR, _FAILS = 500, 30
-"""Internal errors in a row after which the SuperLink is asked no more."""
+_DUE, _MANY = 0.1, 40
+"""An answer whose control unit has said goodbye to the decoder is looked for ten times as often, unless many are."""
 _NO_HEARTBEAT = "its SuperNode has sent no heartbeat for a minute: it ended, was stopped, or is cut off"
 
 
@@ -63,74 +63,6 @@ class Missing(NamedTuple):
 
     cluster: int
     reason: str
-
-
-class _Awaited(threading.Thread):
-    """An order whose answer is awaited, in a thread of its own: one that comes slowly holds up no other.
-
-    Parameters
-    ----------
-    grid : Flower's
-    order : as it was sent
-    activated : when the SuperNode that gets it was started, as the SuperLink says
-    poll_s : between two looks [s]
-    turn : held while one looks; the others wait for it only so long as no answer is slow
-    """
-
-    def __init__(self, grid: Grid, order: Message, activated: str, poll_s: float, turn: threading.Lock) -> None:
-        super().__init__(name="answer", daemon=True)
-        self._turn = turn
-        self.order, self.activated = order, activated
-        self.reply: Message | None = None
-        self.error: BaseException | None = None
-        self._fails = 0
-        """Errors of the SuperLink's in a row."""
-        self._grid, self._poll_s, self._last_look = grid, poll_s, threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        """Look until the answer is there, or nobody waits for it any more."""
-        try:
-            while self.reply is None:
-                last = self._last_look.is_set()
-                self.reply = self._pull()
-                if last or self._last_look.wait(self._poll_s):
-                    return
-        except BaseException as error:
-            self.error = error
-
-    def _pull(self) -> Message | None:
-        """Ask the SuperLink once; what it cannot do at the moment it can a moment later, or its error is raised."""
-        has_turn = self._turn.acquire(timeout=_TURN_S)
-        try:
-            reply = next(iter(self._grid.pull_messages([self.order.metadata.message_id])), None)
-            self._fails = 0
-            return reply
-        except Exception as error:
-            # Flower's client raises what its HTTP library does, and that has the response.
-            status = int(getattr(getattr(error, "response", None), "status_code", 0))
-            self._fails += 1
-            if status < _INTERNAL_ERROR or self._fails > _FAILS:
-                raise
-            log(WARNING, "could not ask the SuperLink for an answer, trying again: %s", error)
-            return None
-        finally:
-            if has_turn:
-                self._turn.release()
-
-    def give_up(self) -> None:
-        """Look no more; an answer that is on its way is still taken."""
-        self._last_look.set()
-
-    def look(self, seconds: float) -> bool:
-        """Whether the answer has come after all; takes twice so long at most [s]."""
-        self.join(seconds)
-        if self.reply is None and not self.is_alive():
-            once = _Awaited(self._grid, self.order, self.activated, 0.0, self._turn)
-            once.give_up()
-            once.join(seconds)
-            self.reply = once.reply
-        return self.reply is not None
 
 
 class BoundedGrid(ForwardingGrid):
@@ -161,9 +93,11 @@ class BoundedGrid(ForwardingGrid):
         self._on_wait = on_wait
         # Flower's in-memory grid says how often it may be asked; over a network once a second is enough.
         self._poll_s = float(getattr(grid, "pull_interval", 1.0))
-        self._turn = threading.Lock()
-        self._orders_owed: list[_Awaited] = []
-        """Orders that were given up without an answer."""
+        self._turns = FetchTurns()
+        self._ended = Event()
+        """That a thread which waits for an answer has ended."""
+        self._answers_owed: list[AwaitedAnswer] = []
+        """Of orders that were given up."""
         self._reported: list[Missing] = []
 
     def get_node_ids(self) -> Iterable[int]:
@@ -178,7 +112,7 @@ class BoundedGrid(ForwardingGrid):
         while True:
             nodes = list(self._grid.get_nodes())
             self._settle_debts(nodes)
-            busy = {awaited.order.metadata.dst_node_id for awaited in self._orders_owed}
+            busy = {awaited.node_id for awaited in self._answers_owed}
             ready = [node.node_id for node in nodes if node.node_id not in busy]
             if not self._clusters or self._clusters.keys() & set(ready):
                 self._tell([])
@@ -188,47 +122,62 @@ class BoundedGrid(ForwardingGrid):
                 raise NobodyConnected(f"no node of clusters {sorted(self._clusters.values())} came in {NOBODY_S:g} s")
             time.sleep(self._poll_s)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Exchange messages; each gets an answer, which may be an error of our own that says what is missing."""
-        sent = list(messages)
-        if not sent:
-            return []
-        exchange = _Exchange(self._decoder, self._clusters, self._reply_timeout_s, sent[0].metadata.message_type)
-        pending, replies = self._push(sent)
-        looked = started = time.monotonic()
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Exchange messages; each gets an answer, which may be an error of our own that says what is missing.
+
+        Answers are passed on as they come, and none is kept: whoever iterates decides how many there are at once.
+        """
+        orders = list(messages)
+        if not orders:
+            return
+        exchange = _Exchange(self._decoder, self._clusters, self._reply_timeout_s, orders[0].metadata.message_type)
+        awaited_orders, pending, refusals = self._push(orders)
+        looked = time.monotonic()
         end = math.inf if timeout is None else time.monotonic() + timeout
         try:
+            yield from refusals
             while pending:
-                given_up = exchange.overdue([awaited.order for awaited in pending.values()])
+                self._ended.clear()
+                given_up = exchange.overdue([awaited_orders[message_id] for message_id in pending])
                 if time.monotonic() > looked + _LOOK_S:
                     looked = time.monotonic()
                     given_up |= self._disconnected(pending)
                 if time.monotonic() > end:
                     given_up = dict.fromkeys(pending, "no reply in time") | given_up
-                for message_id, awaited in list(pending.items()):
-                    if awaited.error is not None:
-                        raise awaited.error
-                    if awaited.reply is not None:
-                        note_exchange(awaited.reply, time.monotonic() - started)
-                        replies.append(self._attributed(awaited.reply, awaited.order))
-                    elif message_id in given_up:
-                        self._orders_owed.append(awaited)
-                        replies.append(failed(awaited.order, given_up[message_id], ErrorCode.NODE_UNAVAILABLE))
-                    else:
+                for message_id in list(pending):
+                    answer = self._answer(pending[message_id], awaited_orders[message_id], given_up.get(message_id))
+                    if answer is None:
                         continue
                     del pending[message_id]
-                    awaited.give_up()
-                    exchange.answered(replies[-1])
-                self._tell(exchange.missing([awaited.order for awaited in pending.values()]))
+                    exchange.answered(answer)
+                    yield answer
+                    # The next one is not waited for with this one in memory.
+                    del answer
+                missing_from = [awaited_orders[message_id] for message_id in pending]
+                self._tell(exchange.missing(missing_from))
+                for message_id in exchange.due(missing_from):
+                    pending[message_id].expect(self._poll_s * max(len(pending) / _MANY, _DUE))
                 if pending:
-                    time.sleep(self._poll_s)
+                    self._ended.wait(self._poll_s)
         finally:
             for awaited in pending.values():
                 awaited.give_up()
-        return replies
 
-    def _push(self, orders: Sequence[Message]) -> tuple[dict[str, _Awaited], list[Message]]:
-        """Send; returns the orders by id, and errors for those that the SuperLink did not take."""
+    def _answer(self, awaited: AwaitedAnswer, order: Message, given_up: str | None) -> Message | None:
+        """Return what an order has come to; None: it is waited for."""
+        if awaited.error is not None:
+            raise awaited.error
+        if (reply := awaited.take()) is not None:
+            awaited.give_up()
+            return self._attributed(reply, order)
+        if given_up is None:
+            return None
+        self._answers_owed.append(awaited)
+        awaited.give_up()
+        return failed(order, given_up, ErrorCode.NODE_UNAVAILABLE)
+
+    def _push(self, orders: Sequence[Message]) -> tuple[dict[str, Message], dict[str, AwaitedAnswer], list[Message]]:
+        """Send; returns the orders and their answers by id, and errors for those that the SuperLink did not take."""
         activated = {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
         accepted_ids: set[str] = set()
         for order in orders:
@@ -237,16 +186,21 @@ class BoundedGrid(ForwardingGrid):
                 accepted_ids.update(self._grid.push_messages([order]))
             except ObjectPushError as error:
                 log(WARNING, "the SuperLink received an incomplete message: %s", error)
-        pending: dict[str, _Awaited] = {}
-        refusals = []
-        for order in orders:
-            if (message_id := order.metadata.message_id) in accepted_ids:
-                since = activated.get(order.metadata.dst_node_id, "")
-                pending[message_id] = _Awaited(self._grid, order, since, self._poll_s, self._turn)
-            else:
-                reason = "the SuperLink did not take the message for its node"
-                refusals.append(failed(order, reason, ErrorCode.NODE_UNAVAILABLE))
-        return pending, refusals
+        accepted = {order.metadata.message_id: order for order in orders if order.metadata.message_id in accepted_ids}
+        pending = {}
+        for message_id, order in accepted.items():
+            node, size = order.metadata.dst_node_id, message_bytes(order)
+            since = activated.get(node, "")
+            pending[message_id] = AwaitedAnswer(
+                self._grid, message_id, node, size, since, self._poll_s, self._turns, self._ended
+            )
+        reason = "the SuperLink did not take the message for its node"
+        refusals = [
+            failed(order, reason, ErrorCode.NODE_UNAVAILABLE)
+            for order in orders
+            if order.metadata.message_id not in accepted_ids
+        ]
+        return accepted, pending, refusals
 
     def _attributed(self, reply: Message, order: Message) -> Message:
         """Return a reply as its node's own: the SuperLink's errors come from the SuperLink."""
@@ -254,12 +208,12 @@ class BoundedGrid(ForwardingGrid):
             return reply
         return failed(order, _in_words(reply.error), reply.error.code)
 
-    def _disconnected(self, pending: Mapping[str, _Awaited]) -> dict[str, str]:
+    def _disconnected(self, pending: Mapping[str, AwaitedAnswer]) -> dict[str, str]:
         """Orders whose SuperNode is gone, or is not the process any more that they were sent to."""
         activated = {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
         reasons: dict[str, str] = {}
         for message_id, awaited in pending.items():
-            node = awaited.order.metadata.dst_node_id
+            node = awaited.node_id
             if node not in activated:
                 reasons[message_id] = _NO_HEARTBEAT
             elif activated[node] != awaited.activated:
@@ -269,11 +223,11 @@ class BoundedGrid(ForwardingGrid):
     def _settle_debts(self, nodes: Sequence[NodeInfo]) -> None:
         """Forget the owed answers that came late, or can come no more."""
         activated = {node.node_id: node.last_activated_at for node in nodes}
-        for awaited in list(self._orders_owed):
-            node = awaited.order.metadata.dst_node_id
+        for awaited in list(self._answers_owed):
+            node = awaited.node_id
             if activated.get(node, awaited.activated) != awaited.activated or awaited.look(_LATE_S):
                 log(INFO, "cluster %s can be asked again", self._clusters.get(node))
-                self._orders_owed.remove(awaited)
+                self._answers_owed.remove(awaited)
 
     def _tell(self, missing: list[Missing]) -> None:
         if missing != self._reported:
@@ -341,6 +295,14 @@ class _Exchange:
             elif standing.place == "awaited" and now - max(last_sign_at, self._started_at) > BEGIN_S:
                 reasons[message.metadata.message_id] = f"it has not begun the round within {BEGIN_S:g} s"
         return reasons
+
+    def due(self, orders: Sequence[Message]) -> list[str]:
+        """Ids of the orders whose cluster has trained, so that its answer is on its way."""
+        if self._decoder is None:
+            return []
+        standings = self._decoder.current.standings()
+        finished = {cluster for cluster, standing in standings.items() if standing.place == "finished"}
+        return [m.metadata.message_id for m in orders if self._clusters.get(m.metadata.dst_node_id) in finished]
 
     def missing(self, orders: Sequence[Message]) -> list[Missing]:
         """Clusters that the exchange waits for, where something is amiss with them."""

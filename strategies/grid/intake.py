@@ -9,19 +9,21 @@ bounded length, and the round goes on without that cluster.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from client_pipeline.link.update_codec import UpdateCodec, UpdateError
 from client_pipeline.runtime.faults import FaultRecord
 from strategies.flower_internals import KEY_NORM_BIT
-from strategies.grid.received_arrays import checked_arrays, expected_forms, not_finite
+from strategies.grid.received_arrays import all_finite, checked_arrays, expected_forms
 from strategies.grid.received_report import ReportTerms, checked_faults, checked_report
 from strategies.grid.received_values import SECONDS, Kind, MalformedReply, check_object, excerpt, number, parse_json
 from strategies.grid.reply_matching import exchange_seconds, failed
+from strategies.grid.update_spool import SMALL_BYTES, SpoolError, UpdateSpool, record_bytes, record_of
 from strategies.printable import printable
 from strategies.records import (
     ARRAYS,
@@ -86,17 +88,30 @@ class ReplyIntake:
     clusters : cluster index of each node id
     codec : of the control units' updates; strategies get trained weights. None: these are what is sent
     bounds : of every honest reply
+    spool : where weights that are not small wait for those of the other clusters; None: the machine's folder for
+        temporary files
     """
 
     def __init__(
-        self, clusters: Mapping[int, int], codec: UpdateCodec | None = None, bounds: RoundBounds | None = None
+        self,
+        clusters: Mapping[int, int],
+        codec: UpdateCodec | None = None,
+        bounds: RoundBounds | None = None,
+        spool: UpdateSpool | None = None,
     ) -> None:
         self._clusters = dict(clusters)
         self._codec = codec
         self._bounds = bounds if bounds is not None else RoundBounds()
+        self._spool = spool if spool is not None else UpdateSpool()
 
     def take(self, order: Message, reply: Message | None) -> TakenReply:
-        """Check a reply; whatever is wrong with it becomes its cluster's failure."""
+        """Check a reply; whatever is wrong with it becomes its cluster's failure.
+
+        Raises
+        ------
+        SpoolError
+            If its weights cannot be put aside: that is no cluster's doing.
+        """
         terms = self._terms(order)
         if reply is None:
             return self._lost(order, terms, NO_REPLY)
@@ -106,6 +121,8 @@ class ReplyIntake:
             return self._answer(order, reply, terms)
         except (MalformedReply, UpdateError) as error:
             return self._lost(order, terms, printable(str(error)))
+        except SpoolError:
+            raise
         except Exception as error:
             # A hole in the checks must not be one in the run.
             return self._lost(order, terms, f"its answer cannot be read: {excerpt(error)}")
@@ -171,14 +188,26 @@ class ReplyIntake:
         return {key: float(cast(float, metrics[key])) for key in kinds}
 
     def _weights(self, order: Message, arrays: ArrayRecord) -> ArrayRecord:
-        """The trained weights, in the order's order."""
+        """The trained weights, in the order's order: one array after the other is decoded, checked and put aside."""
         sent = order.content.array_records[ARRAYS]
         update = checked_arrays(arrays, expected_forms(sent, self._codec))
-        if self._codec is not None:
-            update = to_arrays(self._codec.apply(to_tensors(sent), to_tensors(update)))
-        if (name := not_finite(update)) is not None:
-            raise MalformedReply(f"update of {name}: {_DIVERGED}")
-        return update
+        is_small = record_bytes(sent) < SMALL_BYTES
+        weights = ArrayRecord()
+        for name in sent:
+            array = self._trained(name, sent, update)
+            if not all_finite(array):
+                raise MalformedReply(f"update of {name}: {_DIVERGED}")
+            weights[name] = array if is_small else self._spool.put_aside(array)
+        return weights
+
+    def _trained(self, name: str, sent: ArrayRecord, update: ArrayRecord) -> Array:
+        """One array's trained weights."""
+        if self._codec is None:
+            return update[name]
+        start = record_of([(name, sent[name])])
+        parts = [f"{name}/{part}" for part in self._codec.kinds(math.prod(sent[name].shape))]
+        trained = self._codec.apply(to_tensors(start), to_tensors(record_of((part, update[part]) for part in parts)))
+        return to_arrays(trained)[name]
 
     def _client_failed(self, order: Message, reply: Message, terms: ReportTerms) -> TakenReply:
         """Take in the reason that a client gives for its own failure, and what it recorded before."""

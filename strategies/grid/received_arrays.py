@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord
 from client_pipeline.link.update_codec import UpdateCodec
 from strategies.flower_internals import SType
 from strategies.grid.received_values import MalformedReply, excerpt
+from strategies.grid.update_spool import data_bytes, data_head, record_of
 
 _MAGIC = re.compile(rb"\x93NUMPY(?:\x01\x00(..)|\x02\x00(....))", re.DOTALL)
 _HEADER = re.compile(
@@ -24,6 +25,8 @@ _HEADER = re.compile(
 )
 _HEADER_BYTES = 1024
 """Longest header that is read: of numpy's own, 128 bytes."""
+_LONGEST_HEAD = _HEADER_BYTES + 12
+"""With what stands before it."""
 
 
 class ArrayForm(NamedTuple):
@@ -74,16 +77,13 @@ def checked_arrays(arrays: ArrayRecord, forms: Mapping[str, ArrayForm]) -> Array
         raise MalformedReply(f"update: {excerpt(unknown[0])} belongs to no tensor that was sent{_and_more(unknown)}")
     for name, form in forms.items():
         _check_array(name, arrays[name], form)
-    return ArrayRecord({name: arrays[name] for name in forms})
+    return record_of((name, arrays[name]) for name in forms)
 
 
-def not_finite(arrays: ArrayRecord) -> str | None:
-    """Name of an array that holds NaN or Inf; None if all are finite."""
-    for name, array in arrays.items():
-        values = array.numpy()
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            return name
-    return None
+def all_finite(array: Array) -> bool:
+    """Whether an array holds neither NaN nor Inf."""
+    values = array.numpy()
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
 
 def _check_array(name: str, array: Array, form: ArrayForm) -> None:
@@ -93,14 +93,14 @@ def _check_array(name: str, array: Array, form: ArrayForm) -> None:
     declared = (array.dtype, tuple(array.shape))
     if declared not in [(str(kind), form.shape) for kind in form.types]:
         raise MalformedReply(f"{location}: expected {form}, found {excerpt(array.dtype)} {excerpt(list(array.shape))}")
-    header_type, header_shape, begin = _header(location, array.data)
+    header_type, header_shape, begin = _header(location, data_head(array, _LONGEST_HEAD))
     if header_type != np.dtype(array.dtype) or header_shape != form.shape:
         raise MalformedReply(
             f"{location}: expected {form}, its header says {header_type} {excerpt(list(header_shape))}"
         )
     size = math.prod(form.shape) * header_type.itemsize
-    if len(array.data) != begin + size:
-        raise MalformedReply(f"{location}: expected {begin + size} bytes, found {len(array.data)}")
+    if data_bytes(array) != begin + size:
+        raise MalformedReply(f"{location}: expected {begin + size} bytes, found {data_bytes(array)}")
 
 
 def _header(location: str, data: bytes) -> tuple[np.dtype[np.generic], tuple[int, ...], int]:

@@ -180,7 +180,7 @@ def _schema(terms: ReportTerms) -> Schema:
         "moved_blocks": SIZE,
         "moved_bytes": SIZE,
         "link_bytes": SIZE,
-        "snapshots": {"taken": SIZE, "bytes": SIZE, "copy_s": SECONDS, "fetch_s": SECONDS},
+        "snapshots": {"taken": SIZE, "bytes": SIZE, "fetch_s": SECONDS},
         "prepare_s": SECONDS,
         "train_s": SECONDS,
         "collect_s": SECONDS,

@@ -15,8 +15,9 @@ from client_pipeline.link.update_codec import UpdateCodec
 from strategies.flower_internals import NodeInfo, log
 from strategies.grid.forwarding import ForwardingGrid
 from strategies.grid.intake import ReplyIntake, RoundBounds, TakenReply
-from strategies.grid.reply_matching import match_replies
+from strategies.grid.reply_matching import match_replies, matches
 from strategies.grid.update_receipts import UpdateReceipts
+from strategies.grid.update_spool import UpdateSpool, message_bytes
 from strategies.records import CONFIG, ROUND_KEY
 
 
@@ -38,6 +39,8 @@ class RecordingGrid(ForwardingGrid):
     borne : rounds in a row that may pass without any client's answer, once there was one
     count_bytes : whether weights that go up and down count; they do not where they travel for evaluation alone
     on_train : called with the round and its clusters before these are asked to train
+    spool : where large updates wait for each other, shared with the grid that puts them together; None: the machine's
+        folder for temporary files
     """
 
     def __init__(
@@ -51,11 +54,13 @@ class RecordingGrid(ForwardingGrid):
         borne: int = 0,
         count_bytes: bool = True,
         on_train: Callable[[int, list[int]], None] | None = None,
+        spool: UpdateSpool | None = None,
     ) -> None:
         super().__init__(grid)
         self._clusters = dict(clusters)
         self._all_needed_s = all_needed_s
-        self._intake = ReplyIntake(clusters, codec, bounds)
+        self._spool = spool if spool is not None else UpdateSpool()
+        self._intake = ReplyIntake(clusters, codec, bounds, self._spool)
         self._compressed = codec is not None
         self.receipts = UpdateReceipts(clusters.values())
         """Which updates counted; control units are told where these are compressed."""
@@ -64,6 +69,8 @@ class RecordingGrid(ForwardingGrid):
         """Rounds in a row without an answer; None before the first answer."""
         self._count_bytes = count_bytes
         self._on_train = on_train
+        self._passed_on: list[Message] = []
+        """The replies of the last training exchange, as the strategy got them."""
         self.last_reports: list[dict[str, Any]] = []
         """The control units' reports of the last training exchange."""
         self.last_round: dict[str, Any] = {}
@@ -95,27 +102,44 @@ class RecordingGrid(ForwardingGrid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Exchange messages; replies come in the order of the clusters, so that sums repeat bit for bit.
 
+        Each is checked and put aside as it comes. The list that a training exchange returned is emptied when the next
+        one begins: Flower's ``start`` has it until then, and with it the last round's updates.
+
         Raises
         ------
         RoundFailed
             If this was a training exchange and no reply came without an error.
+        SpoolError
+            If the updates cannot be put aside.
         """
         orders = list(messages)
-        if self._on_train is not None and orders and orders[0].metadata.message_type == MessageType.TRAIN:
-            self._on_train(_round_of(orders), [self._clusters[message.metadata.dst_node_id] for message in orders])
+        if not orders or orders[0].metadata.message_type != MessageType.TRAIN:
+            answers = match_replies(orders, self._grid.send_and_receive(orders, timeout=timeout)) if orders else []
+            return [answer for place in self._places(orders) if (answer := answers[place]) is not None]
+        number = _round_of(orders)
+        if self._on_train is not None:
+            self._on_train(number, [self._clusters[_node(order)] for order in orders])
         if self._compressed:
             self.receipts.tell(orders)
-        start = time.perf_counter()
-        answers = match_replies(orders, self._grid.send_and_receive(orders, timeout=timeout)) if orders else []
+        self._passed_on.clear()
+        self._spool.begin_round()
+        start, bytes_up = time.perf_counter(), 0
+        taken: dict[int, TakenReply] = {}
+        for place, reply in matches(orders, self._grid.send_and_receive(orders, timeout=timeout)):
+            bytes_up += 0 if reply.has_error() else self._bytes([reply])
+            taken[place] = self._intake.take(orders[place], reply)
+            # The next one is not waited for with this one in memory.
+            del reply
         seconds = time.perf_counter() - start
-        pairs = sorted(zip(orders, answers, strict=True), key=lambda pair: self._clusters.get(_node(pair[0]), -1))
-        if not orders or orders[0].metadata.message_type != MessageType.TRAIN:
-            return [reply for _, reply in pairs if reply is not None]
-        bytes_up = self._bytes([reply for reply in answers if reply is not None and not reply.has_error()])
-        taken = [self._intake.take(order, reply) for order, reply in pairs]
-        self.receipts.note(_round_of(orders), [reply.cluster for reply in taken if reply.reason is None])
-        self._record(_round_of(orders), taken, seconds, self._bytes(orders), bytes_up)
-        return [reply.message for reply in taken]
+        ordered = [taken.get(place) or self._intake.take(orders[place], None) for place in self._places(orders)]
+        self.receipts.note(number, [reply.cluster for reply in ordered if reply.reason is None])
+        self._record(number, ordered, seconds, self._bytes(orders), bytes_up)
+        self._passed_on = [reply.message for reply in ordered]
+        return self._passed_on
+
+    def _places(self, orders: Sequence[Message]) -> list[int]:
+        """Places of the orders, in the order of their clusters."""
+        return sorted(range(len(orders)), key=lambda place: self._clusters.get(_node(orders[place]), -1))
 
     def take_round(self) -> dict[str, Any]:
         """Return the record of the last training exchange, once."""
@@ -154,12 +178,7 @@ class RecordingGrid(ForwardingGrid):
         log(WARNING, "round %d: every client failed, the model is unchanged: %s", number, listed)
 
     def _bytes(self, messages: list[Message]) -> int:
-        return sum(array_bytes(message) for message in messages) if self._count_bytes else 0
-
-
-def array_bytes(message: Message) -> int:
-    """Bytes of a message's arrays, as they are sent."""
-    return sum(record.count_bytes() for record in message.content.array_records.values())
+        return sum(message_bytes(message) for message in messages) if self._count_bytes else 0
 
 
 def fault_text(fault: Mapping[str, Any]) -> str:

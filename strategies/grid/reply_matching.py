@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from logging import WARNING
 
 from flwr.app import Error, Message
@@ -22,19 +22,29 @@ def match_replies(orders: Sequence[Message], replies: Iterable[Message]) -> list
     orders : messages to nodes, after they were sent; those without an id (sent in another form) are known by node
     replies : what came back
     """
-    place_of: dict[str | int, int] = {}
-    for place, order in enumerate(orders):
-        place_of[order.metadata.message_id or order.metadata.dst_node_id] = place
     answers: list[Message | None] = [None] * len(orders)
+    for place, answer in matches(orders, replies):
+        answers[place] = answer
+    return answers
+
+
+def matches(orders: Sequence[Message], replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
+    """Yield the place of an order and its reply, as replies come; none is kept. See :func:`match_replies`."""
+    place_of: dict[str | int, int] = {}
+    answered: set[int] = set()
     for reply in replies:
+        # Orders get their ids when they are sent.
+        place_of = place_of or {o.metadata.message_id or o.metadata.dst_node_id: n for n, o in enumerate(orders)}
         key = reply.metadata.reply_to_message_id or reply.metadata.src_node_id
-        match_place = place_of.get(key)
-        if match_place is None or answers[match_place] is not None:
-            excess = "an order that was not given" if match_place is None else "an order that has its answer"
+        place = place_of.get(key)
+        if place is None or place in answered:
+            excess = "an order that was not given" if place is None else "an order that has its answer"
             log(WARNING, "a reply to %s is left out", excess)
             continue
-        answers[match_place] = _as_from(orders[match_place], reply)
-    return answers
+        answered.add(place)
+        yield place, _as_from(orders[place], reply)
+        # The next one is not waited for with this one in memory.
+        del reply
 
 
 def note_exchange(reply: Message, seconds: float) -> None:

@@ -9,6 +9,7 @@ from client_pipeline.partition.plan import ClusterPlan, read_plans
 from strategies.dssda.answer import Answer
 from strategies.dssda.evaluation import Match, score
 from strategies.dssda.instance import Instance
+from strategies.planning.plan_demands import planned_block_memory
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all, plan_with
 from strategies.planning.segment_rules import choice_of
 
@@ -73,7 +74,7 @@ class FixedPlans(RoundPolicy):
             batch_size=instance.b,
             num_devices=len(devices.phi),
             memory=[float(m) for m in devices.mem],
-            block_memory=instance.gamma0,
+            block_memory=planned_block_memory(instance, plan.m),
             location=location,
         )
         if plan.channel is not None and not 0 <= plan.channel < instance.num_channels:

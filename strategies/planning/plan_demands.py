@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
 from client_pipeline.runtime.event_simulator import Simulation, StageTimes, simulate_pipeline, stage_times
-from client_pipeline.runtime.schedules import held_micro_batches
+from client_pipeline.runtime.schedules import held_at_backward
+from client_pipeline.system.device_memory import TebMemory
 from client_pipeline.system.radio import Array
 from strategies.dssda.evaluation import exceeds
-from strategies.dssda.instance import Instance
+from strategies.dssda.instance import Device, Instance
 
 
 def plan_times(instance: Instance, cluster: int, plan: ClusterPlan) -> StageTimes:
@@ -45,42 +49,84 @@ def pipeline_of(instance: Instance, cluster: int, plan: ClusterPlan) -> Simulati
 
 
 def device_memory(instance: Instance, plan: ClusterPlan) -> Array:
-    """Memory of each device under a plan, (K,) [byte].
+    """Memory of each device under a plan, as the device itself counts what it holds, (K,) [byte].
 
     gamma_0 has a batch's activations as GPipe keeps them; under another schedule stage s keeps those of the largest
-    micro-batches that it holds at once. A micro-batch whose weight gradients wait counts as a whole one. Token slices
-    keep keys and values more than once: slice q has those of all slices up to its own in its attention, and for later
-    slices its own.
+    micro-batches that it holds at once. Token slices keep keys and values more than once. See
+    :meth:`client_pipeline.system.device_memory.TebMemory.stage_held`.
     """
+    return _each_stage(instance, plan, _teb_memory(instance).stage_held)
+
+
+def _each_stage(instance: Instance, plan: ClusterPlan, stage_bytes: Callable[..., float]) -> Array:
     sizes = micro_batch_sizes(instance.b, plan.m)
     memory = np.zeros(len(plan.delta))
     for stage, device in enumerate(order := plan.devices):
-        held = sum(sizes[: held_micro_batches(plan.schedule, stage, len(order), plan.m)])
-        kept = 1 + instance.kept_keys_share * extra_keys(plan.token_slices)
-        teb = instance.gamma0 - instance.gamma_act * (1 - kept * held / instance.b)
-        memory[device] = plan.delta[device] * teb
+        moments = held_at_backward(plan.schedule, stage, len(order), plan.m)
+        memory[device] = stage_bytes(plan.delta[device], moments, sizes, plan.token_slices)
     return memory
 
 
-def extra_keys(num_slices: int) -> float:
-    """How often Q slices keep the keys and values of a micro-batch beside the once that it keeps them whole.
+def _teb_memory(instance: Instance) -> TebMemory:
+    """What TEBs need; without a model what gamma_0 says of it, and a micro-batch that waits counts as a whole one."""
+    if instance.memory is not None:
+        return instance.memory
+    return TebMemory(
+        held_bytes=instance.gamma0 - instance.gamma_act,
+        saved_sample_bytes=instance.gamma_act / instance.b,
+        kept_keys_sample_bytes=instance.kept_keys_share * instance.gamma_act / instance.b,
+        activation_sample_bytes=0.0,
+        pass_bytes=0.0,
+        pass_sample_bytes=0.0,
+    )
 
-    In the attentions (Q + 1) / 2 times; and once, but for the last slice, which nobody comes after. Once for Q = 2.
+
+def planned_block_memory(instance: Instance, m: int) -> float:
+    """Memory of a TEB under a plan of m micro-batches with GPipe [byte].
+
+    It is gamma_0, but where devices compute again: then a TEB keeps the activations of one micro-batch. The inputs that
+    they keep of the others are less than what is taken off for the passes of a whole batch.
     """
-    return (num_slices - 1) / 2 + (num_slices - 1) / num_slices
+    if not instance.recomputes:
+        return instance.gamma0
+    largest = micro_batch_sizes(instance.b, min(m, instance.b))[0]
+    return instance.gamma0 - instance.gamma_act * (1 - largest / instance.b)
 
 
-def least_block_memory(instance: Instance) -> float:
-    """Memory of a TEB that any schedule takes at least: with the activations of one micro-batch [byte]."""
-    smallest = min(micro_batch_sizes(instance.b, max(m for m in instance.m_set if m <= instance.b)))
-    return instance.gamma0 - instance.gamma_act * (1 - smallest / instance.b)
+def lean_instance(instance: Instance) -> Instance:
+    """Return the problem with the least memory that any schedule takes: of one micro-batch, as small as there are.
+
+    What is planned with it may fit no schedule: :func:`memory_violations` tells.
+    """
+    smallest = _smallest_micro_batch(instance)
+    gamma0 = instance.gamma0 - instance.gamma_act * (1 - smallest / instance.b)
+    lean = replace(instance, gamma0=gamma0, gamma_act=0.0, memory=None)
+    if instance.memory is None:
+        return lean
+    spared = instance.memory.device_memory(instance.b) - instance.memory.least_device_memory(instance.b, smallest)
+    return replace(lean, clusters=tuple(replace(c, devices=_with_room(c.devices, spared)) for c in lean.clusters))
+
+
+def _with_room(devices: Sequence[Device], spared: float) -> tuple[Device, ...]:
+    # A device without any memory is one that cannot be used.
+    return tuple(replace(device, mem=device.mem + spared) if device.mem > 0 else device for device in devices)
+
+
+def _smallest_micro_batch(instance: Instance) -> int:
+    """Largest micro-batch of a batch that is cut into as many as there may be [samples]."""
+    return max(micro_batch_sizes(instance.b, max(m for m in instance.m_set if m <= instance.b)))
 
 
 def memory_violations(instance: Instance, cluster: int, plan: ClusterPlan) -> list[str]:
     """Devices that lack the memory that a plan takes (C7), in words; empty if none does."""
-    available = instance.device_arrays(cluster).mem
+    needed_bytes, memory = device_memory(instance, plan), instance.device_arrays(cluster).mem
+    if instance.memory is not None:
+        # What is needed beside TEBs was taken off as of one micro-batch; the plan's own may be less.
+        beside = _each_stage(instance, plan, instance.memory.stage_peak) - needed_bytes
+        spared = np.maximum(instance.memory.device_memory(instance.b) - beside, 0.0)
+        memory = np.where(memory > 0, memory + spared, memory)
     return [
         f"C7: device {k} needs {needed:.6g} byte, has {has:.6g}"
-        for k, (needed, has) in enumerate(zip(device_memory(instance, plan), available, strict=True))
+        for k, (needed, has) in enumerate(zip(needed_bytes, memory, strict=True))
         if exceeds(float(needed), float(has))
     ]

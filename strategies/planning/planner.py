@@ -150,7 +150,8 @@ class RoundPlanner:
         network = NetworkTrace(self.scenario).round(number)
         absent = absent or {}
         policy: RoundPolicy = self.policy
-        if self._choices.any and self.adaptation is None:
+        memory = self.scenario.costs.memory
+        if self.adaptation is None and (self._choices.any or (memory is not None and memory.recompute)):
             policy = ScheduledPolicy(policy, self._choices)
         window = self._window(policy, network, losses, absent)
         prices = self.queues if window is None else replace(self.queues, virtual=window.prices)

@@ -14,7 +14,7 @@ from strategies.dssda.instance import Instance
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_instance
 from strategies.dssda.segments import segment_table
-from strategies.planning.plan_demands import least_block_memory, memory_violations
+from strategies.planning.plan_demands import lean_instance, memory_violations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,9 @@ class ScheduledReplan:
         devices = instance.clusters[self.cluster].devices
         speed = [device.phi * device.f for device in devices]
         if not self.any_memory:
-            # Under the plan's schedule TEBs may need less than under GPipe; what is found must fit with it.
-            lean = replace(instance, gamma0=least_block_memory(instance)) if plan.schedule != "gpipe" else instance
+            # Under other schedules, and where devices compute again, TEBs may need less; what is found must fit so.
+            keeps_all = plan.schedule == "gpipe" and not instance.recomputes
+            lean = instance if keeps_all else lean_instance(instance)
             choices = segment_table(lean, self.cluster).choices.values()
             plans = {choice: replace(plan, delta=choice.delta, order=choice.order(speed)) for choice in choices}
             fitting = [c for c, tried in plans.items() if not memory_violations(instance, self.cluster, tried)]

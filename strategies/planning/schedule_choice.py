@@ -5,10 +5,11 @@ after it: of the schedules, each with every number of slices, that the devices' 
 and micro-batches the one of least simulated time, and of equal ones the one that takes least memory. Nothing is
 searched beyond the list, so nothing can be missed in it.
 
-Memory couples both. GPipe keeps the activations of a whole batch, as gamma_0 counts them; the others keep less. Where
-they may be chosen, the plan is first made as if a TEB kept one micro-batch alone. Where no schedule then fits a
-cluster, its segments are those of least cost among the planner's choices for each S, with any m, that fit under some
-schedule; and where none does, the round is planned again with a whole batch's activations, which every schedule fits.
+Memory couples both. GPipe keeps the activations of a whole batch, as gamma_0 counts them; the others keep less, and so
+does GPipe where devices compute activations again. Where less may be kept, the plan is first made as if a TEB kept one
+micro-batch alone. Where no schedule then fits a cluster, its segments are those of least cost among the planner's
+choices for each S, with any m, that fit under some schedule; and where none does, the round is planned again with a
+whole batch's activations, which every schedule fits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from strategies.dssda.evaluation import Match, score
 from strategies.dssda.instance import Instance
 from strategies.dssda.segments import segment_table
 from strategies.planning.pipeline_choices import AUTO_SLICES, PipelineChoices
-from strategies.planning.plan_demands import device_memory, least_block_memory, memory_violations, pipeline_of
+from strategies.planning.plan_demands import device_memory, lean_instance, memory_violations, pipeline_of
 from strategies.planning.policy import Round, RoundPolicy
 from strategies.planning.segment_rules import choice_of
 
@@ -116,9 +117,10 @@ class ScheduledPolicy(RoundPolicy):
         """Plan with the least memory of a TEB first."""
         instance = round_.instance
         makes_own_plans = type(self._policy).plans is not RoundPolicy.plans
-        if not instance.gamma_act or self._choices.only_gpipe or makes_own_plans:
+        keeps_all = self._choices.only_gpipe and not instance.recomputes
+        if not instance.gamma_act or keeps_all or makes_own_plans:
             return self._policy.plan(round_)
-        lean = replace(instance, gamma0=least_block_memory(instance), gamma_act=0.0)
+        lean = lean_instance(instance)
         answer = self._policy.plan(replace(round_, instance=lean))
         if answer.status == "infeasible":
             return answer

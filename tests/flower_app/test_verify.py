@@ -59,7 +59,7 @@ def test_a_folder_of_any_family_passes(local_ray, tmp_path, family):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "bert"])
-@pytest.mark.parametrize("base_dtype", ["float32", "int8", "nf4"])
+@pytest.mark.parametrize("base_dtype", ["float32", "bfloat16", "int8", "nf4"])
 def test_a_model_with_adapters_over_its_files_passes(local_ray, tmp_path, family, base_dtype):
     build_parts(tiny_spec(family), seed=0).reference.save_pretrained(tmp_path, max_shard_size="10KB")
     num_blocks = read_library_config(str(tmp_path)).num_hidden_layers
@@ -71,7 +71,7 @@ def test_a_model_with_adapters_over_its_files_passes(local_ray, tmp_path, family
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
-@pytest.mark.parametrize("base_dtype", ["", "int8", "nf4"])
+@pytest.mark.parametrize("base_dtype", ["", "bfloat16", "int8", "nf4"])
 def test_token_slices_pass_over_sharded_files_and_a_base_in_few_bits(local_ray, tmp_path, family, base_dtype):
     """Its dropout is left out: GPT-2's configuration has some unless it says otherwise."""
     build_parts(tiny_spec(family), seed=0).reference.save_pretrained(tmp_path, max_shard_size="10KB")

@@ -40,7 +40,10 @@ class Link:
         return BoundedGrid(self.grid, self.clusters, decoder, on_wait=self.waits.append, **options)
 
     def orders(self, *clusters, kind="train"):
-        return [Message(RecordDict({"config": ConfigRecord({"n": c})}), self.nodes[c], kind) for c in clusters]
+        return [
+            Message(RecordDict({"config": ConfigRecord({"n": c, "server-round": 1})}), self.nodes[c], kind)
+            for c in clusters
+        ]
 
     def pull(self, cluster):
         """Take a node's next order, as its SuperNode does."""

@@ -77,9 +77,7 @@ def once(unit, *, round_, step, kind, micro_batch, act):
     recovery, run_step = unit.recovery, unit.pipeline.run_step
     done = []
 
-    def watched(*arguments):
-        *others, progress = arguments
-
+    def watched(*arguments, progress, **others):
         def watch(event, number):
             here = (recovery.round, recovery.step, event, number)
             if not done and here == (round_, step, kind, micro_batch):
@@ -87,7 +85,7 @@ def once(unit, *, round_, step, kind, micro_batch, act):
                 act()
             progress(event, number)
 
-        return run_step(*others, watch)
+        return run_step(*arguments, progress=watch, **others)
 
     unit.pipeline.run_step = watched
     return done

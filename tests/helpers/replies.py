@@ -47,7 +47,7 @@ def report_of(order, cluster, node_id, **changes):
         "moved_blocks": 0,
         "moved_bytes": 0,
         "link_bytes": 0,
-        "snapshots": {"taken": 0, "bytes": 0, "copy_s": 0.0, "fetch_s": 0.0},
+        "snapshots": {"taken": 0, "bytes": 0, "fetch_s": 0.0},
         "prepare_s": 0.1,
         "train_s": 0.2,
         "collect_s": 0.1,

@@ -183,6 +183,8 @@ def run_in_threads(monkeypatch, process_of=lambda name: None):
     ray = ThreadRay(process_of)
     for module in (control_unit, device, device_pool, frozen_devices, group, unused_actors, shared_actor, snapshots):
         monkeypatch.setattr(module, "ray", ray)
+    # A member of a shared actor is a thread, too.
+    monkeypatch.setattr(device_pool, "start_member", lambda _, idle_s, name, cls, *args: ray._actor(name, cls, args))
     for module in (device_pool, pipeline):
         monkeypatch.setattr(module, "LEAST_S", 0.5)
     monkeypatch.setattr(device_pool, "WATCH_INTERVAL_S", 0.02)

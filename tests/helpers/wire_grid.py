@@ -10,6 +10,7 @@ from helpers.fake_grid import FakeGrid
 from helpers.replies import answer_to
 from strategies.baselines.stock import make_stock
 from strategies.grid.recording import RecordingGrid
+from strategies.grid.single_pulls import SinglePulls
 from strategies.records import to_arrays, to_tensors
 
 NUM_CLUSTERS, HOSTILE = 3, 2
@@ -50,16 +51,10 @@ class WireGrid(FakeGrid):
         return self.pull_messages(self.push_messages(messages))
 
 
-def round_of(tamper):
+def round_of(tamper, spool=None):
     """A round of FedAvg over the wire; the weights, and the round's record."""
     grid = WireGrid(tamper)
-    try:
-        from strategies.grid.single_pulls import SinglePulls
-
-        outer = SinglePulls(grid)
-    except ImportError:
-        outer = grid
-    recording = RecordingGrid(outer, grid.clusters)
+    recording = RecordingGrid(SinglePulls(grid, spool), grid.clusters, spool=spool)
     server = make_stock("FedAvg", {}, NUM_CLUSTERS)
     try:
         result = server.start(recording, initial_arrays=to_arrays(START), num_rounds=1, timeout=30)

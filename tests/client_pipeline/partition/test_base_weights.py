@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from client_pipeline.partition import base_weights
 from client_pipeline.partition.base_weights import BaseWeights
 from client_pipeline.partition.families import build_block, build_embedding, build_over, build_parts, merged
 from client_pipeline.partition.lora import adapt
@@ -169,6 +170,24 @@ def test_a_machine_without_the_servers_files_is_refused_by_folder_digest_and_rem
     shutil.copy(file, tmp_path / "model" / "model.safetensors")
     with pytest.raises(ValueError, match="model/model.safetensors on"):
         weights.base.check()
+
+
+def test_a_machine_that_has_the_hub_ids_files_in_its_cache_has_them_and_asks_no_network(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(base_weights, "weight_folder", None)
+    _, weights, _ = model_over(tmp_path / "model")
+    elsewhere = replace(weights.base, source="organisation/name", checked=())
+    assert not elsewhere.files_are_there
+    kept = tmp_path / "hub" / "models--organisation--name"
+    shutil.copytree(tmp_path / "model", kept / "snapshots" / "0123")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("0123")
+    assert elsewhere.files_are_there and elsewhere.folder == kept / "snapshots" / "0123"
+    assert elsewhere.check().checked
+    # Neither a path nor a misspelt one is an id.
+    assert not replace(elsewhere, source=str(tmp_path / "none")).files_are_there
 
 
 def test_files_of_another_folder_cannot_be_named(tmp_path):

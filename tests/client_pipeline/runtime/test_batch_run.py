@@ -1,6 +1,7 @@
 """One batch as the control unit sees it: what it waits for, and what ends a wait."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -112,6 +113,7 @@ def parts(monkeypatch):
     monkeypatch.setattr(batch_run, "WATCH_INTERVAL_S", 0.01)
     monkeypatch.setattr(batch_run, "GRACE_S", 1.0)
     made = SimpleNamespace(ring=Ring(), link=Decoder(), pool=Pool(), arrived=[], embedding=build_embedding(SPEC))
+    made.threads = ThreadPoolExecutor(3)
 
     def start(shared=(), first=0):
         ids = torch.arange(25).reshape(5, 5) + 3
@@ -132,6 +134,7 @@ def parts(monkeypatch):
             tied_parameters=dict(shared),
             precision="float32",
             progress=lambda kind, i: made.arrived.append((kind, i)),
+            threads=made.threads,
         )
         run.start()
         return run
@@ -139,6 +142,7 @@ def parts(monkeypatch):
     made.start = start
     yield made
     made.ring.goes_on.set()
+    made.threads.shutdown(wait=False)
 
 
 def watch(parts, run, deadline=None):

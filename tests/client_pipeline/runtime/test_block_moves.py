@@ -27,7 +27,6 @@ class Holder(ScriptedActor):
         self.number = number
         self.held = {}
         self.called = {"take": self._take, "place": self._place, "settle": self._settle, "put_back": self._put_back}
-        self.answers["snapshot"] = (100, f"copy of {number}")
 
     def __getattr__(self, method):
         actor = super().__getattr__(method)
@@ -135,7 +134,7 @@ def test_after_a_doubt_what_is_after_the_last_commit_stays_and_the_rest_is_put_b
     placement.stepped(4)
     for device in devices:
         device.held = dict.fromkeys(device.held, 4)
-    placement.commit(segments(1, 2, 1))
+    placement.commit(segments(1, 2, 1), {k: Reference(f"copy of {k}") for k in range(3)}, 300)
     assert placement.committed == 4
     placement.stepped(5)
     # The first has taken a step more, the last one has lost what it had.
@@ -154,6 +153,9 @@ def test_after_a_doubt_what_is_after_the_last_commit_stays_and_the_rest_is_put_b
         ([], [(3, 0)], 4),
     ]
     assert copies == [["copy of 0"], [], ["copy of 2"]]
+    assert {device: copies.value for device, copies in placement.snapshots.by_device.items()} == {
+        k: f"copy of {k}" for k in range(3)
+    }
     assert placement.restored_bytes - before == 14
     # All devices say it to the same control unit, and another one has another name.
     [lineage] = {entry for device in devices for entry in device.said("settle")}
@@ -195,14 +197,8 @@ class Fetched(ScriptedRay):
 def copied(monkeypatch, ray=None):
     monkeypatch.setattr(snapshots, "ray", ray or Fetched())
     made = Snapshots(12.0)
-    actors = {k: ScriptedActor(snapshot=(50 + k, f"copy of {k}")) for k in (0, 2)}
-
-    def ask(references, what):
-        assert what == "copying TEBs"
-        return {device: reference.value for device, reference in references.items()}
-
-    made.commit(actors, {0: [0, 1], 2: [2, 3]}, 9, ask)
-    return made, actors, ask
+    made.commit({k: Reference(f"copy of {k}") for k in (0, 2)}, {0: [0, 1], 2: [2, 3]}, 9, 102)
+    return made
 
 
 def moved(value):
@@ -211,17 +207,18 @@ def moved(value):
 
 def test_a_copy_of_every_device_is_counted_and_fetched_in_the_background(monkeypatch):
     ray = Fetched()
-    made, actors, ask = copied(monkeypatch, ray)
+    made = copied(monkeypatch, ray)
     assert (made.version, made.taken, made.bytes) == (9, 1, 102)
     assert within(20.0, ray.fetched.wait, 20.0)
     assert ray.fetches == [(["copy of 0", "copy of 2"], 2, 12.0, True)]
-    made.commit(actors, {0: [0, 1], 2: [2, 3]}, 10, ask)
-    assert (made.version, made.taken, made.bytes) == (10, 2, 204)
-    assert 0 < made.copy_s < 20.0
+    assert {device: copies.value for device, copies in made.by_device.items()} == {0: "copy of 0", 2: "copy of 2"}
+    made.commit({1: Reference("copy of 1")}, {1: [0, 1, 2, 3]}, 10, 100)
+    assert (made.version, made.taken, made.bytes) == (10, 2, 202)
+    assert {device: copies.value for device, copies in made.by_device.items()} == {1: "copy of 1"}
 
 
 def test_each_copy_is_handed_on_once_for_all_its_tebs(monkeypatch):
-    made, *_ = copied(monkeypatch)
+    made = copied(monkeypatch)
     places, copies = made.sources([3, 0, 2, 1])
     assert places == [(3, 0), (0, 1), (2, 0), (1, 1)]
     assert [copy.value for copy in copies] == ["copy of 2", "copy of 0"]
@@ -240,18 +237,6 @@ def test_the_first_commit_takes_the_place_of_the_checkpoint(monkeypatch):
     monkeypatch.setattr(snapshots, "ray", Fetched())
     made = Snapshots(12.0)
     made.restore({0: moved(5.0), 4: moved(6.0)})
-    made.commit({0: ScriptedActor(snapshot=(1, "copy"))}, {0: [0]}, 1, lambda references, what: {0: 1})
+    made.commit({0: Reference("copy")}, {0: [0]}, 1, 1)
     places, [copy] = made.sources([0, 4])
     assert places == [(0, 0), (4, -1)] and copy.value == "copy"
-
-
-def test_a_commit_that_fails_leaves_the_last_one(monkeypatch):
-    made, actors, _ = copied(monkeypatch)
-
-    def fails(references, what):
-        raise DeviceFault("gone", "killed", (0,))
-
-    with pytest.raises(DeviceFault):
-        made.commit(actors, {0: [0], 2: []}, 10, fails)
-    assert (made.version, made.taken, made.bytes) == (9, 1, 102)
-    assert made.sources([1])[0] == [(1, 0)]

@@ -1,5 +1,6 @@
 """Devices on machines without the model's files: each gets the frozen weights of its own TEBs, and no others."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from client_pipeline import durable
 from client_pipeline.partition.base_weights import cut_part
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.plan import ClusterPlan
@@ -103,8 +105,9 @@ def test_a_device_gets_the_files_of_its_own_tebs_and_no_other(model, cache, devi
                 )
         # After a step, another plan: what a device has not had comes, the rest is there; here both have one home.
         (cache / cut_part(base.part("blocks.2.")).base.files[0].name).unlink()
+        answers = {device: pool[device].apply.options(num_returns=2).remote(1, 1.0, True) for device in (0, 1)}
         placement.stepped(1)
-        placement.commit(segments(2, 3))
+        placement.commit(segments(2, 3), {device: copies for device, (_, copies) in answers.items()}, 0)
         placement.place(segments(3, 2))
         assert [len(device.parts) for device in devices] == [3, 3]
         assert [sorted(device.stage.blocks) for device in devices] == [[0, 1, 2], [3, 4]]
@@ -133,6 +136,33 @@ def test_devices_of_the_control_units_machine_map_its_files(model, cache, device
     try:
         placement.place(segments(2, 3))
         assert [len(device.parts) for device in devices] == [0, 0] and not cache.exists()
+    finally:
+        pool.close()
+
+
+def test_a_full_disk_of_a_device_is_named_and_nothing_is_left_there(model, cache, devices, monkeypatch):
+    spec, base = model
+    num_bytes = len(cut_part(base.part("blocks.0.")).content)
+
+    def half_a_file(path, write):
+        write(path)
+        path.write_bytes(path.read_bytes()[: num_bytes // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pool, placement = placement_of(spec, base)
+    try:
+        with monkeypatch.context() as full:
+            full.setattr(durable.disk, "fill", half_a_file)
+            text = rf"device 0: model.pretrained: the disk of {cache} on .* is full: {num_bytes} bytes .*No space.*make"
+            with pytest.raises(PipelineError, match=text):
+                placement.place(segments(2, 3))
+        assert not list(cache.iterdir())
+        # With room again the same cluster goes on.
+        placement.place(segments(2, 3))
+        assert [sorted(device.stage.blocks) for device in sorted(devices, key=lambda d: min(d.stage.blocks))] == [
+            [0, 1],
+            [2, 3, 4],
+        ]
     finally:
         pool.close()
 

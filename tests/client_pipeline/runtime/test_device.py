@@ -101,11 +101,11 @@ def test_a_device_holds_what_it_is_to_keep_and_what_copies_bring_and_nothing_els
 
 def test_a_copy_is_arrays_of_all_tebs_and_their_bytes(device):
     device.place([0, 3], 0, *(MovedBlock(block_weights(initial(), index)) for index in (0, 3)))
-    size, copies = device.snapshot()
+    assert device.apply(1, 1.0, copies=False) == (0, {})
+    size, copies = device.apply(2, 1.0, copies=True)
     assert sorted(copies) == [0, 3]
     assert size == sum(array.nbytes for parts in copies.values() for part in parts for array in part.values()) > 0
-    states = device.states()
-    assert sorted(states) == [0, 3] and size == sum(state.nbytes for state in states.values())
+    assert device.settle("") == {0: 2, 3: 2}
 
 
 def test_memory_is_told_from_before_the_device_had_anything(device):
@@ -115,7 +115,8 @@ def test_memory_is_told_from_before_the_device_had_anything(device):
 
 def test_a_step_is_run_in_the_group_and_its_work_is_told(device, monkeypatch):
     wire = connected(device, monkeypatch, 1, 2)
-    report = device.run(ORDER, None)
+    report, copies = device.run(ORDER, None, copies=True)
+    assert copies == {} and not report.copied_bytes
     assert sorted(wire.sent) == [(0, direction, i) for direction in (0, 1) for i in (0, 1)]
     assert [action.kind for action in report.actions] == ["F", "F", "B", "B"]
     assert report.norm_sq > 0 and report.busy_s > 0

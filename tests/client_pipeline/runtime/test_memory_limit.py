@@ -106,3 +106,24 @@ def test_what_does_not_fit_is_refused_with_the_numbers():
         check_memory_limit("scenario", "measured", network)
     # Before the model is there nobody knows what it needs.
     check_memory_limit("scenario", "model", scenario)
+
+
+def test_devices_that_recompute_or_have_another_schedule_need_room_for_one_micro_batch():
+    spec = replace(tiny_spec("llama"), lora=LoraConfig(rank=2))
+    scenario = load_scenario("two-clusters")
+    costs = {again: model_costs(spec, sequence_length=16, batch_size=8, recompute=again) for again in (False, True)}
+    memory = costs[True].memory
+    settings = replace(scenario.planner, num_blocks=5, batch_size=8, max_micro_batches=4)
+    # One TEB a device, with the activations of two of eight examples.
+    room = memory.block_memory(2) + memory.least_device_memory(8, 2)
+
+    def network(again, room):
+        clusters = tuple(tuple(replace(d, memory=room) for d in devices[:5]) for devices in scenario.clusters)
+        return replace(scenario, planner=settings, costs=costs[again], clusters=clusters)
+
+    check_memory_limit("scenario", "model", network(True, room))
+    check_memory_limit("scenario", "model", network(False, room), "1f1b")
+    with pytest.raises(ValueError, match=r"activations of 8 examples: as GPipe keeps them.* set runtime.recompute"):
+        check_memory_limit("scenario", "model", network(False, room))
+    with pytest.raises(ValueError, match="activations of 2 examples: one micro-batch of 4, computed again"):
+        check_memory_limit("scenario", "model", network(True, room - 1))

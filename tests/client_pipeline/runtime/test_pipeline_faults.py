@@ -75,7 +75,7 @@ class Cluster:
         step = StepId(seed=0, round=1, step=number, cluster=0)
         self.trainer.discard(0)
         link = LocalHead(self.trainer) if link is None else link
-        return self.pipeline.run_step(step, [batch], self.parts.embedding, link, apply_step)
+        return self.pipeline.run_step(step, [batch], self.parts.embedding, link, apply_step, commits=True)
 
 
 def within_bounds(function, *args):
@@ -205,7 +205,7 @@ def test_moved_tebs_keep_their_optimizer_state(make_pipeline):
         for cluster in (stays, moves):
             cluster.step(number, apply_step=number)
     assert moves.pipeline.moved_blocks == 5
-    weights, state, _ = moves.pipeline.states()[0]
+    weights, state, _ = moves.pipeline.committed_blocks()[0]
     assert state.keys() == {f"{name}/{kind}" for name in weights for kind in OPTIMIZER_STATE}
     assert moves.pipeline.moved_bytes == 5 * sum(value.nbytes for part in (weights, state) for value in part.values())
     start, expected, found = stays.parts.weights(), stays.pipeline.weights(), moves.pipeline.weights()
@@ -213,6 +213,19 @@ def test_moved_tebs_keep_their_optimizer_state(make_pipeline):
         for name, value in expected[index].items():
             assert torch.equal(value, found[index][name]), (index, name)
             assert not torch.equal(value, start[f"blocks.{index}.{name}"]), (index, name)
+
+
+def test_a_device_that_is_killed_after_its_step_has_left_a_copy(make_pipeline):
+    cluster = Cluster(make_pipeline(), THREE)
+    pid = cluster.pipeline.status()[1]["pid"]
+    cluster.step(1, apply_step=1)
+    expected = cluster.pipeline.weights()
+    os.kill(pid, signal.SIGKILL)
+    found = cluster.pipeline.committed_blocks()
+    assert list(found) == list(range(NUM_BLOCKS))
+    for index, block in found.items():
+        assert block.weights.keys() == expected[index].keys() and block.optimizer
+        assert all(torch.equal(value, expected[index][name]) for name, value in block.weights.items())
 
 
 def test_a_device_that_is_killed_in_the_middle_of_a_run_is_named(make_pipeline):

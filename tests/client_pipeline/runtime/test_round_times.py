@@ -7,9 +7,9 @@ import pytest
 from client_pipeline.partition.plan import Segment
 from client_pipeline.runtime.batch_run import ExchangeTimes
 from client_pipeline.runtime.device import StepReport
-from client_pipeline.runtime.pipeline import StepOutcome
 from client_pipeline.runtime.round_times import medians, round_times
 from client_pipeline.runtime.stage import DoneAction
+from client_pipeline.runtime.step_outcome import StepOutcome
 
 HOUR = 3600.0
 TEB_S, LINK_S, OUTLET_S, DECODER_S = 0.1, 0.05, 0.02, 0.3

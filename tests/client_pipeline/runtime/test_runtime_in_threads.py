@@ -188,7 +188,8 @@ def test_a_device_that_stands_still_is_found_and_given_up(units, undisturbed):
 
     once(unit, round_=1, step=2, kind="G", micro_batch=1, act=stop)
     weights, results = train(unit, [1])
-    assert faults(results) == [("freeze", 1, 1, 2)]
+    # It ends the call that it is in: the next step's is the first that it does not answer.
+    assert faults(results) == [("freeze", 1, 1, 3)]
     stopped[0].continue_process()
     weights, [later] = train(unit, [2], weights=weights)
     assert_equal(weights, expected)

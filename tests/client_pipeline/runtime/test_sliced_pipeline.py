@@ -16,9 +16,9 @@ from client_pipeline.runtime.schedules import SCHEDULES
 from client_pipeline.runtime.stage import MovedBlock, Stage, StepOrder
 from client_pipeline.runtime.verification import random_batch, verify_split
 from client_pipeline.system.costs import teb_costs
+from client_pipeline.system.device_memory import extra_keys
 from helpers.thread_ray import run_in_threads
 from helpers.tiny_models import tiny_batch, tiny_spec
-from strategies.planning.plan_demands import extra_keys
 
 NAMES = ["gpt2", "llama", "llama-tied", "mistral", "qwen2-window", "qwen3"]
 STEP = StepId(seed=0, round=1, step=1, cluster=0)

@@ -10,6 +10,7 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights, join_weights, own_parameters
 from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.arrangement import Arrangement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.optimizer import gradients
@@ -27,7 +28,7 @@ POST_NORM = transformer.spec(
 
 @pytest.fixture(scope="module")
 def pipelines(local_ray):
-    """One pipeline per specification, kept over plans as in a run; the one before ends, each has four processes."""
+    """One pipeline per specification, kept over plans as in a run; its devices are in four processes, as the next's."""
     from client_pipeline.runtime.pipeline import Pipeline
 
     made = {}
@@ -43,6 +44,7 @@ def pipelines(local_ray):
                 spec=spec,
                 optimizer=SGD,
                 runtime=RuntimeConfig(timeout=60, recompute=recompute, precision=precision),
+                placement=Arrangement(device_actors=4).placement(0, 4),
             )
         return made[key]
 

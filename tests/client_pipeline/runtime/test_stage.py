@@ -13,9 +13,9 @@ from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
 from client_pipeline.runtime.device import StepReport
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.pipeline import StepOutcome
 from client_pipeline.runtime.schedules import SCHEDULES
 from client_pipeline.runtime.stage import DoneAction, MovedBlock, Stage, StepOrder, run_actions
+from client_pipeline.runtime.step_outcome import StepOutcome
 from client_pipeline.runtime.transport import (
     BACKWARD,
     FORWARD,

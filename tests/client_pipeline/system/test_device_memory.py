@@ -6,7 +6,7 @@ import pytest
 
 from client_pipeline.partition.plan import micro_batch_sizes
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.runtime.schedules import held_micro_batches
+from client_pipeline.runtime.schedules import held_at_backward
 from client_pipeline.system.costs import model_costs, teb_costs
 from client_pipeline.system.device_memory import TebMemory
 from client_pipeline.system.scenario import load_scenario
@@ -31,14 +31,14 @@ LLAMA = replace(tiny_spec("llama"), lora=LoraConfig(rank=2))
 )
 def test_a_stage_keeps_the_micro_batches_of_its_schedule(schedule, kept):
     for stage, (blocks, samples) in enumerate(zip((3, 1, 2), kept, strict=True)):
-        num_held = held_micro_batches(schedule, stage, 3, 4)
+        moments = held_at_backward(schedule, stage, 3, 4)
         expected = blocks * 1000 + samples * (blocks * 100 + 10) + 7 + 2 * 3 + 8 * 10
-        assert MEMORY.stage_peak(blocks, num_held, [2, 2, 2, 2]) == expected
+        assert MEMORY.stage_peak(blocks, moments, [2, 2, 2, 2]) == expected
 
 
 def test_teb_by_teb_and_beside_them_no_plan_needs_more_than_is_counted():
     for m in (1, 2, 5, 8):
-        peak = MEMORY.stage_peak(3, m, micro_batch_sizes(8, m))
+        peak = MEMORY.stage_peak(3, held_at_backward("gpipe", 0, 3, m), micro_batch_sizes(8, m))
         most = 3 * MEMORY.block_memory(8) + MEMORY.device_memory(8)
         assert peak <= most and (peak == most) == (m == 1)
 

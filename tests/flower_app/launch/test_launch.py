@@ -19,7 +19,7 @@ import tomli_w
 from flower_app.launch import simulation, stopped_process, superlink
 from flower_app.launch.launcher import Outcome, last_error
 from flower_app.launch.processes import MARK, RunProcesses, _family, is_alive
-from flower_app.launch.simulation import _death
+from flower_app.launch.simulation import _death, _Leftover
 from flower_app.runs.run_directory import read_rounds, read_summary
 from helpers.tiny_app import launch_tiny_app, left_over, write_tiny_app
 
@@ -98,6 +98,19 @@ def death(server=None, submission=None, simulation=None, waited_s=0.0, lost_its_
 def test_a_run_whose_log_breaks_off_goes_on(code):
     # It was ended: flwr run had lost its stream, while the simulation trained on.
     assert death(submission=code, simulation=os.getpid()) == ""
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_simulation_that_outlives_its_stopped_run_is_given_up(monkeypatch, stopped):
+    """Flower interrupts it, and its own end may hang."""
+    asked, ends = [], iter([None, 0, 0, 0])
+    superlink = SimpleNamespace(
+        submission=SimpleNamespace(poll=lambda: next(ends)), run_was_stopped=lambda: asked.append(1) or stopped
+    )
+    leftover = _Leftover(superlink)
+    assert [leftover.reason() for _ in range(3)] == ["", "", ""] and not asked
+    monkeypatch.setattr(leftover, "_look_at", 0.0)
+    assert bool(leftover.reason()) == stopped and asked
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """The run's one model on the server: a head that is trained there is scored and saved as it is, without a copy."""
 
+import sys
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -67,3 +69,18 @@ def test_arrays_that_bring_a_head_are_the_model(models, parts):
     models.take(to_arrays(weights))
     metrics, _ = models.score("validation")
     assert metrics["head"] == 2.0 * sum(p.numel() for p in own_parameters(parts.head).values())
+
+
+def test_a_rounds_weights_are_never_copied_and_not_kept_until_a_later_evaluation(models, parts):
+    arrays = to_arrays(parts.weights())
+    name = next(iter(arrays))
+    content = arrays[name].data
+    holders = sys.getrefcount(content)
+    first, second = models.whole(arrays), models.whole(arrays)
+    assert {key: value.data_ptr() for key, value in first.items()} == {k: v.data_ptr() for k, v in second.items()}
+    assert torch.equal(first[name], dict(parts.named_parameters())[name])
+    del first, second
+    models.take(arrays)
+    assert sys.getrefcount(content) > holders
+    models.forget()
+    assert sys.getrefcount(content) == holders

@@ -8,6 +8,8 @@ import torch
 from flwr.app.message import Array
 
 from helpers.wire_grid import HOSTILE, NUM_CLUSTERS, START, change_array, round_of
+from strategies.grid import single_pulls
+from strategies.grid.update_spool import UpdateSpool
 
 pytestmark = pytest.mark.usefixtures("flower_process")
 
@@ -47,9 +49,18 @@ TAMPERINGS = {
 }
 
 
+@pytest.fixture(params=["in memory", "on disk"])
+def spool(request, tmp_path, monkeypatch):
+    """Where arrays are put together."""
+    if request.param == "in memory":
+        return None
+    monkeypatch.setattr(single_pulls, "SMALL_BYTES", 0)
+    return UpdateSpool(tmp_path)
+
+
 @pytest.mark.parametrize("name", TAMPERINGS)
-def test_a_reply_that_cannot_be_put_together_is_its_clusters_failure(name):
-    weights, record = round_of(TAMPERINGS[name])
+def test_a_reply_that_cannot_be_put_together_is_its_clusters_failure(name, spool):
+    weights, record = round_of(TAMPERINGS[name], spool)
     assert [entry["cluster"] for entry in record["failed"]] == [HOSTILE]
     reason = record["failed"][0]["reason"]
     assert reason.startswith("its reply cannot be put together: ") and reason.isprintable()
@@ -57,8 +68,8 @@ def test_a_reply_that_cannot_be_put_together_is_its_clusters_failure(name):
         torch.testing.assert_close(weights[name], value + 0.5)
 
 
-def test_whole_replies_pass_as_they_are():
-    weights, record = round_of(lambda reply, pieces: pieces)
+def test_whole_replies_pass_as_they_are(spool):
+    weights, record = round_of(lambda reply, pieces: pieces, spool)
     assert record["failed"] == []
     for name, value in START.items():
         torch.testing.assert_close(weights[name], value + 1)

@@ -13,7 +13,7 @@ from helpers.oracles import makespan
 from strategies.dssda.instance_file import parse_instance
 from strategies.planning.dry_run import plan_rounds
 from strategies.planning.pipeline_choices import PipelineChoices
-from strategies.planning.plan_demands import device_memory, least_block_memory, memory_violations, plan_times
+from strategies.planning.plan_demands import device_memory, lean_instance, memory_violations, plan_times
 from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import DSSDA, make_policy
 from strategies.planning.policy import Round
@@ -130,8 +130,8 @@ def test_without_room_under_any_schedule_the_round_is_planned_with_a_whole_batch
 def test_the_least_memory_of_a_teb_is_that_with_one_micro_batch():
     instance, _ = drawn(np.random.default_rng(9))
     instance = replace(instance, gamma_act=0.5 * instance.gamma0)
-    smallest = micro_batch_sizes(instance.b, max(instance.m_set))[-1]
-    assert least_block_memory(instance) == pytest.approx(instance.gamma0 * (0.5 + 0.5 * smallest / instance.b))
+    smallest = micro_batch_sizes(instance.b, max(m for m in instance.m_set if m <= instance.b))[0]
+    assert lean_instance(instance).gamma0 == pytest.approx(instance.gamma0 * (0.5 + 0.5 * smallest / instance.b))
 
 
 def test_a_rounds_plans_name_their_schedules_and_without_a_setting_they_stay():

@@ -45,13 +45,16 @@ def memory_by_slices(instance, plan):
     sizes, memory, slices = micro_batch_sizes(instance.b, plan.m), [0.0] * len(plan.delta), plan.token_slices
     # Keys and values of the slices that each slice's attention sees; and of a slice for later ones, if there are any.
     keys = sum((q + 1) / slices + (1 / slices if q < slices - 1 else 0) for q in range(slices))
-    of_sample = instance.gamma_act / instance.b * (1 + instance.kept_keys_share * (keys - 1))
+    whole = instance.gamma_act / instance.b
+    of_sample = whole * (1 + instance.kept_keys_share * (keys - 1))
     for stage, device in enumerate(plan.order):
         kept, most = 0.0, 0.0
         for kind, i in actions(plan.schedule, stage, len(plan.order), plan.m):
-            kept += sizes[i] * ((kind == "F") - (kind == ("W" if plan.schedule == "zb-h1" else "B")))
+            # What waits for weight gradients counts as the micro-batch without slices.
+            waits = whole if plan.schedule == "zb-h1" else 0.0
+            kept += sizes[i] * {"F": of_sample, "B": waits - of_sample, "W": -waits}[kind]
             most = max(most, kept)
-        memory[device] = plan.delta[device] * (instance.gamma0 - instance.gamma_act + most * of_sample)
+        memory[device] = plan.delta[device] * (instance.gamma0 - instance.gamma_act + most)
     return memory
 
 

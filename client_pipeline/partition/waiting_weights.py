@@ -73,7 +73,8 @@ class WaitingWeights(TorchFunctionMode):
     def nbytes(self) -> int:
         """Bytes of what waits, tensors that several layers share counted once."""
         storages = (t.untyped_storage() for factors in self._factors for t in (factors.x, factors.gradient))
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        # Not by the address of their data: tensors without data are counted, too.
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
     def add(self) -> None:
         """Add the gradients that waited to those of the parameters, and let go of what they are made of."""

@@ -11,9 +11,9 @@ from client_pipeline.partition.families import adapter, build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.spec import LoraConfig
+from client_pipeline.partition.waiting_weights import WaitingWeights
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.stage import MovedBlock, Stage
-from client_pipeline.runtime.waiting_weights import WaitingWeights
 from helpers.tiny_models import CLASSIC, CONFIGS, NUM_BLOCKS, VARIANTS, tiny_spec
 
 STEP = StepId(seed=3, round=1, step=1, cluster=0)

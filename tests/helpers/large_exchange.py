@@ -1,0 +1,103 @@
+"""Rounds of a large model in this process, and what they hold beside its weights: run in a process of its own."""
+
+import tracemalloc
+import uuid
+from types import SimpleNamespace
+
+import numpy as np
+from flwr.app import Array, ConfigRecord, Message, MessageType, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from helpers.fake_grid import FakeGrid
+from helpers.replies import answer_to
+from strategies.aggregation.config import ServerOptimizerConfig
+from strategies.aggregation.server_optimizers import averaging_strategy
+from strategies.grid.bounded import BoundedGrid
+from strategies.grid.recording import RecordingGrid
+from strategies.grid.single_pulls import SinglePulls
+from strategies.grid.update_spool import UpdateSpool
+from strategies.records import to_arrays
+
+NUM_ARRAYS, ARRAY_BYTES = 16, 4_000_000
+MODEL_BYTES = NUM_ARRAYS * ARRAY_BYTES
+
+
+class FarGrid(FakeGrid):
+    """Answers lie at a SuperLink elsewhere until they are pulled: only the pieces of one are here, shared by all."""
+
+    pull_interval = 0.01
+
+    def __init__(self, num_nodes, weights):
+        super().__init__(None, num_nodes)
+        self.arrays, self.pieces, self.orders = to_arrays(weights), {}, {}
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node, last_activated_at="") for node in self.nodes]
+
+    def push_messages(self, messages):
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
+            # The weights are not kept here.
+            content = RecordDict({"config": message.content["config"]})
+            order = Message(content, message.metadata.dst_node_id, MessageType.TRAIN)
+            order.metadata.__dict__["_message_id"] = message.metadata.message_id
+            self.orders[message.metadata.message_id] = order
+        return list(self.orders)
+
+    def pull_messages(self, message_ids):
+        return [self._put_together(self.orders.pop(message_id)) for message_id in message_ids]
+
+    def _put_together(self, order):
+        cluster = self.clusters[order.metadata.dst_node_id]
+        reply = answer_to(order, cluster, {}, weight=1 + cluster)
+        reply.content["arrays"] = self.arrays
+        nested = get_all_nested_objects(reply)
+        for name, piece in nested.items():
+            if name not in self.pieces:
+                self.pieces[name] = piece.deflate()
+        return inflate_object_from_contents(reply.object_id, {name: self.pieces[name] for name in nested})
+
+
+def orders_of(grid, arrays, round_):
+    return [
+        Message(
+            RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": round_})}),
+            dst_node_id=node,
+            message_type=MessageType.TRAIN,
+        )
+        for node in grid.nodes
+    ]
+
+
+def grids(far, folder):
+    """The layers of a run around a grid."""
+    spool = UpdateSpool(folder)
+    return RecordingGrid(BoundedGrid(SinglePulls(far, spool), far.clusters), far.clusters, spool=spool)
+
+
+def extra_models(num_clusters, folder, layers=grids):
+    """Most memory that each of two rounds' exchange and average take beside the round's weights, in models."""
+    TaskIdentity._run_id = TaskIdentity._node_id = TaskIdentity._task_id = 1
+    generator = np.random.default_rng(0)
+    weights = {f"w{n}": generator.random(ARRAY_BYTES // 4, dtype=np.float32) for n in range(NUM_ARRAYS)}
+    start = to_arrays({name: np.zeros_like(value) for name, value in weights.items()})
+    far = FarGrid(num_clusters, weights)
+    # All pieces are here before anything is counted.
+    far.push_messages(orders_of(far, start, 0))
+    far.pull_messages(list(far.orders))
+    recording, aggregator = layers(far, folder), averaging_strategy(ServerOptimizerConfig())
+    mean, peaks = start, []
+    del start
+    tracemalloc.start()
+    for round_ in (1, 2):
+        start = mean
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        replies = recording.send_and_receive(orders_of(far, start, round_))
+        mean, _ = aggregator.aggregate_train(round_, replies)
+        peaks.append((tracemalloc.get_traced_memory()[1] - before) / MODEL_BYTES)
+        assert len(replies) == num_clusters and isinstance(mean["w0"], Array)
+        np.testing.assert_allclose(mean["w3"].numpy(), weights["w3"], rtol=1e-5)
+    return peaks

@@ -8,6 +8,8 @@ import subprocess
 import uuid
 from pathlib import Path
 
+import psutil
+
 from helpers.signals import default_signals
 
 
@@ -151,16 +153,16 @@ class Namespaces(Hosts):
     def actors(self, name):
         """Ids of a machine's Ray workers that have loaded torch; idle ones have not.
 
-        Ray's titles are not relied on beyond their beginning: they are set from several threads, and stay as they were
-        at some moment.
+        Workers are known by their parent: Ray's titles are set from several threads, and stay as they were at some
+        moment.
         """
-        found = []
+        workers = []
         for pid in self.processes(name):
-            with contextlib.suppress(OSError):
-                title = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if title.startswith(b"ray::") and b"libtorch_cpu" in Path(f"/proc/{pid}/maps").read_bytes():
-                    found.append(pid)
-        return found
+            with contextlib.suppress(OSError, psutil.Error):
+                started_by_raylet = psutil.Process(psutil.Process(pid).ppid()).name() == "raylet"
+                if started_by_raylet and b"libtorch_cpu" in Path(f"/proc/{pid}/maps").read_bytes():
+                    workers.append(pid)
+        return workers
 
     def _ip(self, *arguments):
         if failed := _try("ip", *arguments):

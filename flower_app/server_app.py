@@ -11,6 +11,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from client_pipeline.quick_imports import quick_imports
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.processes import MARK
 from flower_app.runs import run_directory
@@ -25,11 +26,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run one training, from the configuration to the summary."""
     start_actors(context.run_config, grid)
-    from flower_app.gguf_import import with_gguf_imported
-    from flower_app.report.pictures import write_pictures
-    from flower_app.training.cluster_setup import fitted_to_nodes
-    from flower_app.training.prepared_run import prepare
-    from flower_app.training.training_run import train_prepared
+    with quick_imports():
+        from flower_app.gguf_import import with_gguf_imported
+        from flower_app.report.pictures import write_pictures
+        from flower_app.training.cluster_setup import fitted_to_nodes
+        from flower_app.training.prepared_run import prepare
+        from flower_app.training.training_run import train_prepared
 
     config = fitted_to_nodes(RunConfig.from_flat(context.run_config), grid)
     if config.run_dir:

@@ -6,7 +6,6 @@ its own for the targets; then the server has all of it. Positions belong to enco
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from client_pipeline.partition.hugging_face import LABEL_SMOOTHING, TRAINED_LOGI
 from client_pipeline.partition.parts import Batch, ModelParts
 from client_pipeline.partition.seq2seq import Seq2SeqHead
 from client_pipeline.partition.spec import SEQ2SEQ, ModelSpec
+from client_pipeline.quick_imports import quick_import
 
 HEADS = (SEQ2SEQ,)
 
@@ -28,7 +28,7 @@ _TIED = {"decoder.embed_tokens.weight": "embed_tokens.weight"}
 
 def _library(spec: ModelSpec, suffix: str) -> Any:
     """A class of the family's own module, by the end of its name."""
-    module = importlib.import_module(f"transformers.models.{spec.family}.modeling_{spec.family}")
+    module = quick_import(f"transformers.models.{spec.family}.modeling_{spec.family}")
     return getattr(module, spec.family.title() + suffix)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,6 +33,7 @@ from client_pipeline.partition.spec import (
 )
 from client_pipeline.partition.unfilled import adopt, no_storage
 from client_pipeline.plugins import class_named
+from client_pipeline.quick_imports import quick_import
 
 _MODULES = {
     "transformer": "client_pipeline.partition.transformer",
@@ -136,7 +136,7 @@ def adapter(family: str) -> Adapter:
             f"{_file_to_add(family)} with the functions of Adapter and name it in families.py, or name a class of "
             f"your own: module:Class{did_you_mean(family, families())}"
         )
-    return cast(Adapter, importlib.import_module(_MODULES[family]))
+    return cast(Adapter, quick_import(_MODULES[family]))
 
 
 _OTHER_HEADS_DROPOUTS = ("qa_dropout", "summary_first_dropout", "summary_last_dropout")

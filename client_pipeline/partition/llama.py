@@ -5,7 +5,6 @@ Rotary embeddings have no parameters: each stage computes them for the positions
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, cast
 
 import torch
@@ -25,13 +24,14 @@ from client_pipeline.partition.hugging_face import fresh_model, spec_from_model 
 from client_pipeline.partition.parts import Batch, MaskForm, ModelParts
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.partition.token_slices import TokenSlice
+from client_pipeline.quick_imports import quick_import
 
 _PREFIXES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
 def _library(spec: ModelSpec, suffix: str) -> Any:
     """A class of the family's own module, by the end of its name."""
-    module = importlib.import_module(f"transformers.models.{spec.family}.modeling_{spec.family}")
+    module = quick_import(f"transformers.models.{spec.family}.modeling_{spec.family}")
     return getattr(module, _PREFIXES[spec.family] + suffix)
 
 

@@ -7,7 +7,6 @@ as arrays.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from client_pipeline.quick_imports import quick_import
 from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundResult
 from client_pipeline.runtime.unused_actors import LIVENESS
 
@@ -55,7 +55,7 @@ class ControlUnitActor:
         if self._unit is None:
             setup = self._setup
             frozen = _base_of(setup) if setup.base else _tensors(setup.frozen)
-            self._unit = importlib.import_module(CONTROL_UNIT).ControlUnit(replace(setup, frozen=frozen))
+            self._unit = quick_import(CONTROL_UNIT).ControlUnit(replace(setup, frozen=frozen))
         return self._unit
 
     def train_round(self, order: RoundOrder) -> RoundResult:

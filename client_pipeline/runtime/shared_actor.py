@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from typing import Any
 
 import ray
 
+from client_pipeline.quick_imports import quick_import
 from client_pipeline.runtime.placement import SHARED
 from client_pipeline.runtime.unused_actors import LIVENESS, Watch
 
@@ -94,7 +94,12 @@ class SharedActor:
 
     async def load(self, modules: Sequence[str]) -> None:
         """Import what members will need, before they come."""
-        await asyncio.to_thread(lambda: [importlib.import_module(name) for name in modules])
+
+        def import_all() -> None:
+            for name in modules:
+                quick_import(name)
+
+        await asyncio.to_thread(import_all)
 
     async def names(self) -> list[str]:
         """Names of all members."""

@@ -19,6 +19,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from client_pipeline.quick_imports import quick_imports
 from flower_app.cli import (
     deployment_commands,
     evaluate_and_predict,
@@ -93,7 +94,8 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Train: the Flower app in simulation, with all clusters at once. Without options: the default run."""
-    from flower_app.launch.single_run import continued_run, launch_run, new_run
+    with quick_imports():
+        from flower_app.launch.single_run import continued_run, launch_run, new_run
 
     if resume and config:
         raise ValueError("--resume: a run goes on as it began; leave out --config")

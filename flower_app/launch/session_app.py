@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from client_pipeline import durable
+from client_pipeline.quick_imports import quick_imports
 from flower_app import client_app
 from flower_app.error_text import error_text
 from flower_app.runs.phases import LOADING, begin_phase
@@ -36,8 +37,9 @@ def train_runs(grid: Grid, context: Context) -> None:
     from flower_app.training.actor_start import start_actors
 
     start_actors(context.run_config, grid)
-    from flower_app.training.prepared_run import prepare
-    from flower_app.training.training_run import train_prepared
+    with quick_imports():
+        from flower_app.training.prepared_run import prepare
+        from flower_app.training.training_run import train_prepared
 
     session = Path(str(context.run_config["run-dir"]))
     try:

@@ -30,7 +30,10 @@ SIMULATION = "flwr-simulation"
 """Program in which the server app and, through Ray, the client apps run."""
 
 _START_S = 240.0
-_TASK_POLL_S = 0.1
+_TASK_POLL_S, _SIMULATED_TASK_POLL_S = 0.5, 0.1
+"""How often Flower's SuperExec asks for work [s]. Each time costs the SuperLink ten milliseconds of its processor: a
+deployment's has to answer all day, a simulation's for as long as its run lasts."""
+_TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 _ANSWER_S = 60.0
 """How long the SuperLink may take to say how a run ended [s]."""
 _TAKEN = re.compile(rb"address already in use", re.IGNORECASE)
@@ -204,6 +207,7 @@ def launch_environment(home: Path, ray_folder: Path, inherited: Mapping[str, str
         | {"RAY_TMPDIR": str(ray_folder), "RAY_worker_niceness": environment.get("RAY_worker_niceness", "0")}
         # An actor has a thread for each of its members, which compute in turns: glibc would keep a heap for each.
         | {"MALLOC_ARENA_MAX": environment.get("MALLOC_ARENA_MAX", "2")}
+        | {_TASK_POLL: str(_SIMULATED_TASK_POLL_S)}
     )
 
 
@@ -229,7 +233,7 @@ def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(_TASK_POLL_S),
+        _TASK_POLL: str(_TASK_POLL_S),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Workers started ahead would lack the run's environment, and so only take the processor from those needed.
         "RAY_prestart_worker_first_driver": "0",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from client_pipeline.partition.base_weights import FrozenBase
 from client_pipeline.partition.parts import ModelParts, own_parameters
+from client_pipeline.runtime.memory import give_freed_memory_back
 from flower_app.saved_model import save_model, saved_weights
 from flower_app.tasks.base import Prepared
 from strategies.records import shared_tensors
@@ -65,6 +66,8 @@ class GlobalModels:
 
     def score(self, split: str) -> tuple[dict[str, float], str]:
         """Metrics on a split, the mean over the models; and the metric's signature."""
+        # What the round has left free would stand beside the scores of a vocabulary, which are as large as the head.
+        give_freed_memory_back()
         scores = []
         for weights in self._models:
             self._parts.load(dict(weights))

@@ -30,7 +30,7 @@ from strategies.aggregation.accountant import PrivacyAccountant
 from strategies.checkpoint import Checkpoint
 from strategies.planning.planner import RoundPlanner
 
-_LARGE_BYTES = 1 << 22
+_LARGE_BYTES = 1 << 20
 """Tensors of this size and more go back to the system when they are freed [byte]."""
 
 
@@ -127,6 +127,8 @@ def prepare(config: RunConfig, run_dir: Path) -> PreparedRun:
         check_slices(config, prepared_task.spec, plans)
     frozen = parts.frozen_weights() if parts.base is None else parts.base
     source = config.model.pretrained or config.model.from_
+    # The planner's libraries and the digests, too, leave memory behind that the head and its scores would stand beside.
+    give_freed_memory_back()
     return PreparedRun(
         config=config,
         run_dir=run_dir,

@@ -6,6 +6,7 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.runtime.arrangement import Arrangement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
 from client_pipeline.runtime.decoder_update import HeadTrainer
@@ -22,6 +23,8 @@ PLANS = [
     ClusterPlan(delta=(2, 3), order=(1, 0), m=3),
     ClusterPlan(delta=(1, 0, 4), order=(0, 2), m=2, schedule="1f1b"),
 ]
+SHARED_ACTORS = Arrangement(device_actors=3)
+"""Actors that all tests share: neighbours in a plan are in different ones, which outlive the control units."""
 
 
 class OneBatch:
@@ -38,6 +41,7 @@ class OneBatch:
 
 
 def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC, first=0, **more):
+    """A control unit for each batch; ``placement`` gives its devices actors other than the shared ones."""
     return [
         ControlUnit(
             ClusterSetup(
@@ -49,7 +53,11 @@ def control_units(batches, optimizer, run, local_steps=1, spec=CLASSIC, first=0,
                 seed=7,
                 local_steps=local_steps,
                 load_data=lambda batch=batch: OneBatch(batch),
-                **{"batch_size": len(batch["input_ids"]), **more},
+                **{
+                    "batch_size": len(batch["input_ids"]),
+                    "placement": SHARED_ACTORS.placement(n, len(PLANS[1].delta)),
+                    **more,
+                },
             )
         )
         for n, batch in enumerate(batches, start=first)

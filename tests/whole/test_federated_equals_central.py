@@ -10,19 +10,33 @@ from client_pipeline.runtime.control_unit import RoundOrder
 from client_pipeline.runtime.data_order import DataOrder
 from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.whole import whole_step
-from helpers.federated_rounds import LR, PLANS, OneBatch, central_gradient, control_units, federated_round
+from helpers.federated_rounds import (
+    LR,
+    PLANS,
+    SHARED_ACTORS,
+    OneBatch,
+    central_gradient,
+    control_units,
+    federated_round,
+)
 from helpers.tiny_models import CLASSIC, tiny_batch
 
 
-@pytest.mark.parametrize("decoder_sync", ["step", "round"])
-def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batch(served, decoder_sync):
+@pytest.mark.parametrize(("decoder_sync", "shares_actors"), [("step", False), ("round", True)], ids=["step", "round"])
+def test_two_clusters_with_one_sgd_step_equal_one_central_step_on_the_joint_batch(served, decoder_sync, shares_actors):
     # Unequal batches: 7 and 5 examples, different lengths, so that the weights matter.
     batches = [tiny_batch(CLASSIC, size=7, length=9, seed=1), tiny_batch(CLASSIC, size=5, length=6, seed=2)]
     optimizer = OptimizerConfig(name="sgd", lr=LR)
     service, weights = served(optimizer, decoder_sync)
     gradients, loss = central_gradient(batches, weights)
-    units = control_units(batches, optimizer, f"joint-{decoder_sync}")
+    # Once with an actor for each device; all other tests have them share some.
+    placements = [SHARED_ACTORS.placement(n, 3) if shares_actors else Placement() for n in range(2)]
+    units = [
+        control_units([batch], optimizer, f"joint-{decoder_sync}", first=n, placement=placements[n])[0]
+        for n, batch in enumerate(batches)
+    ]
     try:
         joined, results = federated_round(units, service, weights)
     finally:

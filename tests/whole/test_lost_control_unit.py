@@ -57,70 +57,64 @@ def check_leaves_in_time(history, cluster):
     check_went_on_in_time(history, cluster, row)
 
 
-@pytest.mark.timeout(1800)
-def test_a_control_unit_whose_machine_dies_is_left_out_and_comes_back(tmp_path, history_checker):
+@pytest.fixture(scope="module")
+def history(tmp_path_factory):
+    """One deployed run, of which machines are lost in both tests; the second goes on where the first has ended."""
     if reason := namespaces_missing():
         pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("lost")
     with Namespaces(["server", *(f"cu{cluster}" for cluster in range(CLUSTERS))]) as hosts:
-        stack = lone_stack(hosts, tmp_path, CLUSTERS, ROUNDS)
+        stack = lone_stack(hosts, folder, CLUSTERS, ROUNDS)
         stack.start()
-        run, run_dir = stack.begin(config=tmp_path / "server" / "run.toml")
-        history = History(stack, run, run_dir)
+        history = History(stack, *stack.begin(config=folder / "server" / "run.toml"))
         history.until(lambda: len(history.rounds) >= 3)
-
-        # Both in the midst of a round: one machine starts again at once, the other after 25 s.
-        history.until_trained_by(1, 2)
-        history.until_connected(1, 2)
-        history.lose({1: 0.0, 2: 25.0})
-        for cluster in (1, 2):
-            check_leaves_in_time(history, cluster)
-        for cluster in (1, 2):
-            assert history.rounds_until_back(cluster)[0] <= 2
-
-        # Once more: one after 5 s, the other never.
-        history.until_trained_by(1, 2)
-        history.until_connected(1, 2)
-        history.lose({1: 5.0, 2: math.inf})
-        for cluster in (1, 2):
-            check_leaves_in_time(history, cluster)
-        assert history.rounds_until_back(1)[0] <= 2
-        history.until(lambda: 2 not in history.rounds[-1].clusters and 1 in history.rounds[-1].clusters)
-        assert all(0 in round_.clusters for round_ in history.rounds)
-
-        run.send_signal(signal.SIGINT)
-        run.wait(PATIENCE_S)
-        hosts.running.remove(run)
-        assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
-        folders = {n: tmp_path / f"state-cu{n}/checkpoints/{run_dir.name}/cluster-{n}" for n in range(CLUSTERS)}
-        sizes = {"clusters": CLUSTERS, "local-steps": 2, "batch-size": 8}
-        assert history_checker.problems(history_checker.read(run_dir, folders, sizes)) == []
-        # The terminal has said whom it waited for.
-        terminal = stack.log("run").read_text()
-        assert "waiting for cluster 1: its" in terminal and "waiting for cluster 2: its" in terminal, terminal
+        yield history
 
 
 @pytest.mark.timeout(1800)
-def test_a_control_unit_that_is_cut_off_is_left_out_and_comes_back(tmp_path, history_checker):
-    """Its processes live on: nothing ends a connection but the silence."""
-    if reason := namespaces_missing():
-        pytest.skip(reason)
-    with Namespaces(["server", "cu0", "cu1"]) as hosts:
-        stack = lone_stack(hosts, tmp_path, 2, ROUNDS)
-        stack.start()
-        run, run_dir = stack.begin(config=tmp_path / "server" / "run.toml")
-        history = History(stack, run, run_dir)
-        history.until(lambda: len(history.rounds) >= 3)
-        history.until_trained_by(0, 1)
-        history.until_connected(1)
-        history.pull_network(1, math.inf)
-        check_went_on_in_time(history, 1, CUT_OFF)
-        assert all(0 in round_.clusters for round_ in history.rounds)
-        history.bring_back(1)
-        assert history.rounds_until_back(1)[0] <= 2
+def test_a_control_unit_whose_machine_dies_is_left_out_and_comes_back(history):
+    # Both in the midst of a round: one machine starts again at once, the other after 25 s.
+    history.until_trained_by(1, 2)
+    history.until_connected(1, 2)
+    history.lose({1: 0.0, 2: 25.0})
+    for cluster in (1, 2):
+        check_leaves_in_time(history, cluster)
+    for cluster in (1, 2):
+        assert history.rounds_until_back(cluster)[0] <= 2
 
-        run.send_signal(signal.SIGINT)
-        run.wait(PATIENCE_S)
-        hosts.running.remove(run)
-        folders = {n: tmp_path / f"state-cu{n}/checkpoints/{run_dir.name}/cluster-{n}" for n in range(2)}
-        sizes = {"clusters": 2, "local-steps": 2, "batch-size": 8}
-        assert history_checker.problems(history_checker.read(run_dir, folders, sizes)) == []
+    # Once more: one after 5 s, the other never.
+    history.until_trained_by(1, 2)
+    history.until_connected(1, 2)
+    history.lose({1: 5.0, 2: math.inf})
+    for cluster in (1, 2):
+        check_leaves_in_time(history, cluster)
+    assert history.rounds_until_back(1)[0] <= 2
+    history.until(lambda: 2 not in history.rounds[-1].clusters and 1 in history.rounds[-1].clusters)
+    assert all(0 in round_.clusters for round_ in history.rounds)
+    # The terminal has said whom it waited for.
+    terminal = history.stack.log("run").read_text()
+    assert "waiting for cluster 1: its" in terminal and "waiting for cluster 2: its" in terminal, terminal
+
+
+@pytest.mark.timeout(1800)
+def test_a_control_unit_that_is_cut_off_is_left_out_and_comes_back(history):
+    """Its processes live on: nothing ends a connection but the silence."""
+    history.until_trained_by(0, 1)
+    history.until_connected(1)
+    history.pull_network(1, math.inf)
+    check_went_on_in_time(history, 1, CUT_OFF)
+    assert all(0 in round_.clusters for round_ in history.rounds)
+    history.bring_back(1)
+    assert history.rounds_until_back(1)[0] <= 2
+
+
+@pytest.mark.timeout(1800)
+def test_what_the_run_and_its_control_units_have_written_fits_together(history, history_checker):
+    run, run_dir, stack = history.run, history.run_dir, history.stack
+    run.send_signal(signal.SIGINT)
+    run.wait(PATIENCE_S)
+    stack.hosts.running.remove(run)
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
+    folders = {n: stack.folder / f"state-cu{n}/checkpoints/{run_dir.name}/cluster-{n}" for n in range(CLUSTERS)}
+    sizes = {"clusters": CLUSTERS, "local-steps": 2, "batch-size": 8}
+    assert history_checker.problems(history_checker.read(run_dir, folders, sizes)) == []

@@ -81,7 +81,7 @@ class Machines:
         while not (found := re.search(pattern, self.words(name)[since:])):
             assert self.programs[name].poll() is None, f"{name} ended: {self.said()}"
             assert time.monotonic() < deadline, f"{name}: no {pattern!r} in: {self.words(name)[-3000:]}"
-            time.sleep(0.2)
+            time.sleep(0.1)
         return found
 
     def said(self):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 SCENARIO = """
 format = "collapipe-scenario/1"
 clusters = 3
-devices = 3
+devices = 2
 seed = 3
 [device]
 flop-per-cycle = 20.0
@@ -33,7 +33,7 @@ ARRANGEMENTS = {
     "apart": APART,
     "automatic": {},
     "devices": APART | {"runtime.devices-per-actor": 4},
-    "one-actor": {"runtime.devices-per-actor": 9, "runtime.clusters-per-actor": 3},
+    "one-actor": {"runtime.devices-per-actor": 6, "runtime.clusters-per-actor": 3},
     # Devices that hand gradients over in 8 bits do so in memory, too.
     "apart-int8": APART | {"compression.activations": "int8"},
     "automatic-int8": {"compression.activations": "int8"},

@@ -62,6 +62,7 @@ CASES = {
 }
 CLIP = 0.001
 """Of an update; a round of these runs moves the encoder hundreds of times as far."""
+RANKS = {"model.trainable": "lora", "lora.rank": 4, "lora.average": "products", "lora.cluster-ranks": "4,2"}
 AVERAGES_NOTHING = ("pipeline", "outside")
 UPLOADS_BY_PLAN = ("random", "uniform", "vanilla-fl", "titanic")
 
@@ -72,7 +73,7 @@ def test_the_cases_hold_every_baseline():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """All cases and the one with energy queues, one after the other in one simulation: their run directories."""
+    """All cases, and some more runs, one after the other in one simulation: their run directories."""
     folder = tmp_path_factory.mktemp("contract")
     (folder / "two.toml").write_text(SCENARIO)
     physical = (files("configs") / "scenarios" / "physical.toml").read_text()
@@ -83,6 +84,7 @@ def trained(tmp_path_factory):
     cases = {
         **CASES,
         "energy-queue": {"scenario": folder / "physical.toml"},
+        "ranks": {"scenario": "two-clusters", **RANKS},
         "clipped": {"privacy.update-mechanism": "client-fixed", "privacy.update-clip": CLIP},
     }
     wanted = {
@@ -166,6 +168,22 @@ def test_mods_clip_each_update_of_a_shared_simulation(trained):
     first, second = map(load_file, rounds)
     change = [second[name] - value for name, value in first.items() if not name.startswith("head.")]
     assert float(torch.cat([c.flatten() for c in change]).norm()) == pytest.approx(CLIP, rel=0.01)
+
+
+def test_clusters_of_two_ranks_train_one_model(trained):
+    run_dir = trained["ranks"]
+    lines = rounds(run_dir)
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    for line in lines:
+        assert not line["failed"]
+        whole, half = (cluster["payload_bytes"]["update"] for cluster in line["clusters"])
+        assert whole == 2 * half > 0
+    # What is kept is of the global rank, and both clusters have taken part in it.
+    spec = json.loads((run_dir / "model" / "spec.json").read_text())
+    assert spec["lora"]["rank"] == 4
+    weights = load_file(run_dir / "model" / "model.safetensors")
+    factors = [value for name, value in weights.items() if ".lora_B." in name]
+    assert factors and all(value.shape[1] == 4 and value.any() for value in factors)
 
 
 def check_costs(virtual, line):

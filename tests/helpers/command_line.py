@@ -1,5 +1,6 @@
-"""The command line in a process of its own, and a configuration that takes seconds."""
+"""The command line in a process of its own or in this one, and a configuration that takes seconds."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -25,6 +26,18 @@ TINY = {
 def collapipe(*arguments, cwd, timeout=560):
     command = [sys.executable, "-m", "flower_app.cli", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text=True)
+
+
+def collapipe_here(*arguments, cwd):
+    """Output of a command that succeeds, without a process of its own."""
+    from typer.testing import CliRunner
+
+    from flower_app.cli.main import app
+
+    with contextlib.chdir(cwd):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def sets(**more):

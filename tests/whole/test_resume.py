@@ -21,7 +21,7 @@ from client_pipeline.partition.spec import LoraConfig
 from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime.control_unit import RoundOrder
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from helpers.command_line import collapipe, rounds, sets
+from helpers.command_line import collapipe, collapipe_here, rounds, sets
 from helpers.federated_rounds import control_units
 from helpers.tiny_models import tiny_batch, tiny_spec
 
@@ -78,8 +78,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     for folder in (straight, killed):
         folder.mkdir()
-    result = collapipe("run", *options(straight, **COMPRESSED), cwd=straight)
-    assert result.returncode == 0, result.stderr[-3000:]
+    collapipe_here("run", *options(straight, **COMPRESSED), cwd=straight)
 
     command = [sys.executable, "-m", "flower_app.cli", "run", *map(str, options(killed, **COMPRESSED))]
     run = subprocess.Popen(command, cwd=killed, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
@@ -112,8 +111,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     assert again.returncode == 2 and "has finished its 4 rounds" in again.stderr
     assert "extend it with --set num-rounds=8" in again.stderr
 
-    extended = collapipe("run", "--resume", "latest", "--set", "num-rounds=5", cwd=killed)
-    assert extended.returncode == 0, extended.stderr[-3000:]
+    collapipe_here("run", "--resume", "latest", "--set", "num-rounds=5", cwd=killed)
     assert [line["round"] for line in rounds(ours)] == [1, 2, 3, 4, 5]
     assert json.loads((ours / "summary.json").read_text())["rounds"] == 5
     assert "num-rounds = 5" in (ours / "config.toml").read_text()

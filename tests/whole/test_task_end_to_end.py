@@ -1,14 +1,11 @@
 """Pre-training on the clusters' text, a classifier that starts from it, its use and export, through every real part."""
 
-import contextlib
 import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from flower_app.cli.main import app
-from helpers.command_line import collapipe, rounds, sets
+from helpers.command_line import collapipe_here, rounds, sets
 
 MORE = {"model.family": "bert", "scenario": "two-clusters"}
 
@@ -29,17 +26,8 @@ def runs(tmp_path_factory):
         ),
         ("sequence-classification", {"model.from": "latest"}),
     ):
-        result = collapipe("run", *sets(**{**MORE, "name": name, "task.name": name, **more}), cwd=folder)
-        assert result.returncode == 0, result.stderr[-3000:]
+        collapipe_here("run", *sets(**{**MORE, "name": name, "task.name": name, **more}), cwd=folder)
     return folder
-
-
-def call(folder, *arguments):
-    """Output of a command that succeeds, without a process of its own."""
-    with contextlib.chdir(folder):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def run_of(folder, name):
@@ -53,7 +41,7 @@ def test_both_tasks_are_trained_and_scored(runs):
         lines, summary = rounds(run), json.loads((run / "summary.json").read_text())
         assert lines[-1]["train_loss"] < lines[0]["train_loss"]
         assert metrics <= summary["metrics"].keys()
-        call(runs, "evaluate", run)
+        collapipe_here("evaluate", run, cwd=runs)
 
 
 def test_patience_ends_a_run_before_its_last_round(runs):
@@ -88,14 +76,14 @@ def test_the_classifier_began_where_the_language_model_ended(runs):
 def test_the_models_are_used_and_exported(runs):
     from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-    assert call(runs, "predict", run_of(runs, "masked-lm"), "the [MASK] sleeps").startswith("the ")
+    assert collapipe_here("predict", run_of(runs, "masked-lm"), "the [MASK] sleeps", cwd=runs).startswith("the ")
     text = "the old dog sleeps"
-    label = call(runs, "predict", "latest", text).strip()
+    label = collapipe_here("predict", "latest", text, cwd=runs).strip()
     for run, loader in (
         (run_of(runs, "masked-lm"), AutoModelForMaskedLM),
         ("latest", AutoModelForSequenceClassification),
     ):
-        call(runs, "export", run, runs / loader.__name__)
+        collapipe_here("export", run, runs / loader.__name__, cwd=runs)
         model = loader.from_pretrained(runs / loader.__name__).eval()
     tokenizer = AutoTokenizer.from_pretrained(runs / loader.__name__)
     with torch.no_grad():

@@ -8,7 +8,7 @@ import pytest
 
 from flower_app.config.sources import load_config
 from flower_app.first_config.first_config import FirstConfigRequest, make_first_config
-from helpers.command_line import collapipe, rounds
+from helpers.command_line import collapipe, collapipe_here, rounds
 from helpers.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -47,7 +47,7 @@ def test_init_writes_the_tuned_recipe_of_the_same_text(tables):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_three_commands_lead_from_a_table_of_real_text_to_predictions(tables):
-    folder, _, held_out = tables
+    folder, name, held_out = tables
     # The held-out file as it is: Toutiao's has titles that are longer than the model, which are cut as in training.
     for command in (
         ["init", "train.csv"],
@@ -55,8 +55,12 @@ def test_three_commands_lead_from_a_table_of_real_text_to_predictions(tables):
         ["run", "--config", "collapipe.toml", "--set", "num-rounds=2", "--set", "optimizer.warmup-steps=1"],
         ["predict", "latest", "--file", f"{held_out}.csv", "--out", "predicted.csv"],
     ):
-        done = collapipe(*command, cwd=folder, timeout=1500)
-        assert done.returncode == 0, done.stderr[-3000:]
+        if name == "trec6":
+            done = collapipe(*command, cwd=folder, timeout=1500)
+            assert done.returncode == 0, done.stderr[-3000:]
+        else:
+            # The commands are the same: their programs start once.
+            collapipe_here(*command, cwd=folder)
     assert [line["round"] for line in rounds(folder / "runs" / "latest")] == [1, 2]
     with (folder / "predicted.csv").open(encoding="utf-8", newline="") as file:
         predicted = list(csv.DictReader(file))

@@ -17,11 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from client_pipeline import durable
-from client_pipeline.partition.base_weights import WEIGHT_CACHE
-from client_pipeline.partition.families import library_adapter
 from client_pipeline.runtime.memory import give_freed_memory_back
 from flower_app.config.run_config import RunConfig
 
@@ -69,7 +65,10 @@ def import_gguf(file: Path, folder: Path) -> ImportedModel:
         raise ValueError(
             f"{file}: the package gguf, which reads it, is missing; install it: pip install 'collapipe[gguf]'"
         )
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from client_pipeline.partition.families import library_adapter
 
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     with _reading(file):
@@ -109,6 +108,9 @@ def with_gguf_imported(config: RunConfig, say: Callable[[str], None]) -> RunConf
     file = Path(config.model.pretrained)
     if not (file.name.endswith(_ENDING) and file.is_file()):
         return config
+    # Not above: a run asks this, and needs torch for nothing else.
+    from client_pipeline.partition.base_weights import WEIGHT_CACHE
+
     cache = Path(WEIGHT_CACHE).expanduser() / "gguf"
     try:
         folder = cache / durable.file_digest(file)

@@ -169,15 +169,14 @@ def train(
         if config is not None:
             raise ValueError("resume: a run goes on with its own configuration, found config too; leave config out")
         directory = resume.directory if isinstance(resume, Run) else resume
-        run_dir, resolved = continued_run(str(directory), sets or ())
+        new = continued_run(str(directory), sets or ())
     elif isinstance(config, Mapping):
-        run_dir, resolved = new_run(None, read_sets(config) | read_sets(sets or {}), tell)
+        new = new_run(None, read_sets(config) | read_sets(sets or {}), tell)
     else:
-        run_dir, resolved = new_run(None if config is None else str(config), sets or (), tell)
-    tell(f"run: {run_dir}")
-    progress = RunProgress(run_dir, resolved.num_rounds, quiet=on_round is not None, on_round=on_round)
-    outcome = launch_run(run_dir, resolved, tell, launcher, progress)
-    run = Run(run_dir)
+        new = new_run(None if config is None else str(config), sets or (), tell)
+    progress = RunProgress(new.run_dir, new.config.num_rounds, quiet=on_round is not None, on_round=on_round)
+    outcome = launch_run(new, tell, launcher, progress)
+    run = Run(new.run_dir)
     if outcome.status == BAD_INPUT:
         raise ValueError(outcome.error)
     if outcome.status != FINISHED:

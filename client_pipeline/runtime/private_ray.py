@@ -35,6 +35,28 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
+def lean_head() -> Iterator[None]:
+    """Start a head of Ray within, by ``ray.init`` or ``ray start``, with what a cluster of ours needs, and no more.
+
+    The autoscaler's monitor would add machines of a cloud, the dashboard's server has nothing to show without its
+    dashboard, and Ray Client's server would let programs of other machines in. Each is a process of 50 to 60 MB that
+    imports for a second, and ``ray.init`` waits for the second. Ray has an option against the first alone, in ``ray
+    start``; a release in which the methods are called otherwise starts all.
+    """
+    from ray._private.node import Node
+
+    unused = ("start_monitor", "start_api_server", "start_ray_client_server")
+    originals = {name: vars(Node)[name] for name in unused if name in vars(Node)}
+    for name in originals:
+        setattr(Node, name, lambda node, **options: None)
+    try:
+        yield
+    finally:
+        for name, method in originals.items():
+            setattr(Node, name, method)
+
+
+@contextlib.contextmanager
 def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]]:
     """Start a Ray for this process, and end it; a Ray that it uses already is kept.
 
@@ -65,14 +87,15 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]
     try:
         read_settings()
         try:
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                **options,
-            )
+            with lean_head():
+                ray.init(
+                    address="local",
+                    num_cpus=num_cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    **options,
+                )
         finally:
             # Ray's own processes have them by now; those that this one starts are none of Ray's.
             for name in (*_SECRETS, _LOOPBACK):

@@ -34,10 +34,12 @@ def main() -> None:
     try:
         import ray
 
+        from client_pipeline.runtime.private_ray import lean_head
         from client_pipeline.runtime.shared_actor import start_when_ray_is_up
 
         # As Flower's simulation would.
-        context = ray.init(num_cpus=order["num_cpus"], include_dashboard=False, logging_level="WARNING")
+        with lean_head():
+            context = ray.init(num_cpus=order["num_cpus"], include_dashboard=False, logging_level="WARNING")
         # Ray's own handler would print where the program stood.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         address = str(context.address_info["gcs_address"])

@@ -105,12 +105,11 @@ def run_command(
 
         deployment = Deployment.of(superlink, certs, control_port)
         overrides += [] if resume else deployment.settings(config, overrides)
-    run_dir, resolved = continued_run(resume, overrides) if resume else new_run(config, overrides, say)
-    say(f"run: {run_dir}")
-    with watch_command.page_of(run_dir, resolved, watch_port) if watch else nullcontext():
-        outcome = launch_run(run_dir, resolved, say, deployment)
+    run = continued_run(resume, overrides) if resume else new_run(config, overrides, say)
+    with watch_command.page_of(run.run_dir, run.config, watch_port) if watch else nullcontext():
+        outcome = launch_run(run, say, deployment)
     if as_json:
-        print_json({"run_dir": str(run_dir), "status": outcome.status, "error": outcome.error} | outcome.summary)
+        print_json({"run_dir": str(run.run_dir), "status": outcome.status, "error": outcome.error} | outcome.summary)
     raise typer.Exit(outcome.exit_code)
 
 

@@ -69,6 +69,9 @@ class LaunchOrder:
     """Names of the actors that devices and control units of a simulation will share."""
     actor_idle_s: float = 0.0
     """How long they live without work [s]."""
+    begin: Callable[[], None] = lambda: None
+    """Called once before the app is handed to anybody, by a launcher that has something to start until then; an error
+    ends the launch."""
     watch: Callable[[], None] = lambda: None
     """Called after each poll, to show progress."""
     say: Callable[[str], None] = lambda text: None

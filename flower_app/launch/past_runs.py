@@ -64,12 +64,12 @@ def go_on(config: RunConfig, say: Callable[[str], None]) -> tuple[Path, RunConfi
     run_dir = Path(config.run_dir)
     if (run_dir / CONFIG).is_file() and _is_resumable(config):
         try:
-            continued = continued_run(str(run_dir))
+            run_dir, continued, _ = continued_run(str(run_dir))
         except FileNotFoundError:
             pass
         else:
             say(f"{run_dir.name}: goes on from its checkpoint")
-            return continued
+            return run_dir, continued
     _clear_unfinished(config, say)
     return claim(config)
 

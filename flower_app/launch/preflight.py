@@ -17,7 +17,6 @@ from flower_app.training.memory_limit import check_memory_limit
 from flower_app.training.network import training_scenario
 from strategies.decoder.service import DecoderService
 from strategies.decoder.trainer import DecoderTrainer
-from strategies.planning.policies import OPTIMAL, POLICIES
 
 
 def check_run(config: RunConfig) -> int:
@@ -61,13 +60,6 @@ def check_run(config: RunConfig) -> int:
     if config.traits.decoder_on_server:
         _try_decoder(config)
     return num_clusters
-
-
-def clusters_at_once(config: RunConfig) -> int:
-    """Most clusters of a complete configuration that train in the same round."""
-    if config.traits.channel_for_each and config.policy.removesuffix(OPTIMAL) in POLICIES and not config.plan:
-        return min(config.num_clusters, training_scenario(config).num_channels)
-    return config.num_clusters
 
 
 def _try_decoder(config: RunConfig) -> None:

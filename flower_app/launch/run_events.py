@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flower_app.config.strategy_choice import check_can_resume
-from flower_app.runs import run_checkpoints
 from flower_app.runs.run_directory import read_run_config
 
 _HAPPENED = {
@@ -58,6 +56,10 @@ def resume_line(run_dir: Path, superlink: str = "") -> str:
     run_dir : of a run that stopped
     superlink : of a run on real machines
     """
+    # Not above: torch would be in the memory of the command that follows a run.
+    from flower_app.config.strategy_choice import check_can_resume
+    from flower_app.runs import run_checkpoints
+
     try:
         config = read_run_config(run_dir)
         check_can_resume(config)

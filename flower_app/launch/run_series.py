@@ -19,13 +19,12 @@ from flower_app.config.run_config import RunConfig, nested
 from flower_app.launch.app_folder import assemble_app
 from flower_app.launch.launcher import Launcher, LaunchOrder
 from flower_app.launch.past_runs import go_on, has_finished
-from flower_app.launch.preflight import clusters_at_once
 from flower_app.launch.session_app import RUNS
 from flower_app.launch.simulation import SimulationLauncher
 from flower_app.launch.single_run import check_new_run
 from flower_app.runs.run_directory import FINISHED, read_summary, write_config
 from flower_app.runs.run_lock import locked
-from flower_app.training.simulated_actors import shared_actors
+from flower_app.training.simulated_actors import clusters_at_once, shared_actors
 
 SERVER, CLIENT = "flower_app.launch.session_app:server", "flower_app.launch.session_app:client"
 

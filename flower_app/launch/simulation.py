@@ -43,6 +43,9 @@ class SimulationLauncher:
                     superlink = PrivateSuperLink(order.flower, order.logs)
                     with closing(superlink):
                         superlink.start(order)
+                        if attempt == 0:
+                            order.begin()
+                        superlink.submit(order)
                         outcome = _follow(superlink, order)
                         if outcome.status == FINISHED:
                             superlink.pass_log_on(_LOG_S)

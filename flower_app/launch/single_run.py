@@ -4,43 +4,56 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
 from flower_app.config.cautions import cautions
 from flower_app.config.run_config import RunConfig, nested
 from flower_app.config.sources import Sets, given_keys, load_config, read_sets
-from flower_app.config.strategy_choice import check_can_resume
 from flower_app.gguf_import import with_gguf_imported
 from flower_app.launch.app_folder import assemble_app
 from flower_app.launch.launcher import Launcher, LaunchOrder, Outcome
-from flower_app.launch.preflight import check_run, clusters_at_once
 from flower_app.launch.progress import RunProgress
+from flower_app.launch.run_check import RunCheck
 from flower_app.launch.run_events import resume_line
 from flower_app.launch.simulation import SimulationLauncher
 from flower_app.report.pictures import write_pictures
 from flower_app.report.round_parts import local_steps_hint
-from flower_app.runs import run_checkpoints
 from flower_app.runs.run_directory import (
     FINISHED,
     claim_run_directory,
     create_run_directory,
     find_run,
+    point_latest,
     read_run_config,
     read_summary,
     write_config,
 )
 from flower_app.runs.run_lock import locked, remove_abandoned_nodes
-from flower_app.training.simulated_actors import shared_actors
+from flower_app.training.network import training_scenario
+from flower_app.training.simulated_actors import clusters_at_once, shared_actors
+
+# What imports torch or the planner is imported where it is called: the command follows a run without them.
 
 
-def new_run(
-    config: str | None, sets: Sets = (), say: Callable[[str], None] = lambda text: None
-) -> tuple[Path, RunConfig]:
-    """Check a configuration and make its run directory.
+class NewRun(NamedTuple):
+    """A run that is ready to be launched, but for what its check may say meanwhile."""
+
+    run_dir: Path
+    config: RunConfig
+    """Complete: with the run directory and the number of clusters."""
+    check: RunCheck | None = None
+    """None: it has been checked."""
+
+
+def new_run(config: str | None, sets: Sets = (), say: Callable[[str], None] = lambda text: None) -> NewRun:
+    """Read a configuration, begin to check it, and make its run directory.
+
+    One that the user names is made when the check is over: it may hold what is not ours to remove again.
 
     Parameters
     ----------
@@ -51,34 +64,60 @@ def new_run(
     Raises
     ------
     ValueError, FileNotFoundError, InfeasibleRound
-        Before anything is started.
+        Before anything is started; what the check finds is raised by :func:`launch_run` otherwise.
     """
     resolved = load_config(config, sets)
     for caution in cautions(resolved, given_keys(config, sets)):
         say(f"warning: {caution}")
-    return claim(with_gguf_imported(resolved, say))
+    resolved = with_gguf_imported(resolved, say)
+    _refuse_resume(resolved)
+    if resolved.run_dir:
+        RunCheck(resolved).wait()
+        return NewRun(*claim(resolved))
+    check = RunCheck(resolved)
+    try:
+        complete = _completed(resolved)
+        run_dir = create_run_directory(complete.runs_dir, complete.name, latest=False)
+    except BaseException:
+        check.give_up()
+        raise
+    return NewRun(run_dir, replace(complete, run_dir=str(run_dir)), check)
 
 
 def claim(resolved: RunConfig) -> tuple[Path, RunConfig]:
-    """Check a configuration and make its run directory; see :func:`new_run`."""
-    num_clusters = check_new_run(resolved)
-    if resolved.run_dir:
-        run_dir = claim_run_directory(resolved.run_dir)
-    else:
-        run_dir = create_run_directory(resolved.runs_dir, resolved.name)
-    # All clusters run at once here, so the decoder may wait for all of them in every step.
-    sync = "step" if resolved.decoder_sync == "auto" else resolved.decoder_sync
-    return run_dir, replace(resolved, run_dir=str(run_dir), num_clusters=num_clusters, decoder_sync=sync)
+    """Make the run directory of a checked configuration, which names it; returns the complete one, too."""
+    run_dir = claim_run_directory(resolved.run_dir)
+    return run_dir, replace(_completed(resolved), run_dir=str(run_dir))
 
 
 def check_new_run(resolved: RunConfig) -> int:
-    """Check a configuration; see :func:`new_run`. Returns its number of clusters."""
-    if resolved.resume:
-        raise ValueError("resume: use collapipe run --resume RUN")
+    """Check a configuration; returns its number of clusters.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, InfeasibleRound
+        Naming the key or file.
+    """
+    from flower_app.launch.preflight import check_run
+
+    _refuse_resume(resolved)
     return check_run(resolved)
 
 
-def continued_run(run: str, sets: Sets = ()) -> tuple[Path, RunConfig]:
+def _refuse_resume(resolved: RunConfig) -> None:
+    if resolved.resume:
+        raise ValueError("resume: use collapipe run --resume RUN")
+
+
+def _completed(resolved: RunConfig) -> RunConfig:
+    """Fill in the number of clusters, and how the decoder's steps go."""
+    num_clusters = resolved.num_clusters or training_scenario(resolved).num_clusters
+    # All clusters run at once here, so the decoder may wait for all of them in every step.
+    sync = "step" if resolved.decoder_sync == "auto" else resolved.decoder_sync
+    return replace(resolved, num_clusters=num_clusters, decoder_sync=sync)
+
+
+def continued_run(run: str, sets: Sets = ()) -> NewRun:
     """Find a run that stopped, and check that it can go on.
 
     Parameters
@@ -91,6 +130,10 @@ def continued_run(run: str, sets: Sets = ()) -> tuple[Path, RunConfig]:
     ValueError, FileNotFoundError
         If it has finished all of its rounds, or has no checkpoint.
     """
+    from flower_app.config.strategy_choice import check_can_resume
+    from flower_app.launch.preflight import check_run
+    from flower_app.runs import run_checkpoints
+
     run_dir = find_run(run)
     summary, past = read_summary(run_dir), read_run_config(run_dir)
     config = replace(past, run_dir=str(run_dir), resume=True, num_rounds=_extended(past, read_sets(sets)))
@@ -104,7 +147,7 @@ def continued_run(run: str, sets: Sets = ()) -> tuple[Path, RunConfig]:
     with locked(run_dir):
         run_checkpoints.newest(run_dir, config)
     check_run(config)
-    return run_dir, config
+    return NewRun(run_dir, config)
 
 
 def _extended(past: RunConfig, sets: Mapping[str, Any]) -> int:
@@ -126,57 +169,38 @@ def superlink_of(launcher: Launcher | None) -> str:
 
 
 def launch_run(
-    run_dir: Path,
-    config: RunConfig,
+    run: NewRun,
     say: Callable[[str], None],
     launcher: Launcher | None = None,
     progress: RunProgress | None = None,
 ) -> Outcome:
     """Run to the end, whatever it is, and write the report.
 
+    A simulation's programs start while the configuration is still being checked.
+
     Parameters
     ----------
-    run_dir : the run's directory
-    config : complete: run directory and number of clusters included
-    say : told what went wrong
+    run : what is launched
+    say : told where the run is, and what went wrong
     launcher : what the app is handed to; None: a simulation on this machine
     progress : follows the run; None: on standard error
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, InfeasibleRound
+        What the check has found; nothing of the run is left.
     """
+    run_dir, config, _ = run
     progress = progress or RunProgress(run_dir, config.num_rounds)
-    with locked(run_dir) as lock:
-        # A run that goes on may have more rounds than it began with.
-        write_config(run_dir, config)
-        # One that failed before may have left its own.
-        shutil.rmtree(run_dir / "flower", ignore_errors=True)
-        folder = assemble_app(run_dir / "flower" / "app")
-        config_file = run_dir / "flower" / "run.toml"
-        config_file.write_text(tomli_w.dumps(nested(config.to_flat())), encoding="utf-8")
-        if config.resume:
-            # Whatever the last process wrote about its end is no longer true.
-            (run_dir / "summary.json").unlink(missing_ok=True)
-        with progress:
-            order = LaunchOrder(
-                run_dir=run_dir,
-                app=folder,
-                run_config=config_file,
-                num_clusters=config.num_clusters,
-                clusters_at_once=clusters_at_once(config),
-                joins_ray=True,
-                shared_actors=shared_actors(config),
-                actor_idle_s=config.runtime.actor_idle,
-                watch=progress.update,
-                say=say,
-                inherited_fds=[lock],
-            )
-            try:
-                outcome = (launcher or SimulationLauncher()).launch(order)
-            except KeyboardInterrupt:
-                say(f"interrupted; {resume_line(run_dir, superlink_of(launcher))}")
-                raise
-            finally:
-                # A server app that was killed could not.
-                remove_abandoned_nodes()
-            progress.update()
+    try:
+        outcome = _launch(run, say, launcher, progress)
+    except _Unfit as unfit:
+        # Nobody knows of it yet.
+        shutil.rmtree(run_dir)
+        raise unfit.reason from None
+    finally:
+        if run.check is not None:
+            run.check.give_up()
     if outcome.status != FINISHED:
         say(f"error: {outcome.error}\nlogs: {run_dir / 'logs'}\n{resume_line(run_dir, superlink_of(launcher))}")
     else:
@@ -187,4 +211,73 @@ def launch_run(
     # The run's own processes leave this to us.
     if report := write_pictures(run_dir):
         say(f"report: {report}")
+    return outcome
+
+
+class _Unfit(Exception):
+    """The configuration cannot run."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def _launch(run: NewRun, say: Callable[[str], None], launcher: Launcher | None, progress: RunProgress) -> Outcome:
+    """Launch a run and follow it.
+
+    Raises
+    ------
+    _Unfit
+        Before the app was handed to anybody.
+    """
+    run_dir, config, check = run
+    with locked(run_dir) as lock, ExitStack() as shown:
+
+        def begin() -> None:
+            if check is not None:
+                try:
+                    check.wait()
+                except Exception as error:
+                    raise _Unfit(error) from error
+                point_latest(run_dir)
+            say(f"run: {run_dir}")
+            shown.enter_context(progress)
+
+        # A run that goes on may have more rounds than it began with.
+        write_config(run_dir, config)
+        # One that failed before may have left its own.
+        shutil.rmtree(run_dir / "flower", ignore_errors=True)
+        folder = assemble_app(run_dir / "flower" / "app")
+        config_file = run_dir / "flower" / "run.toml"
+        config_file.write_text(tomli_w.dumps(nested(config.to_flat())), encoding="utf-8")
+        if config.resume:
+            # Whatever the last process wrote about its end is no longer true.
+            (run_dir / "summary.json").unlink(missing_ok=True)
+        # Beside what starts until then, if anything does.
+        begins_later = launcher is None and check is not None and not check.is_over
+        if not begins_later:
+            begin()
+        order = LaunchOrder(
+            run_dir=run_dir,
+            app=folder,
+            run_config=config_file,
+            num_clusters=config.num_clusters,
+            clusters_at_once=clusters_at_once(config),
+            joins_ray=True,
+            shared_actors=shared_actors(config),
+            actor_idle_s=config.runtime.actor_idle,
+            begin=begin if begins_later else lambda: None,
+            watch=progress.update,
+            say=say,
+            inherited_fds=[lock],
+        )
+        try:
+            outcome = (launcher or SimulationLauncher()).launch(order)
+        except KeyboardInterrupt:
+            say(f"interrupted; {resume_line(run_dir, superlink_of(launcher))}")
+            raise
+        finally:
+            # A server app that was killed could not.
+            remove_abandoned_nodes()
+        progress.update()
     return outcome

@@ -94,22 +94,24 @@ class PrivateSuperLink:
         return address.is_file() and address.stat().st_size > 0
 
     def start(self, order: LaunchOrder) -> None:
-        """Start the SuperLink and hand it the app; descriptors are inherited by the guard of the processes."""
+        """Start the SuperLink, and Ray where the app's simulation joins it."""
         program = program_path("flower-superlink")
         host, port = split_address("SuperLink", self.address)
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", str(port)]
-        lock_fd = self.ray_folder.lock
-        num_cpus = order.clusters_at_once or order.num_clusters
         self.processes = RunProcesses(self.environment[MARK])
         if order.joins_ray:
-            self._start_ray(order, num_cpus)
-        self.server = self._popen([str(program), *options], self.superlink_log, inherited_fds=[lock_fd])
+            self._start_ray(order)
+        self.server = self._popen([str(program), *options], self.superlink_log, inherited_fds=[self.ray_folder.lock])
         self.processes.add(self.server.pid)
+
+    def submit(self, order: LaunchOrder) -> None:
+        """Hand the app to the SuperLink; descriptors are inherited by the guard of the processes."""
+        assert self.server is not None
         # A client asks for one CPU, and Ray believes in as many as train at once, whatever cores the machine has.
         federation = {
             "num-supernodes": order.num_clusters,
             "client-resources-num-cpus": 1,
-            "init-args-num-cpus": num_cpus,
+            "init-args-num-cpus": _num_cpus(order),
         }
         settings = " ".join(f"{key}={value}" for key, value in federation.items())
         arguments = [str(order.app), OWN_CONNECTION, "--run-config", str(order.run_config)]
@@ -118,15 +120,18 @@ class PrivateSuperLink:
         submit = [sys.executable, "-m", "flower_app.launch.submit", self.address, str(_START_S), *ids]
         # In the app's folder, for the module must be found without an installation too.
         self.submission = self._popen(
-            [*submit, *arguments, "--stream"], self.simulation_log, import_root(), [*order.inherited_fds, lock_fd]
+            [*submit, *arguments, "--stream"],
+            self.simulation_log,
+            import_root(),
+            [*order.inherited_fds, self.ray_folder.lock],
         )
 
-    def _start_ray(self, order: LaunchOrder, num_cpus: int) -> None:
+    def _start_ray(self, order: LaunchOrder) -> None:
         """Start Ray and the shared actors while the SuperLink comes."""
         assert self.processes is not None
         self.environment[ADDRESS_FILE] = str(self.ray_folder.path / "address")
         ray_order = {
-            "num_cpus": num_cpus,
+            "num_cpus": _num_cpus(order),
             "file": self.environment[ADDRESS_FILE],
             "actors": list(order.shared_actors),
             "idle_s": order.actor_idle_s,
@@ -260,6 +265,11 @@ def program_path(name: str) -> Path:
 def import_root() -> Path:
     """The folder that our packages are imported from."""
     return Path(__file__).resolve().parents[2]
+
+
+def _num_cpus(order: LaunchOrder) -> int:
+    """Processors that a simulation's Ray believes in: one for each client that it runs at the same time."""
+    return order.clusters_at_once or order.num_clusters
 
 
 def _free_port() -> int:

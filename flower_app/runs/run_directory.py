@@ -61,8 +61,8 @@ STATUSES = (FINISHED, FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED)
 """Values of the summary's ``status``."""
 
 
-def create_run_directory(runs_dir: str | Path, name: str) -> Path:
-    """Make a new, empty run directory and point ``latest`` to it.
+def create_run_directory(runs_dir: str | Path, name: str, *, latest: bool = True) -> Path:
+    """Make a new, empty run directory and, if it is to be the ``latest``, point that to it.
 
     Returns
     -------
@@ -80,7 +80,8 @@ def create_run_directory(runs_dir: str | Path, name: str) -> Path:
         durable.disk.sync(runs)
         for folder in ("plans", "logs"):
             durable.make_folders(run_dir / folder)
-        _point_latest(runs, run_dir.name)
+        if latest:
+            point_latest(run_dir)
         return run_dir
     raise FileExistsError(f"{runs}: a thousand runs named {stem} exist; choose another name")
 
@@ -362,7 +363,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _point_latest(runs: Path, name: str) -> None:
-    """Replace the link in one step; on a file system without links there is just none."""
+def point_latest(run_dir: Path) -> None:
+    """Point ``latest`` to a run, in one step; on a file system without links there is just none."""
     with contextlib.suppress(OSError):
-        durable.point(runs / LATEST, name)
+        durable.point(run_dir.parent / LATEST, run_dir.name)

@@ -1,4 +1,4 @@
-"""The shared actors of a simulation, before there is one: those who start it may start them, too."""
+"""How large a simulation will be, before there is one: clusters at a time, and the actors that they share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from client_pipeline.runtime.arrangement import Arrangement, arrange
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.run_config import RunConfig
 from flower_app.training.network import training_scenario
+from strategies.planning.policy_names import OPTIMAL, POLICIES
 
 NEEDED_MODULES = ("client_pipeline.runtime.control_unit", "flower_app.training.cluster_data")
 """What a shared actor imports while the server loads data and model."""
@@ -25,6 +26,13 @@ def simulated_arrangement(config: RunConfig, scenario: Scenario) -> tuple[Arrang
         paced=config.device_emulation == "paced",
         num_devices=[len(devices) for devices in scenario.clusters],
     )
+
+
+def clusters_at_once(config: RunConfig) -> int:
+    """Most clusters of a complete configuration that train in the same round."""
+    if config.traits.channel_for_each and config.policy.removesuffix(OPTIMAL) in POLICIES and not config.plan:
+        return min(config.num_clusters, training_scenario(config).num_channels)
+    return config.num_clusters
 
 
 def shared_actors(config: RunConfig) -> list[str]:

@@ -33,6 +33,7 @@ class InfeasibleRound(RuntimeError):
     def __init__(self, number: int, left_out: Mapping[int, str]) -> None:
         reasons = "; ".join(f"cluster {n}: {reason}" for n, reason in sorted(left_out.items()))
         super().__init__(f"round {number}: no cluster can train: {reasons or 'the plan selects none'}")
+        self.number, self.left_out = number, dict(left_out)
 
 
 @dataclass(frozen=True, kw_only=True)

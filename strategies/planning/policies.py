@@ -17,12 +17,9 @@ from strategies.dssda.paper_printed import plan_round_printed
 from strategies.dssda.planner import plan_round
 from strategies.planning.fixed import FixedPlans
 from strategies.planning.policy import Round, RoundPolicy, plan_with
+from strategies.planning.policy_names import OPTIMAL as OPTIMAL, POLICIES as POLICIES
 from strategies.planning.ranked import RANKS, SEGMENTS, RankedSelection
 from strategies.planning.segment_rules import uniform_choice
-
-POLICIES = ("dssda", "dssda-paper", "random", "loss-only", "delay-only", "uniform", "fixed")
-OPTIMAL = "+optimal"
-"""After ``random``, ``loss-only`` or ``delay-only``: the segments of least pipeline time instead of uniform ones."""
 
 
 class DSSDA(RoundPolicy):

@@ -20,7 +20,7 @@ from flower_app.cli.main import app
 from flower_app.config.run_config import RunConfig
 from flower_app.config.sources import load_config
 from flower_app.gguf_import import import_gguf, with_gguf_imported
-from flower_app.launch import single_run
+from flower_app.launch import preflight, single_run
 from flower_app.tasks.tokenizer import load_tokenizer
 from helpers.tiny_gguf import write_tiny_gguf
 
@@ -126,16 +126,16 @@ def test_a_run_goes_on_with_the_folder_of_its_gguf_file_and_imports_it_once(tiny
 def test_a_new_run_is_checked_and_recorded_with_the_folder(tmp_path, cache, monkeypatch):
     CountedImport(monkeypatch)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(single_run, "check_run", lambda config: 2)
+    monkeypatch.setattr(preflight, "check_run", lambda config: 2)
     messages = []
     sets = ["task.name=causal-lm", "model.family=llama", f"model.pretrained={tmp_path / 'model.gguf'}"]
-    run_dir, config = single_run.new_run(None, [*sets, f"runs-dir={tmp_path / 'runs'}"], messages.append)
+    run_dir, config, _ = single_run.new_run(None, [*sets, f"runs-dir={tmp_path / 'runs'}"], messages.append)
     assert Path(config.model.pretrained).parent == cache and run_dir.is_dir()
     assert any("is imported, once" in text for text in messages)
     # A file that is not there is a path that is misspelt, as ever.
     with pytest.raises(ValueError, match=r"model.pretrained: .*none.gguf does not exist"):
         monkeypatch.undo()
-        single_run.check_run(load_config(None, [*sets[:2], f"model.pretrained={tmp_path / 'none.gguf'}"]))
+        preflight.check_run(load_config(None, [*sets[:2], f"model.pretrained={tmp_path / 'none.gguf'}"]))
 
 
 def test_two_at_a_time_import_a_file_once_and_what_a_killed_one_left_is_removed(tmp_path, cache, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 
 from flower_app.config.sources import load_config
-from flower_app.launch.preflight import clusters_at_once
+from flower_app.training.simulated_actors import clusters_at_once
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ from flower_app.config.run_config import RunConfig
 from flower_app.console import print_json, say
 from flower_app.launch.launcher import Outcome
 from flower_app.runs.run_directory import append_round, write_summary
-from flower_app.launch.single_run import launch_run
+from flower_app.launch.single_run import NewRun, launch_run
 
 class Launcher:
     def launch(self, order):
@@ -267,8 +267,7 @@ class Launcher:
 
 run_dir = Path(sys.argv[1])
 (run_dir / "logs").mkdir(parents=True)
-say(f"run: {run_dir}")
-outcome = launch_run(run_dir, RunConfig(num_clusters=3), say, Launcher())
+outcome = launch_run(NewRun(run_dir, RunConfig(num_clusters=3)), say, Launcher())
 say("the end")
 print_json({"status": outcome.status})
 (run_dir / "ended").touch()

@@ -9,7 +9,7 @@ from rich.console import Console
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.launcher import Outcome
 from flower_app.launch.progress import RunProgress
-from flower_app.launch.single_run import launch_run
+from flower_app.launch.single_run import NewRun, launch_run
 from flower_app.report.round_parts import local_steps_hint, round_parts
 from flower_app.runs.run_directory import append_round, write_summary
 
@@ -61,5 +61,5 @@ def test_the_hint_is_said_at_the_end_of_a_run_on_real_machines_and_of_no_simulat
         run_dir, said = tmp_path / (address or "here"), []
         (run_dir / "logs").mkdir(parents=True)
         progress = RunProgress(run_dir, 3, Console(file=io.StringIO()))
-        launch_run(run_dir, RunConfig(num_clusters=2), said.append, Launcher(address), progress)
+        launch_run(NewRun(run_dir, RunConfig(num_clusters=2)), said.append, Launcher(address), progress)
         assert [text for text in said if text.startswith("rounds:")] == expected

@@ -1,4 +1,4 @@
-"""The whole stack of a deployment on test machines: an edge server, two control units, three and four devices."""
+"""The whole stack of a deployment on test machines: an edge server, two control units, three and two devices."""
 
 import contextlib
 import json
@@ -14,11 +14,11 @@ from client_pipeline.link.hosts import is_loopback
 from flower_app.deployment.edge_server import SUPERLINK_PORT
 from flower_app.deployment.ray_node import FIRST_PORT
 
-NUM_DEVICES = (3, 4)
+NUM_DEVICES = (3, 2)
 """Of each cluster."""
 NAMES = ["server", "cu0", "cu1", *(f"d{c}{device}" for c, number in enumerate(NUM_DEVICES) for device in range(number))]
 PATIENCE_S = 400
-# Ten machines share this one's memory: none of them is short of it because all of them together are.
+# Eight machines share this one's memory: none of them is short of it because all of them together are.
 ENVIRONMENT = os.environ | {
     "RAY_memory_monitor_refresh_ms": "0",
     # A device that has lost its control unit's Ray waits a minute for it; here it is known to be gone.
@@ -68,12 +68,14 @@ def write_text(folder, name, pairs):
 class Stack:
     """Programs of all machines, as a reader of docs/deployment.md starts them."""
 
-    def __init__(self, hosts, folder, data, own_devices=0, profile=None):
+    def __init__(self, hosts, folder, data, own_devices=0, profile=None, model=None):
         self.hosts, self.folder, self.data = hosts, folder, data
         self.own_devices = own_devices
         """Devices that each control unit's machine is itself; 0: each device is a machine."""
         self.profile = profile
         """File from which each control unit knows its devices; None: as the server says."""
+        self.model = model
+        """Folder in which each control unit looks for pretrained weights; None: in the run's own."""
         self.certs = folder / "certs"
         self.shared_ports = is_loopback(hosts.address("server"))
         self.environments = {}
@@ -117,7 +119,7 @@ class Stack:
         port = SUPERLINK_PORT + self.hosts.ports("server")
         self.up("server", "edge-server", "--certs", self.certs / "server", "--port", port)
         self.wait_for("server", "SuperLink at")
-        # One after the other: all at once would be nine starts of Ray on the one machine that this is.
+        # One after the other: all at once would be seven starts of Ray on the one machine that this is.
         for cluster in range(len(self.data)):
             self.start_cu(cluster)
             self.wait_for(f"cu{cluster}", "SuperNode ID")
@@ -135,6 +137,7 @@ class Stack:
             *("--data", self.data[cluster], "--object-store-mb", 80),
             *(argument for device in range(self.own_devices) for argument in ("--device", device)),
             *(("--device-profile", self.profile) if self.profile else ()),
+            *(("--model", self.model) if self.model else ()),
             *(("--ray-port", FIRST_PORT + ports, "--runtime-port", 9094 + ports) if ports else ()),
         )
 
@@ -154,7 +157,7 @@ class Stack:
         while words not in (said := self.log(name).read_text(errors="replace")[since:]):
             assert self.boxes[name].poll() is None, f"{name} ended: {self.said()}"
             assert time.monotonic() < deadline, f"{name}: no {words!r} in: {said[-3000:]}"
-            time.sleep(0.5)
+            time.sleep(0.1)
 
     def said(self):
         """The last words of all programs, for a failure."""
@@ -181,7 +184,7 @@ class Stack:
         deadline = time.monotonic() + PATIENCE_S
         while not (new := [path for path in runs.glob("*") if path not in before and not path.is_symlink()]):
             assert run.poll() is None and time.monotonic() < deadline, self.log("run").read_text()
-            time.sleep(0.2)
+            time.sleep(0.1)
         return run, new[0]
 
 

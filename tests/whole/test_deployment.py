@@ -4,17 +4,21 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
+from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.hugging_face import spec_from_config
+from flower_app.config.sources import load_config
+from flower_app.launch.run_series import SeriesRun, train_series
 from flower_app.runs.machines import read_machines
 from flower_app.tasks import generator
 from flower_app.tasks.tokenizer import train_tokenizer
-from helpers.deployed_stack import COLLAPIPE, CONFIG, NAMES, NUM_DEVICES, PATIENCE_S, Stack, write_text
+from helpers.deployed_stack import CONFIG, NAMES, NUM_DEVICES, PATIENCE_S, Stack, write_text
 from helpers.hosts import Loopback, Namespaces, namespaces_missing
+from helpers.tiny_models import library_config
 
 pytestmark = pytest.mark.slow
 
@@ -38,16 +42,56 @@ memory-gb = 0.8
 
 [[cluster]]
 name = "depot"
-devices = 4
+devices = 2
 [cluster.device]
-flop-per-cycle = [8.0, 18.0, 12.0, 16.0]
+flop-per-cycle = [8.0, 18.0]
 frequency-ghz = 0.3
-memory-gb = [0.8, 0.5, 0.4, 0.5]
+memory-gb = [1.2, 0.8]
 
 [planner]
 blocks = 4
 gamma-max = 5.0
 """
+PULLED = """
+name = "pulled"
+scenario = "scenario.toml"
+costs = "model"
+num-rounds = 2
+local-steps = 2
+batch-size = 8
+evaluate-every = 0
+policy = "uniform"
+
+[task]
+name = "causal-lm"
+
+[data]
+source = "files"
+partition = "nodes"
+train-source = "train-{cluster}.txt"
+validation-source = "val.txt"
+test-source = "test.txt"
+max-length = 12
+
+[model]
+family = "llama"
+pretrained = "model"
+decoder-layers = 2
+trainable = "lora"
+
+[lora]
+rank = 2
+
+[planner]
+token-slices = 2
+
+[decoder]
+join-timeout = 300.0
+
+[runtime]
+timeout = 300.0
+"""
+SENTENCES = [f"a man in a blue shirt is number {number} of the crowd" for number in range(60)]
 
 
 @pytest.fixture(scope="module", params=["namespaces", "loopback"])
@@ -71,23 +115,42 @@ def stack(request, tmp_path_factory):
     data = [folder / f"data-{cluster}" for cluster in range(len(NUM_DEVICES))]
     for cluster, own in enumerate(data):
         write_text(own, f"train-{cluster}", pairs[cluster :: len(NUM_DEVICES)][: 40 - 5 * cluster])
+        (own / f"train-{cluster}.txt").write_text("\n".join(SENTENCES[cluster :: len(NUM_DEVICES)]), encoding="utf-8")
+    write_pretrained(folder / "server")
+    # The server's model can be seen from here, as all of these machines are one: a folder without a file is named.
+    (folder / "empty").mkdir()
     with (Namespaces if request.param == "namespaces" else Loopback)(NAMES) as hosts:
         # The whole network's file, of which each control unit reads its own cluster.
-        stack = Stack(hosts, folder, data, profile=folder / "server" / "scenario.toml")
+        stack = Stack(hosts, folder, data, profile=folder / "server" / "scenario.toml", model=folder / "empty")
         stack.start()
         yield stack
 
 
+def write_pretrained(server):
+    """Write a model with its tokenizer, texts to score it by, and the configuration that trains adapters of it."""
+    tokenizer = train_tokenizer(SENTENCES, 290, False)
+    config = library_config("llama", dropout=0.0, vocab_size=tokenizer.vocab_size)
+    spec = spec_from_config(config, "causal-lm", server_layers=2)
+    build_parts(spec, seed=3).reference.save_pretrained(server / "model")
+    (server / "model" / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+    for split in ("val", "test"):
+        (server / f"{split}.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
+    (server / "pulled.toml").write_text(PULLED, encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def alone(stack):
-    """The same configuration in simulation, where one machine has all the text."""
+    """The same two configurations in one simulation, where one machine has all the text: their run directories."""
     everything = stack.folder / "everything"
     for folder in (stack.folder / "server", *stack.data):
         shutil.copytree(folder, everything, dirs_exist_ok=True)
-    arguments = ["run", "--config", everything / "run.toml", "--json"]
-    done = subprocess.run([*COLLAPIPE, *arguments], cwd=everything, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return Path(json.loads(done.stdout)["run_dir"])
+    run_dirs = {name: stack.folder / "alone" / name for name in ("run", "pulled")}
+    series = [
+        SeriesRun(name, replace(load_config(str(everything / f"{name}.toml")), run_dir=str(run_dir)))
+        for name, run_dir in run_dirs.items()
+    ]
+    train_series(series, stack.folder / "session", print)
+    return run_dirs
 
 
 def own_ports(stack):
@@ -117,7 +180,7 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
     assert len(before) < ROUNDS
     assert ("device", 0) in [(fault["kind"], fault["device"]) for line in before for fault in line["faults"]]
 
-    names = ("cu1", "d10", "d11", "d12", "d13")
+    names = ("cu1", *(f"d1{device}" for device in range(NUM_DEVICES[1])))
     since = {name: len(stack.log(name).read_text(errors="replace")) for name in names}
     stack.hosts.end(stack.boxes["cu1"])
     stack.gone("cu1")
@@ -130,7 +193,7 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
 
     done = stack.hosts.run("server", *stack.run_command("--resume", run_dir.name), cwd=stack.folder)
     assert done.returncode == 0, f"{done.stderr}\n{stack.said()}"
-    found, expected = rounds_of(run_dir), rounds_of(alone)
+    found, expected = rounds_of(run_dir), rounds_of(alone["run"])
     assert len(found) == len(expected) == ROUNDS and not any(line["failed"] for line in found)
     untouched = True
     for mine, theirs in zip(found, expected, strict=True):
@@ -147,7 +210,7 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
                 assert here["cluster"] == there["cluster"] and here["plan"] == there["plan"]
                 assert len(here["devices"]) == NUM_DEVICES[here["cluster"]] == len(here["plan"]["delta"])
     assert not found[0]["faults"]
-    assert loss_on_test_text(run_dir) == pytest.approx(loss_on_test_text(alone), abs=1e-4)
+    assert loss_on_test_text(run_dir) == pytest.approx(loss_on_test_text(alone["run"]), abs=1e-4)
     # Every machine has named itself, before the first round and again when the run went on.
     starts = read_machines(run_dir)
     # A round whose line was written may not have been committed.
@@ -163,6 +226,26 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
     for cluster in range(len(NUM_DEVICES)):
         own = stack.folder / f"state-cu{cluster}" / "checkpoints" / run_dir.name / f"cluster-{cluster}"
         assert own.is_dir() and any(own.iterdir())
+
+
+@pytest.mark.timeout(1200)
+def test_control_units_without_the_folder_pull_it_and_train_as_those_that_have_it(stack, alone):
+    """A second run on the same machines."""
+    run_dir = stack.train(*own_ports(stack), config=stack.folder / "server" / "pulled.toml")
+    lines, expected = rounds_of(run_dir), rounds_of(alone["pulled"])
+    assert [line["failed"] for line in lines] == [[], []]
+    # The model has two TEBs.
+    assert [len(cluster["devices"]) for cluster in lines[0]["clusters"]] == [2, 2]
+    assert {cluster["plan"]["token_slices"] for line in lines for cluster in line["clusters"]} == {2}
+    # The whole file lies in each control unit's cache, by its digest, and nothing half.
+    for cluster in range(len(NUM_DEVICES)):
+        (pulled,) = (stack.folder / f"state-cu{cluster}" / "checkpoints" / "weights").iterdir()
+        assert pulled.read_bytes() == (stack.folder / "server" / "model" / "model.safetensors").read_bytes()
+    # It came over the data plane: Flower's messages had none of it.
+    assert lines[0]["setup_bytes"] == 0
+    losses = [[line["train_loss"] for line in run] for run in (lines, expected)]
+    print(f"on machines that pulled {losses[0]}, in simulation {losses[1]}")
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
 def check_places(stack):

@@ -6,11 +6,11 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import target_weight, targets
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.arrangement import Arrangement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ClusterSetup, ControlUnit, RoundOrder
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.whole import whole_step
+from helpers.shared_actors import SHARED_ACTORS
 from helpers.tiny_models import CLASSIC, NUM_BLOCKS
 from strategies.decoder.config import DecoderConfig
 from strategies.decoder.service import DecoderService
@@ -23,8 +23,6 @@ PLANS = [
     ClusterPlan(delta=(2, 3), order=(1, 0), m=3),
     ClusterPlan(delta=(1, 0, 4), order=(0, 2), m=2, schedule="1f1b"),
 ]
-SHARED_ACTORS = Arrangement(device_actors=3)
-"""Actors that all tests share: neighbours in a plan are in different ones, which outlive the control units."""
 
 
 class OneBatch:

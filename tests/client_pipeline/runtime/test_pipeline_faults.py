@@ -19,7 +19,9 @@ from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
+from client_pipeline.runtime.placement import Placement
 from helpers.local_head import LocalHead
+from helpers.shared_actors import shared_but
 
 NUM_BLOCKS = 4
 SPEC = transformer.spec(
@@ -41,9 +43,10 @@ def make_pipeline(local_ray):
 
     made = []
 
-    def make(**runtime):
+    def make(placement=Placement(), **runtime):  # noqa: B008 (it is frozen)
         runtime = RuntimeConfig(**{"timeout": GROUP_TIMEOUT_S, **runtime})
-        made.append(Pipeline(name=f"test-faults-{len(made)}", spec=SPEC, optimizer=ADAMW, runtime=runtime))
+        name = f"test-faults-{len(made)}"
+        made.append(Pipeline(name=name, spec=SPEC, optimizer=ADAMW, runtime=runtime, placement=placement))
         return made[-1]
 
     yield make
@@ -53,7 +56,7 @@ def make_pipeline(local_ray):
 
 @pytest.fixture(scope="module")
 def pipeline(make_pipeline):
-    """One for all tests that leave its devices alive: processes take seconds to start."""
+    """One for all tests that leave its devices alive, each in a process of its own: these take seconds to start."""
     return make_pipeline()
 
 
@@ -197,8 +200,8 @@ def test_a_new_plan_moves_only_the_tebs_whose_owner_changed(pipeline):
 
 
 def test_moved_tebs_keep_their_optimizer_state(make_pipeline):
-    stays = Cluster(make_pipeline(), ClusterPlan(delta=(4,), order=(0,), m=4))
-    moves = Cluster(make_pipeline(), TWO)
+    stays = Cluster(make_pipeline(shared_but()), ClusterPlan(delta=(4,), order=(0,), m=4))
+    moves = Cluster(make_pipeline(shared_but()), TWO)
     plans = [TWO, ClusterPlan(delta=(1, 3), order=(1, 0), m=4), ClusterPlan(delta=(1, 3), order=(0, 1), m=4)]
     for number, plan in enumerate(plans, 1):
         moves.pipeline.apply_plan(plan)
@@ -215,36 +218,43 @@ def test_moved_tebs_keep_their_optimizer_state(make_pipeline):
             assert not torch.equal(value, start[f"blocks.{index}.{name}"]), (index, name)
 
 
-def test_a_device_that_is_killed_after_its_step_has_left_a_copy(make_pipeline):
-    cluster = Cluster(make_pipeline(), THREE)
-    pid = cluster.pipeline.status()[1]["pid"]
-    cluster.step(1, apply_step=1)
-    expected = cluster.pipeline.weights()
-    os.kill(pid, signal.SIGKILL)
-    found = cluster.pipeline.committed_blocks()
+def assert_copied(pipeline, expected):
+    """The last copies of all TEBs are these weights, each with an optimizer state."""
+    found = pipeline.committed_blocks()
     assert list(found) == list(range(NUM_BLOCKS))
     for index, block in found.items():
         assert block.weights.keys() == expected[index].keys() and block.optimizer
         assert all(torch.equal(value, expected[index][name]) for name, value in block.weights.items())
 
 
-def test_a_device_that_is_killed_in_the_middle_of_a_run_is_named(make_pipeline):
+def test_a_device_that_is_killed_has_left_a_copy_and_is_named_if_that_is_in_the_middle_of_a_run(make_pipeline):
     from client_pipeline.runtime.faults import PipelineError
 
-    cluster = Cluster(make_pipeline(), THREE)
-    pid = cluster.pipeline.status()[1]["pid"]
+    cluster = Cluster(make_pipeline(shared_but(1, 2)), THREE)
+    pids = {device: status["pid"] for device, status in cluster.pipeline.status().items()}
     for number in (1, 2):
         assert cluster.step(number, apply_step=number).weight == 30
-    link = Interrupted(cluster.trainer, lambda: os.kill(pid, signal.SIGKILL))
+    expected = cluster.pipeline.weights()
+    link = Interrupted(cluster.trainer, lambda: os.kill(pids[1], signal.SIGKILL))
     error = within_bounds(cluster.step, 3, link)
     assert isinstance(error, PipelineError)
     assert "device 1: its process ended" in str(error)
+    assert_copied(cluster.pipeline, expected)
+
+    # The two that are left take a step, after which one of them is killed.
+    assert cluster.pipeline.give_up_silent().keys() == {1}
+    cluster.pipeline.apply_plan(ClusterPlan(delta=(2, 0, 2), order=(0, 2), m=4))
+    assert cluster.step(3, apply_step=3).weight == 30
+    stepped = cluster.pipeline.weights()
+    assert not any(torch.equal(stepped[i][name], value) for i in expected for name, value in expected[i].items())
+    os.kill(pids[2], signal.SIGKILL)
+    assert_copied(cluster.pipeline, stepped)
 
 
 def test_a_device_that_freezes_is_named_long_before_the_timeout(make_pipeline):
     from client_pipeline.runtime.faults import FROZEN, DeviceFault
 
-    cluster = Cluster(make_pipeline(), TWO)
+    cluster = Cluster(make_pipeline(shared_but(1)), TWO)
     pid = cluster.pipeline.status()[1]["pid"]
     cluster.step(1, apply_step=1)
     os.kill(pid, signal.SIGSTOP)

@@ -1,5 +1,6 @@
 """The main job through every real part: command line, SuperLink, simulation, Ray actors, decoder stream."""
 
+import contextlib
 import json
 import os
 import socket
@@ -140,10 +141,16 @@ def plain_flwr_run(tmp_path_factory):
     end_superlink(ports[0])
 
 
-def test_plain_flwr_run_trains_as_many_clusters_as_it_has_nodes_and_says_so(plain_flwr_run):
+@pytest.fixture(scope="module")
+def run_of_two_nodes(plain_flwr_run):
+    """The default scenario on the two nodes that Flower simulates by default, by Flower's own names of keys."""
+    keys = {"num-rounds": None, "optimizer.lr": None, "num-server-rounds": 2, "learning-rate": 0.25}
+    return plain_flwr_run("default", **keys)
+
+
+def test_plain_flwr_run_trains_as_many_clusters_as_it_has_nodes_and_says_so(run_of_two_nodes):
     """It used to train two of the three clusters of the default scenario, and said nothing."""
-    keys = {"num-rounds": None, "num-server-rounds": 2}
-    run_dir, output = plain_flwr_run("default", **keys)
+    run_dir, output = run_of_two_nodes
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("finished", 2), summary
     assert [len(line["clusters"]) for line in rounds(run_dir)] == [2, 2]
@@ -151,6 +158,12 @@ def test_plain_flwr_run_trains_as_many_clusters_as_it_has_nodes_and_says_so(plai
     warning = "scenario default has 3 clusters, this simulation 2 nodes: only the first 2 clusters train; all of them: "
     assert warning + line in output
     assert "num-clusters = 2\n" in (run_dir / "config.toml").read_text()
+
+
+def test_flowers_names_of_keys_train_under_flwr_run(run_of_two_nodes):
+    run_dir, _ = run_of_two_nodes
+    assert [line["round"] for line in rounds(run_dir)] == [1, 2]
+    assert max(line["lr"] for line in rounds(run_dir)) > 0.1
 
 
 def test_plain_flwr_run_refuses_fewer_nodes_than_clusters_that_somebody_asked_for(plain_flwr_run):
@@ -186,7 +199,9 @@ def end_superlink(port):
         if any("flower-superlink" in part for part in command) and port in command:
             family = [*process.children(recursive=True), process]
             for member in family:
-                member.terminate()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.terminate()
             _, alive = psutil.wait_procs(family, timeout=10)
             for member in alive:
-                member.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()

@@ -16,13 +16,16 @@ from client_pipeline.runtime.local_decoder import LocalDecoder
 from client_pipeline.runtime.optimizer import PartOptimizer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pipeline import Pipeline
+from client_pipeline.runtime.placement import Placement
+from helpers.shared_actors import shared_but
 from helpers.tiny_models import NUM_BLOCKS, tiny_batch, tiny_spec
 
+SHARED = shared_but()
 ADAMW = OptimizerConfig(name="adamw", lr=1e-2)
 STEPS = 4
 
 
-def trained(name, spec, cut, **runtime):
+def trained(name, spec, cut, placement, **runtime):
     """Losses of the steps, and the TEBs' weights after them; each step has a batch of another length."""
     parts = build_parts(spec, seed=1)
     parts.embedding.train()
@@ -33,6 +36,7 @@ def trained(name, spec, cut, **runtime):
         spec=spec,
         optimizer=ADAMW,
         runtime=RuntimeConfig(timeout=60, **runtime),
+        placement=placement,
         frozen=parts.frozen_weights(),
     )
     try:
@@ -55,18 +59,23 @@ def trained(name, spec, cut, **runtime):
 
 
 @pytest.mark.parametrize(
-    ("family", "lora", "schedule", "runtime"),
+    ("family", "lora", "schedule", "runtime", "placement"),
     [
-        ("llama", None, "gpipe", {}),
-        ("gpt2", None, "1f1b", {"recompute": True}),
-        ("qwen3", LoraConfig(rank=2), "zb-h1", {"devices_per_actor": 1}),
+        ("llama", None, "gpipe", {}, SHARED),
+        ("gpt2", None, "1f1b", {"recompute": True}, SHARED),
+        # Each device has an actor of its own.
+        ("qwen3", LoraConfig(rank=2), "zb-h1", {"devices_per_actor": 1}, Placement()),
     ],
 )
-def test_a_run_in_slices_has_the_losses_and_the_weights_of_one_without(local_ray, family, lora, schedule, runtime):
+def test_a_run_in_slices_has_the_losses_and_the_weights_of_one_without(
+    local_ray, family, lora, schedule, runtime, placement
+):
     spec = replace(tiny_spec(family, dropout=0.0), lora=lora)
     whole = ClusterPlan(delta=(2, 2, 1), order=(1, 0, 2), m=3, schedule=schedule)
-    expected, weights = trained(f"test-whole-{family}", spec, whole, **runtime)
-    losses, sliced_weights = trained(f"test-slices-{family}", spec, replace(whole, token_slices=3), **runtime)
+    expected, weights = trained(f"test-whole-{family}", spec, whole, SHARED, **runtime)
+    losses, sliced_weights = trained(
+        f"test-slices-{family}", spec, replace(whole, token_slices=3), placement, **runtime
+    )
     assert losses == pytest.approx(expected, rel=1e-5)
     start = build_parts(spec, seed=1).weights()
     assert not all(torch.equal(weights[i][n], v) for i in weights for n, v in block_weights(start, i).items())

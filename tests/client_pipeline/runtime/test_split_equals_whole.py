@@ -10,13 +10,13 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights, join_weights, own_parameters
 from client_pipeline.partition.plan import ClusterPlan
-from client_pipeline.runtime.arrangement import Arrangement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.decoder_update import HeadTrainer
 from client_pipeline.runtime.optimizer import gradients
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.whole import whole_step
 from helpers.local_head import LocalHead
+from helpers.shared_actors import SHARED_ACTORS
 from helpers.tiny_models import CLASSIC, NUM_BLOCKS, tiny_batch, tiny_spec
 
 SGD = OptimizerConfig(name="sgd", lr=0.1)
@@ -28,7 +28,7 @@ POST_NORM = transformer.spec(
 
 @pytest.fixture(scope="module")
 def pipelines(local_ray):
-    """One pipeline per specification, kept over plans as in a run; its devices are in four processes, as the next's."""
+    """One pipeline per specification, kept over plans as in a run; its devices share the tests' actors."""
     from client_pipeline.runtime.pipeline import Pipeline
 
     made = {}
@@ -44,7 +44,7 @@ def pipelines(local_ray):
                 spec=spec,
                 optimizer=SGD,
                 runtime=RuntimeConfig(timeout=60, recompute=recompute, precision=precision),
-                placement=Arrangement(device_actors=4).placement(0, 4),
+                placement=SHARED_ACTORS.placement(0, 4),
             )
         return made[key]
 

@@ -25,7 +25,7 @@ devices = 2
 [[cluster]]
 devices = 1
 """
-LOCAL_STEPS = 80
+LOCAL_STEPS = 50
 """A round takes some seconds, so that a fault falls into its midst."""
 
 
@@ -73,7 +73,7 @@ def test_a_kill_a_freeze_and_a_cut_of_machines_are_on_the_page_within_two_second
             seen = len(history.rounds)
             history.until(lambda: len(history.rounds) > seen and history.rounds[-1].is_whole)
             history.until_connected(*clusters)
-            time.sleep(1.0)
+            time.sleep(0.7)
             seconds_until(page.now, lambda text: not text)
 
         def actor_in_a_round():

@@ -30,6 +30,7 @@ from helpers.recovery_cases import (
     until,
     within,
 )
+from helpers.shared_actors import shared_but
 from strategies.decoder.config import DecoderConfig
 from strategies.decoder.service import DecoderService
 from strategies.decoder.trainer import DecoderTrainer
@@ -52,79 +53,91 @@ def units(local_ray):
 
 @pytest.fixture(scope="module")
 def undisturbed(units):
-    """Weights and losses of two rounds without a fault."""
-    unit = units()
-    weights, results = train(unit, initial())
+    """Weights after each of six rounds without a fault, and the rounds' results."""
+    unit = units(placement=shared_but())
+    after_round, results = [initial()], []
+    for number in range(1, 7):
+        weights, [result] = train(unit, after_round[-1], [number])
+        after_round.append(weights)
+        results.append(result)
     unit.close()
     assert faults(results) == []
-    return weights, results
+    return after_round[1:], results
 
 
-@pytest.mark.parametrize(
-    ("kind", "micro_batch", "device"),
-    [("F", 1, 1), ("F", 3, 2), ("G", 2, 0), ("B", 0, 0)],
-    ids=["in-forward", "the-last-stage", "in-backward", "when-others-may-have-stepped"],
-)
-def test_a_device_killed_in_a_step_changes_nothing(units, undisturbed, kind, micro_batch, device):
+def wait_until_back(ray, unit):
+    """A process takes seconds to start; the round that comes must find it."""
+    signs = [lost.sign for lost in unit.pipeline.pool._lost.values()]
+    until(lambda: len(ray.wait(signs, num_returns=len(signs), timeout=0)[0]) == len(signs))
+
+
+def test_devices_killed_anywhere_in_a_step_change_nothing_and_are_recorded_at_once(
+    local_ray, units, undisturbed, tmp_path
+):
+    """One in each round from the second on, and in the last all at once; each time all three take part at first."""
     expected, results = undisturbed
-    unit = units()
-    struck = once(unit, round_=2, step=2, kind=kind, micro_batch=micro_batch, act=lambda: kill(unit, device))
-    weights, disturbed = within(HANG_S, train, unit, initial())
-    assert struck
-    assert_equal(weights, expected)
-    assert [r.loss for r in disturbed] == [r.loss for r in results]
-    [(what, who, round_, step)] = faults(disturbed)
-    assert (what, who, round_) == ("device", device, 2)
-    # One that had done its work already is missed when the next thing is asked of it.
-    assert step == 2 if kind != "B" else step in (2, 3)
-    [fault] = disturbed[1].report["faults"]
-    assert fault["recovered"] and 0 < fault["seconds"] < HANG_S and fault["bytes"] > 0
-    # Two devices have done the work of three.
-    assert device not in [segment.device for segment in unit.pipeline.segments]
+    unit, recorded = units(folder=tmp_path), []
+    weights, [quiet] = within(HANG_S, train, unit, initial(), [1])
+    assert_equal(weights, expected[0])
+    assert quiet.loss == results[0].loss and faults([quiet]) == []
+    kills = {
+        2: ("F", 1, [1]),  # in forward
+        3: ("F", 3, [2]),  # the last stage
+        4: ("G", 2, [0]),  # in backward
+        5: ("B", 0, [0]),  # when others may have stepped
+        6: ("G", 1, [0, 1, 2]),
+    }
+    for number, (kind, micro_batch, devices) in kills.items():
+
+        def strike(devices=devices):
+            for device in devices:
+                kill(unit, device)
+
+        wait_until_back(local_ray, unit)
+        struck = once(unit, round_=number, step=2, kind=kind, micro_batch=micro_batch, act=strike)
+        if number == 2:
+            # What can be read if the control unit is lost later in the round.
+            once(
+                unit,
+                round_=2,
+                step=3,
+                kind="G",
+                micro_batch=1,
+                act=lambda: recorded.extend(fault_files.recorded_faults(tmp_path, 2)),
+            )
+        weights, [result] = within(HANG_S, train, unit, weights, [number])
+        assert struck, number
+        assert_equal(weights, expected[number - 1])
+        assert result.loss == results[number - 1].loss, number
+        # Devices that are back have joined the round at its beginning, or between its steps.
+        found = [fault for fault in result.report["faults"] if fault["kind"] == "device"]
+        assert sorted(fault["device"] for fault in found) == devices, number
+        assert all(fault["round"] == number for fault in found), number
+        if len(devices) == 1:
+            [fault] = found
+            # One that had done its work already is missed when the next thing is asked of it.
+            assert fault["step"] == 2 if kind != "B" else fault["step"] in (2, 3), number
+            assert fault["recovered"] and 0 < fault["seconds"] < HANG_S and fault["bytes"] > 0
+            # Two devices have done the work of three.
+            assert devices[0] not in [segment.device for segment in unit.pipeline.segments]
+        else:
+            # They were started again when they were killed: the round used to be lost while they were on their way.
+            assert "joined" in [kind for kind, *_ in faults([result])]
+        if number == 3:
+            # A round that is trained again, or another one, has records of its own.
+            assert fault_files.recorded_faults(tmp_path, 2) == []
+    [fault] = recorded
+    assert (fault["kind"], fault["device"], fault["round"], fault["recovered"]) == ("device", 1, 2, True)
     unit.close()
 
 
-def test_a_cluster_that_loses_all_its_devices_at_once_waits_for_them_and_loses_nothing(units, undisturbed):
-    # Devices that are killed are started again: the round used to be lost while they were on their way.
-    expected, results = undisturbed
-    unit = units()
-    once(unit, round_=2, step=2, kind="G", micro_batch=1, act=lambda: [kill(unit, device) for device in range(3)])
-    weights, disturbed = within(HANG_S, train, unit, initial())
-    assert_equal(weights, expected)
-    assert [r.loss for r in disturbed] == [r.loss for r in results]
-    found = faults(disturbed)
-    assert sorted(device for kind, device, _, _ in found if kind == "device") == [0, 1, 2]
-    assert any(kind == "joined" for kind, *_ in found)
-    unit.close()
-
-
-def test_what_a_control_unit_has_recorded_can_be_read_when_it_is_lost_later_in_the_round(units, tmp_path):
-    unit, found = units(folder=tmp_path), []
-    once(unit, round_=1, step=1, kind="G", micro_batch=1, act=lambda: kill(unit, 1))
-    once(
-        unit,
-        round_=1,
-        step=3,
-        kind="G",
-        micro_batch=1,
-        act=lambda: found.extend(fault_files.recorded_faults(tmp_path, 1)),
-    )
-    within(HANG_S, train, unit, initial(), [1])
-    [fault] = found
-    assert (fault["kind"], fault["device"], fault["round"], fault["recovered"]) == ("device", 1, 1, True)
-    # A round that is trained again, or another one, has records of its own.
-    assert fault_files.recorded_faults(tmp_path, 2) == []
-    within(HANG_S, train, unit, initial(), [2])
-    assert fault_files.recorded_faults(tmp_path, 1) == []
-    unit.close()
-
-
-def round_behind_the_stream(units, disturb):
+def round_behind_the_stream(units, own_processes, disturb):
     """One round of two clusters; returns the decoder's summary and the results."""
     trainer = DecoderTrainer(HeadTrainer(build_parts(SPEC, seed=1).head, ADAMW, unit=NUM_BLOCKS), "step")
     service = DecoderService(DecoderConfig(), trainer, num_clusters=2)
     service.start()
-    pair = [units(cluster=n) for n in (0, 1)]
+    # The device that may be killed has a process of its own.
+    pair = [units(cluster=n, placement=shared_but(*own)) for n, own in enumerate(own_processes)]
     disturb(pair[0])
     weights = {name: value for name, value in initial().items() if not name.startswith("head.")}
     try:
@@ -144,8 +157,8 @@ def test_a_device_killed_behind_the_stream_leaves_the_decoder_and_the_other_clus
     def disturb(unit):
         struck.append(once(unit, round_=1, step=2, kind="G", micro_batch=1, act=lambda: kill(unit, 1)))
 
-    quiet, expected = round_behind_the_stream(units, lambda unit: None)
-    found, results = round_behind_the_stream(units, disturb)
+    quiet, expected = round_behind_the_stream(units, [(), ()], lambda unit: None)
+    found, results = round_behind_the_stream(units, [(1,), ()], disturb)
     assert all(isinstance(result, RoundResult) for result in results), results
     assert struck[0] and faults(results) == [("device", 1, 1, 2)]
     assert found.clusters == quiet.clusters
@@ -156,18 +169,10 @@ def test_a_device_killed_behind_the_stream_leaves_the_decoder_and_the_other_clus
         assert one.report["payload_bytes"] == other.report["payload_bytes"]
 
 
-def test_faults_in_every_round_and_devices_that_come_back_change_nothing(local_ray, units):
+def test_faults_in_every_round_and_devices_that_come_back_change_nothing(local_ray, units, undisturbed):
     """Each kind of loss once, one round after the other; those who are back take part again."""
-    numbers = range(1, 7)
-    quiet = units()
-    expected, results = train(quiet, initial(), numbers)
-    quiet.close()
+    expected, results = undisturbed
     unit, stopped, losses = units(), [], []
-
-    def back():
-        # A process takes seconds to start; the round that comes must find it.
-        signs = [lost.sign for lost in unit.pipeline.pool._lost.values()]
-        until(lambda: len(local_ray.wait(signs, num_returns=len(signs), timeout=0)[0]) == len(signs))
 
     def stop_one():
         stopped.append(unit.pipeline.pool.pids[1][0])
@@ -175,7 +180,7 @@ def test_faults_in_every_round_and_devices_that_come_back_change_nothing(local_r
 
     weights, seen = initial(), []
     try:
-        for number in numbers:
+        for number in range(1, 7):
             if number == 2:  # in forward
                 once(unit, round_=2, step=1, kind="F", micro_batch=0, act=lambda: kill(unit, 0))
             elif number == 3:  # two at once, in backward
@@ -184,11 +189,11 @@ def test_faults_in_every_round_and_devices_that_come_back_change_nothing(local_r
                 once(unit, round_=4, step=2, kind="G", micro_batch=1, act=stop_one)
             elif number == 5:  # while TEBs move: the devices go round, and one is gone
                 go_on(stopped[0])
-                back()
+                wait_until_back(local_ray, unit)
                 kill(unit, 2)
             plan = THREE if number != 5 else replace(THREE, order=(1, 2, 0), delta=(2, 1, 1))
             if number in (3, 4, 6):
-                back()
+                wait_until_back(local_ray, unit)
             weights, [result] = within(HANG_S, train, unit, weights, [number], plan)
             seen += faults([result])
             losses.append(result.loss)
@@ -196,7 +201,7 @@ def test_faults_in_every_round_and_devices_that_come_back_change_nothing(local_r
     finally:
         for pid in stopped:
             go_on(pid)
-    assert_equal(weights, expected)
+    assert_equal(weights, expected[-1])
     assert losses == [result.loss for result in results]
     lost = [(kind, device, round_) for kind, device, round_, _ in seen if kind != "joined"]
     assert lost[0] == ("device", 0, 2)
@@ -211,7 +216,7 @@ def test_faults_in_every_round_and_devices_that_come_back_change_nothing(local_r
 
 def test_with_one_copy_a_round_a_later_step_is_never_played_from_that_copy(units):
     """It would take the TEBs back by a step and the embedding not: the round is lost, and says what would save it."""
-    unit = units(runtime={"snapshots": "round"})
+    unit = units(runtime={"snapshots": "round"}, placement=shared_but(0, 1))
     once(unit, round_=1, step=1, kind="G", micro_batch=1, act=lambda: kill(unit, 1))
     weights, [result] = within(HANG_S, train, unit, initial(), [1])
     assert faults([result]) == [("device", 1, 1, 1)] and result.report["faults"][0]["recovered"]

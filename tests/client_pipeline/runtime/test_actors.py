@@ -1,5 +1,6 @@
 """The control unit's actor: found by name from any process, given up when it freezes, replaced by a newer run's."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -12,6 +13,7 @@ from client_pipeline.runtime.actors import ControlUnitError, start_control_unit,
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.control_unit import ControlUnit
 from helpers.actor_cases import order, setup_of
+from helpers.shared_actors import shared_but
 from helpers.tiny_models import CLASSIC, tiny_batch
 
 
@@ -50,7 +52,7 @@ def test_a_control_unit_in_a_round_refuses_a_second_run(monkeypatch, local_ray, 
                 time.sleep(0.05)
             return batch
 
-    start_control_unit(setup_of("actors-6", SlowBatch))
+    start_control_unit(dataclasses.replace(setup_of("actors-6", SlowBatch), placement=shared_but()))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(train_round, "actors-6", 0, order(), 240)
         try:
@@ -80,21 +82,22 @@ def test_data_that_does_not_fit_is_the_users_error(local_ray, end_actors):
         start_control_unit(setup_of("actors-3", load))
 
 
-def test_a_frozen_control_unit_is_given_up_in_bounded_time(local_ray, end_actors):
-    pid = start_control_unit(setup_of("actors-4"))["pid"]
-    os.kill(pid, signal.SIGSTOP)
+def test_a_control_unit_is_waited_for_while_it_starts_and_given_up_in_bounded_time_when_it_freezes(
+    monkeypatch, local_ray, end_actors
+):
+    with monkeypatch.context() as patch:
+        # On a busy machine a resumed run once gave up control units in the middle of their imports.
+        patch.setattr("client_pipeline.runtime.actors.SILENT_S", 1.0)
+        patch.setattr("client_pipeline.runtime.actors._ASK_S", 0.05)
+        described = start_control_unit(setup_of("actors-4"))
+    assert described["num_examples"] == 7
+    os.kill(described["pid"], signal.SIGSTOP)
     try:
         with pytest.raises(ControlUnitError, match="cluster-0: the control unit has given no sign of life for 2 s"):
             train_round("actors-4", 0, order(), 2.0)
     finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def test_a_control_unit_that_is_still_starting_is_waited_for(monkeypatch, local_ray, end_actors):
-    # On a busy machine a resumed run once gave up control units in the middle of their imports.
-    monkeypatch.setattr("client_pipeline.runtime.actors.SILENT_S", 1.0)
-    monkeypatch.setattr("client_pipeline.runtime.actors._ASK_S", 0.05)
-    assert start_control_unit(setup_of("actors-5"))["num_examples"] == 7
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(described["pid"], signal.SIGCONT)
 
 
 def test_a_control_unit_outside_an_actor_ends_no_process(monkeypatch, local_ray):

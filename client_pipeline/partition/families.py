@@ -20,7 +20,7 @@ from client_pipeline.partition.family import Family
 from client_pipeline.partition.fresh_base import FreshBase
 from client_pipeline.partition.hub_ids import check_source
 from client_pipeline.partition.hub_reach import offline_remedy
-from client_pipeline.partition.hugging_face import AUTO_MODELS
+from client_pipeline.partition.hugging_face import AUTO_MODELS, import_models_library
 from client_pipeline.partition.low_bits import compress, fill_low_bits
 from client_pipeline.partition.on_demand import OnDemand
 from client_pipeline.partition.parts import MaskForm, ModelParts
@@ -171,17 +171,25 @@ def _file_to_add(family: str) -> str:
     return f"client_pipeline/partition/{family.replace('-', '_')}.py"
 
 
+def _builder(spec: ModelSpec) -> Adapter:
+    """Return the adapter of a family that is about to be built, with the library that it takes its layers from."""
+    family = adapter(spec.family)
+    if is_library(spec.family):
+        import_models_library()
+    return family
+
+
 def build_parts(spec: ModelSpec, seed: int) -> ModelParts:
     """Build a model with fresh weights that depend on ``seed`` alone, with its adapters if it has some."""
     with drawn_aside(seed):
-        parts = adapter(spec.family).build_parts(replace(spec, lora=None))
+        parts = _builder(spec).build_parts(replace(spec, lora=None))
     return parts if spec.lora is None else lora.adapt(parts, spec.lora, seed)
 
 
 def build_embedding(spec: ModelSpec, base: FrozenBase | None = None) -> nn.Module:
     """Build the embedding alone, for a control unit; frozen beside adapters, over ``base`` if that is given."""
     with undisturbed(), no_storage(base is not None):
-        embedding = adapter(spec.family).build_embedding(spec)
+        embedding = _builder(spec).build_embedding(spec)
     if base is not None:
         adopt(embedding, base, "embedding (frozen)")
     return embedding if spec.lora is None else embedding.requires_grad_(False)
@@ -191,7 +199,7 @@ def build_block(spec: ModelSpec, index: int, base: FrozenBase | None = None) -> 
     """Build TEB ``index`` alone, for a device; with its adapters if the model has some, over ``base`` if given."""
     with undisturbed():
         with no_storage(base is not None):
-            block = adapter(spec.family).build_block(spec, index)
+            block = _builder(spec).build_block(spec, index)
         if base is not None:
             adopt(block, base, f"TEB {index} (frozen)")
         if spec.lora is not None:
@@ -205,7 +213,7 @@ def build_block(spec: ModelSpec, index: int, base: FrozenBase | None = None) -> 
 def build_head(spec: ModelSpec) -> nn.Module:
     """Build the decoder or head alone; what it reads from a frozen embedding is a frozen parameter of its own."""
     with undisturbed():
-        head = adapter(spec.family).build_head(spec)
+        head = _builder(spec).build_head(spec)
     return head if spec.lora is None else lora.adapt_head(head, spec.lora)
 
 
@@ -255,7 +263,7 @@ def _emptied_block(spec: ModelSpec, index: int, base: FrozenBase) -> nn.Module:
     if not isinstance(base, FreshBase):
         return build_block(spec, index, base)
     with undisturbed(), no_storage():
-        block = adapter(spec.family).build_block(spec, index)
+        block = _builder(spec).build_block(spec, index)
     # Not on the meta device: adapters go to that of their matrix.
     adopt(block, {name: torch.zeros(()).expand(p.shape) for name, p in block.named_parameters()}, f"TEB {index}")
     return block

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from flower_app.deployment.credentials import ClusterFiles
 from flower_app.deployment.programs import Program, run_programs
 from flower_app.deployment.taken_ports import NeededPort
 from flower_app.launch.ray_folders import short_folder
-from flower_app.launch.superlink import program_path
 
 FIRST_PORT = 6379
 SLOW_S = 300.0
@@ -82,7 +82,7 @@ class RayNode:
         ports = [text for name, port in self.services.items() for text in (f"--{name}", str(port))]
         resources = json.dumps({device_resource(k): 1 for k in self.devices})
         return [
-            str(program_path("ray")),
+            *(sys.executable, "-P", "-m", "client_pipeline.runtime.ray_program"),
             "start",
             *head_options,
             *ports,

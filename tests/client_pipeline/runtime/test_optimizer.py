@@ -246,8 +246,8 @@ def test_clipping_parts_by_the_whole_norm_equals_torchs_clipping():
 
 
 @pytest.mark.slow
-def test_a_device_steps_without_torchs_compiler():
-    """Its import would take a second of every device's start, and 70 MB of its memory."""
+def test_a_device_steps_without_torchs_compiler_and_no_model_of_the_library_brings_scipy():
+    """Their imports would take a second of every device's start, and 70 MB of its memory; and 0.3 s and 23 MB."""
     code = (
         "import sys, torch, client_pipeline.runtime.device\n"
         "from client_pipeline.partition import transformer\n"
@@ -259,5 +259,9 @@ def test_a_device_steps_without_torchs_compiler():
         "sum(p.sum() for p in parameters.values()).backward()\n"
         "PartOptimizer(parameters, OptimizerConfig()).apply(1)\n"
         "assert 'torch._dynamo' not in sys.modules\n"
+        "from helpers.tiny_models import tiny_spec\n"
+        "build_block(tiny_spec('llama'), 0)\n"
+        "from transformers.utils import is_scipy_available\n"
+        "assert is_scipy_available() and 'scipy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,45 @@
+"""A head of Ray starts without the programs that no cluster of ours asks for anything."""
+
+import sys
+
+import pytest
+from ray._private.node import Node
+
+from client_pipeline.runtime import ray_program
+from client_pipeline.runtime.private_ray import lean_head
+
+UNUSED = ("start_monitor", "start_api_server", "start_ray_client_server")
+
+
+def test_the_installed_ray_starts_them_by_the_methods_that_are_left_out_and_has_them_again_afterwards():
+    originals = {name: vars(Node)[name] for name in UNUSED}
+    with pytest.raises(KeyError), lean_head():
+        node = object.__new__(Node)
+        assert node.start_monitor() is node.start_ray_client_server() is None
+        assert node.start_api_server(include_dashboard=False, raise_on_failure=False) is None
+        raise KeyError("what happens within")
+    assert {name: vars(Node)[name] for name in UNUSED} == originals
+
+
+def test_rays_command_gets_the_arguments_and_starts_such_a_head(monkeypatch):
+    import ray.scripts.scripts as scripts
+
+    seen = []
+    monkeypatch.setattr(sys, "argv", ["ray", "start", "--head"])
+    monkeypatch.setattr(scripts, "main", lambda: seen.append((sys.argv[1:], vars(Node)["start_monitor"].__name__)))
+    ray_program.main()
+    assert seen == [(["start", "--head"], "<lambda>")]
+    assert vars(Node)["start_monitor"].__name__ == "start_monitor"
+
+
+@pytest.mark.slow
+def test_a_head_that_was_started_so_has_no_server_of_ray_client(local_ray, ray_secret):
+    import psutil
+
+    names = " ".join(" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
+    assert "raylet" in names and "gcs_server" in names
+    assert (
+        "ray.util.client.server" not in names
+        and "dashboard.py" not in names
+        and "autoscaler/_private/monitor.py" not in names
+    )

@@ -34,7 +34,7 @@ ENVIRONMENT = {"RAY_worker_niceness": "0"} | os.environ
 POLL_S = 0.03
 PATIENCE_S = 900.0
 PROCESSES = {
-    "flower-superlink": "command's checks",
+    "flower-superlink": "command reads its configuration",
     "flower-superexec": "SuperLink",
     "flwr-simulation": "Flower takes the app",
     "gcs_server": "Flower's simulation",

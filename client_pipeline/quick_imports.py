@@ -16,7 +16,8 @@ _YOUNG_ALONE = (20_000, 1_000, 1_000)
 def quick_import(module: str) -> ModuleType:
     """Import one module so, if it is not there yet."""
     if module in sys.modules:
-        return sys.modules[module]
+        # Not as it lies there: another thread may be in the midst of its import, and is waited for.
+        return importlib.import_module(module)
     with quick_imports():
         return importlib.import_module(module)
 

@@ -173,10 +173,9 @@ def _file_to_add(family: str) -> str:
 
 def _builder(spec: ModelSpec) -> Adapter:
     """Return the adapter of a family that is about to be built, with the library that it takes its layers from."""
-    family = adapter(spec.family)
-    if is_library(spec.family):
+    if spec.family in library_families():
         import_models_library()
-    return family
+    return adapter(spec.family)
 
 
 def build_parts(spec: ModelSpec, seed: int) -> ModelParts:

@@ -200,7 +200,6 @@ class DeviceActor:
     def load(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Take the round's weights of the TEBs here."""
         with self.watch:
-            give_freed_memory_back()
             forget_peak()
             self.stage.activations.forget_peak()
             self.stage.load(weights)
@@ -213,14 +212,13 @@ class DeviceActor:
     def memory(self) -> dict[str, int]:
         """What this device holds at its peak, counted; what its process had before, and its peak [byte].
 
-        Peaks are those since the round's weights came.
+        Peaks are those since the round's weights came. A round ends with it: what the steps have left free goes back to
+        the system, where the server may need it to score the round's model.
         """
         with self.watch:
-            return {
-                "held_bytes": self.stage.held_bytes(),
-                "idle_bytes": self._idle_bytes,
-                "peak_bytes": peak_bytes(),
-            }
+            held_bytes, peak = self.stage.held_bytes(), peak_bytes()
+            give_freed_memory_back()
+            return {"held_bytes": held_bytes, "idle_bytes": self._idle_bytes, "peak_bytes": peak}
 
     @contextmanager
     def _within_limit(self) -> Iterator[None]:

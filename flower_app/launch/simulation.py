@@ -45,7 +45,7 @@ class SimulationLauncher:
                         superlink.start(order)
                         if attempt == 0:
                             order.begin()
-                        superlink.submit(order)
+                        superlink.submit()
                         outcome = _follow(superlink, order)
                         if outcome.status == FINISHED:
                             superlink.pass_log_on(_LOG_S)

@@ -1,6 +1,7 @@
 """``flwr run`` for the launcher, and the guard of its processes.
 
-It waits until the SuperLink answers, because its imports take as long as the SuperLink's start. And it ends the run if
+It waits until the SuperLink answers, because its imports take as long as the SuperLink's start, and for the launcher's
+word, which may still be checking the run. And it ends the run if
 the launcher dies: SuperLink and SuperExec would go on without it, and a simulation survives even their deaths, for
 its main thread sleeps in a lock that no signal interrupts.
 """
@@ -16,6 +17,9 @@ import urllib.error
 import urllib.request
 
 from flower_app.launch.processes import MARK, RunProcesses
+
+GO = b"go"
+"""What the launcher says when the app may be handed over."""
 
 
 def wait_for_superlink(address: str, timeout_s: float) -> bool:
@@ -47,8 +51,12 @@ def guard(launcher: int, processes: RunProcesses, poll_s: float = 1.0) -> None:
 
 
 def main() -> None:
-    """Run ``flwr run`` with the arguments after address, time limit [s], launcher's and SuperLink's process ids."""
-    address, timeout_s, launcher, superlink, *arguments = sys.argv[1:]
+    """Run ``flwr run`` with the arguments after the first five.
+
+    These are the address, its time limit [s], the process ids of launcher and SuperLink, and the descriptor of a pipe
+    at which this waits for the launcher's word.
+    """
+    address, timeout_s, launcher, superlink, pipe, *arguments = sys.argv[1:]
     processes = RunProcesses(os.environ[MARK], int(superlink))
     guarding = threading.Thread(target=guard, args=(int(launcher), processes), daemon=True)
     guarding.start()
@@ -56,6 +64,10 @@ def main() -> None:
 
     if not wait_for_superlink(address, float(timeout_s)):
         sys.exit(f"the SuperLink at {address} did not answer within {timeout_s} s")
+    with os.fdopen(int(pipe), "rb") as word:
+        if word.read() != GO:
+            # It says why itself, or is gone.
+            sys.exit("the launcher hands over no app")
     try:
         flower_cli(["run", *arguments])
     finally:

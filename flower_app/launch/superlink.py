@@ -23,6 +23,7 @@ from client_pipeline.runtime.private_ray import ADDRESS_FILE, private_environmen
 from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.processes import MARK, RunProcesses
 from flower_app.launch.ray_folders import RayFolder, short_folder
+from flower_app.launch.submit import GO
 from flower_app.training.simulated_actors import NEEDED_MODULES
 
 OWN_CONNECTION = "own"
@@ -67,6 +68,8 @@ class PrivateSuperLink:
         self.submission: subprocess.Popen[bytes] | None = None
         self.ray_head: subprocess.Popen[bytes] | None = None
         self.processes: RunProcesses | None = None
+        self._word: int | None = None
+        """The end of a pipe at which the submission waits."""
 
     @property
     def simulation_log(self) -> Path:
@@ -94,7 +97,10 @@ class PrivateSuperLink:
         return address.is_file() and address.stat().st_size > 0
 
     def start(self, order: LaunchOrder) -> None:
-        """Start the SuperLink, and Ray where the app's simulation joins it."""
+        """Start all programs: Ray where the app's simulation joins it, the SuperLink, and who will hand it the app.
+
+        Descriptors are inherited by the guard of the processes.
+        """
         program = program_path("flower-superlink")
         host, port = split_address("SuperLink", self.address)
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", str(port)]
@@ -103,9 +109,17 @@ class PrivateSuperLink:
             self._start_ray(order)
         self.server = self._popen([str(program), *options], self.superlink_log, inherited_fds=[self.ray_folder.lock])
         self.processes.add(self.server.pid)
+        self._start_submission(order)
 
-    def submit(self, order: LaunchOrder) -> None:
-        """Hand the app to the SuperLink; descriptors are inherited by the guard of the processes."""
+    def submit(self) -> None:
+        """Have the app handed to the SuperLink."""
+        assert self._word is not None
+        word, self._word = self._word, None
+        with contextlib.suppress(BrokenPipeError), os.fdopen(word, "wb") as pipe:
+            pipe.write(GO)
+
+    def _start_submission(self, order: LaunchOrder) -> None:
+        """Start ``flwr run``, which imports for as long as the SuperLink does, and then waits for a word."""
         assert self.server is not None
         # A client asks for one CPU, and Ray believes in as many as train at once, whatever cores the machine has.
         federation = {
@@ -117,14 +131,16 @@ class PrivateSuperLink:
         arguments = [str(order.app), OWN_CONNECTION, "--run-config", str(order.run_config)]
         arguments += ["--federation-config", settings]
         ids = [str(os.getpid()), str(self.server.pid)]
-        submit = [sys.executable, "-m", "flower_app.launch.submit", self.address, str(_START_S), *ids]
-        # In the app's folder, for the module must be found without an installation too.
-        self.submission = self._popen(
-            [*submit, *arguments, "--stream"],
-            self.simulation_log,
-            import_root(),
-            [*order.inherited_fds, self.ray_folder.lock],
-        )
+        heard, self._word = os.pipe()
+        submit = [sys.executable, "-m", "flower_app.launch.submit", self.address, str(_START_S), *ids, str(heard)]
+        inherited_fds = [*order.inherited_fds, self.ray_folder.lock, heard]
+        try:
+            # In the app's folder, for the module must be found without an installation too.
+            self.submission = self._popen(
+                [*submit, *arguments, "--stream"], self.simulation_log, import_root(), inherited_fds
+            )
+        finally:
+            os.close(heard)
 
     def _start_ray(self, order: LaunchOrder) -> None:
         """Start Ray and the shared actors while the SuperLink comes."""
@@ -144,6 +160,9 @@ class PrivateSuperLink:
 
     def close(self) -> None:
         """End the SuperLink and all that came out of it."""
+        if self._word is not None:
+            os.close(self._word)
+            self._word = None
         if self.processes is not None:
             left = self.processes.end()
             for child in (self.server, self.submission, self.ray_head):

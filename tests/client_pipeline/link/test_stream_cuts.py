@@ -221,12 +221,12 @@ def test_a_cluster_that_recovers_is_silent_and_waited_for(monkeypatch):
 
 STOPPED = """
 import sys
-from helpers.decoder_cases import batch_of, step_id
 from client_pipeline.link.address import DecoderAddress
 from client_pipeline.link.stream import DecoderStream
+from client_pipeline.partition.micro_batches import StepId
 target, token = sys.argv[1:]
 stream = DecoderStream.open(DecoderAddress(target=target, token=token, round=1, cluster=1))
-stream.begin_step(step_id(1), 1, 1.0)
+stream.begin_step(StepId(seed=7, round=1, step=1, cluster=1), 1, 1.0)
 print("there", flush=True)
 sys.stdin.read()
 """

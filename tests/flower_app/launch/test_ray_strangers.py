@@ -136,8 +136,8 @@ def test_the_launchers_ray_does_not_start_without_its_secret(tmp_path):
 
 
 COMMANDS = {
-    "verify": (["--micro-batches", "2", "--batch-size", "2"], lambda answer: answer["passed"]),
-    "profile": (["--length", "8", "--batch-size", "4", "--devices", "2"], lambda answer: len(answer["devices"]) == 2),
+    "verify": (["--segments", "4", "--micro-batches", "2", "--batch-size", "2"], lambda answer: answer["passed"]),
+    "profile": (["--length", "8", "--batch-size", "4", "--devices", "1"], lambda answer: len(answer["devices"]) == 1),
 }
 """Options of the commands that compare and measure on this machine, and whether one has done its work."""
 

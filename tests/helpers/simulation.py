@@ -16,7 +16,8 @@ import psutil
 
 from client_pipeline.runtime.private_ray import private_environment
 
-BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
+PAIR = 2
+"""So many clients answer at once. More than these do so one after the other: a process for each costs seconds."""
 TIMEOUT_S = 560.0
 _STARTED = {}
 
@@ -125,7 +126,9 @@ def _main(folder, num_nodes):
                 return self.client(message, cluster)
             return Message(RecordDict({"c": ConfigRecord({"partition": cluster})}), reply_to=message)
 
-    run_simulation(server_app, Relay(), num_supernodes=num_nodes, backend_config=BACKEND)
+    at_once = num_nodes if num_nodes <= PAIR else 1
+    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": at_once}}
+    run_simulation(server_app, Relay(), num_supernodes=num_nodes, backend_config=backend)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +44,37 @@ def watch(command: list[str], interval_s: float) -> dict[str, Any]:
 
     Returns
     -------
-    ``processes``: role, and peaks of USS and PSS [byte] of each; ``total_pss``: the largest sum at one time [byte].
+    ``processes``: role, and peaks of USS and PSS [byte] of each; ``total_pss``: the largest sum at one time [byte],
+    of which ``pss_by_role`` was whose, ``total_at_s`` after the start.
     """
     run = subprocess.Popen(command)
     peaks: dict[int, dict[str, Any]] = {}
-    total, sampled = 0, 0
+    total, total_at_s, pss_by_role, sampled = 0, 0.0, Counter[str](), 0
+    begun = time.monotonic()
     while run.poll() is None:
-        now = 0
+        now: Counter[str] = Counter()
         for process in [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]:
             try:
                 info, text = process.memory_full_info(), " ".join(process.cmdline())
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-            now += info.pss
             peak = peaks.setdefault(process.pid, {"role": "other", "command": text[:100], "uss": 0, "pss": 0})
             if (role := role_of(text)) not in ("other", "idle worker") or peak["role"] == "other":
                 peak["role"], peak["command"] = role, text[:100]
             peak["uss"], peak["pss"] = max(peak["uss"], info.uss), max(peak["pss"], info.pss)
-        total, sampled = max(total, now), sampled + 1
+            now[peak["role"]] += info.pss
+        if now.total() > total:
+            total, total_at_s, pss_by_role = now.total(), time.monotonic() - begun, now
+        sampled += 1
         time.sleep(interval_s)
-    return {"processes": list(peaks.values()), "total_pss": total, "samples": sampled, "returncode": run.returncode}
+    return {
+        "processes": list(peaks.values()),
+        "total_pss": total,
+        "total_at_s": total_at_s,
+        "pss_by_role": dict(pss_by_role),
+        "samples": sampled,
+        "returncode": run.returncode,
+    }
 
 
 def main() -> None:

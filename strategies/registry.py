@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import Strategy
@@ -19,6 +20,14 @@ STRATEGIES = {
     "titanic": "strategies.baselines.titanic:Titanic",
 }
 """Short names of the strategies of this package. Imported when asked for: a control unit needs none of them."""
+_PLANNED = Traits(keeps="state")
+_TRAITS = {
+    COLLAPIPE: replace(_PLANNED, decoder_on_server=True, channel_for_each=True, takes_aggregator=True),
+    "vanilla-fl": replace(_PLANNED, waives=("C7", "C9")),
+    "pipeline": replace(_PLANNED, uploads=False, averages=False),
+    "titanic": _PLANNED,
+}
+"""What their classes declare, for who asks for no more: the classes import torch."""
 STOCK_KEEPS: dict[str, Keeps] = {
     **dict.fromkeys(("FedAvg", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "FedProx"), "nothing"),
     **dict.fromkeys(("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"), "memory"),
@@ -63,6 +72,11 @@ def strategy_class(name: str) -> type[Strategy]:
         f"strategy: expected {', '.join(STRATEGIES)}, one of {', '.join(stock_strategies())}, or module:Class, "
         f"found {name!r}{did_you_mean(name, [*STRATEGIES, *stock_strategies()])}"
     )
+
+
+def traits_by_name(name: str) -> Traits:
+    """Return what a strategy declares; see :func:`strategy_class`."""
+    return _TRAITS[name] if name in _TRAITS else traits_of(strategy_class(name))
 
 
 def traits_of(cls: type[Strategy]) -> Traits:

@@ -29,7 +29,7 @@ from flower_app.tasks.base import TaskConfig
 from flower_app.tasks.corpus import DataConfig
 from strategies.aggregation.config import AggregatorConfig, ServerOptimizerConfig
 from strategies.decoder.config import DecoderConfig
-from strategies.registry import strategy_class, traits_of
+from strategies.registry import traits_by_name
 from strategies.traits import Traits
 
 Scalar = bool | int | float | str
@@ -258,7 +258,7 @@ class RunConfig:
     def traits(self) -> Traits:
         """What the strategy declares of itself; the defaults where it is not known here: whoever builds it says so."""
         try:
-            return _traits_by_name(self.strategy)
+            return _traits_of(self.strategy)
         except ValueError:
             return Traits()
 
@@ -341,8 +341,8 @@ def unknown_key(key: str) -> str:
 
 
 @cache
-def _traits_by_name(strategy: str) -> Traits:
-    return traits_of(strategy_class(strategy))
+def _traits_of(strategy: str) -> Traits:
+    return traits_by_name(strategy)
 
 
 @cache

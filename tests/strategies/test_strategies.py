@@ -7,7 +7,7 @@ import pytest
 from helpers.cluster_states import states
 from strategies.baselines.stock import make_stock
 from strategies.clusters import ClusterState, check_clusters
-from strategies.registry import STRATEGIES, stock_strategies, strategy_class, traits_of
+from strategies.registry import STRATEGIES, stock_strategies, strategy_class, traits_by_name, traits_of
 
 
 def test_cluster_states_survive_the_wire():
@@ -62,3 +62,8 @@ def test_no_strategy_but_collapipe_has_a_decoder_that_activations_and_labels_wou
     names = [*STRATEGIES, *stock_strategies()]
     served = [name for name in names if traits_of(strategy_class(name)).decoder_on_server]
     assert served == ["collapipe"] and len(names) > 10
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_is_known_of_a_strategy_by_its_name_is_what_its_class_declares(name):
+    assert traits_by_name(name) == traits_of(strategy_class(name))

@@ -14,13 +14,13 @@ from client_pipeline.runtime.control_unit import RoundOrder
 from client_pipeline.runtime.fault_config import FaultConfig
 from client_pipeline.runtime.faults import FailedRound
 from client_pipeline.runtime.memory import is_out_of_memory
+from client_pipeline.runtime.placement import Placement
 from client_pipeline.system.costs import model_costs
 from client_pipeline.system.scenario import load_scenario
 from flower_app.training.memory_limit import check_memory_limit
 from helpers.federated_rounds import PLANS, control_units
 from helpers.recovery_cases import ADAMW
 from helpers.repository import ROOT
-from helpers.shared_actors import shared_but
 from helpers.tiny_models import tiny_batch, tiny_spec
 
 MB = 1e6
@@ -79,8 +79,8 @@ def test_a_device_that_needs_more_than_its_limit_is_named_with_what_it_holds(loc
     spec = tiny_spec("bert", "token-classification", dropout=0.0)
     wide = replace(spec, config=spec.config | {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4})
     batch = tiny_batch(wide, size=256, length=30)
-    # The second device of the plan, 0, holds three TEBs and 256 sentences; the first has no limit.
-    placement = replace(shared_but(0), device_memory=(40 * MB, 0.0, 0.0))
+    # The second device of the plan, 0, holds three TEBs and 256 sentences; the first has room enough.
+    placement = Placement(device_memory=(40 * MB, 4000 * MB, 4000 * MB))
     weights = build_parts(wide, seed=1).weights()
     (unit,) = control_units([batch], ADAMW, "limited", spec=wide, placement=placement)
     try:

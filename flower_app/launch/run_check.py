@@ -6,8 +6,10 @@ as the run lasts, and its programs would wait for the imports.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
+import signal
 import sys
 import threading
 import traceback
@@ -71,14 +73,17 @@ class RunCheck:
         try:
             error = json.loads(answer.recv_bytes())
         except EOFError:
-            self._process.join()
+            self._process.join()  # its exit code is in the message
             raise ChildProcessError(
                 f"the checks of the run ended without an answer, with exit code {self._process.exitcode}; is there "
                 "memory enough for the model?"
             ) from None
+        except BaseException:
+            self._process.terminate()
+            raise
         finally:
             answer.close()
-        self._process.join()
+            self._process.join()
         if error is not None:
             raise _raised_there(**error)
 
@@ -106,12 +111,16 @@ def _check(config: RunConfig) -> None:
 
 def _check_and_tell(config: RunConfig, told: Connection) -> None:
     """Check in this process, and tell the one that has started it of the error, or of none."""
+    # Ctrl-C at the terminal is for the one who launches the run, and ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     error = None
     try:
         _check(config)
     except Exception as raised:
         error = _description(raised)
-    told.send_bytes(json.dumps(error).encode())
+    # Who asked may be gone.
+    with contextlib.suppress(OSError):
+        told.send_bytes(json.dumps(error).encode())
 
 
 def _description(error: Exception) -> dict[str, Any]:

@@ -226,7 +226,7 @@ def test_a_run_does_not_go_on_under_another_configuration(tmp_path):
             continued_run(str(run_dir))
     free = {"runtime.timeout": 9.0, "decoder.step-timeout": 5.0, "tensorboard": True}
     write_config(run_dir, RunConfig.from_flat(began.to_flat() | free))
-    found, config = continued_run(str(run_dir))
+    found, config, _ = continued_run(str(run_dir))
     assert found == run_dir and config.resume and config.runtime.timeout == 9.0 and config.run_dir == str(run_dir)
 
 

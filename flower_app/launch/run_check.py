@@ -46,11 +46,11 @@ class RunCheck:
             _check(config)
             return
         context = multiprocessing.get_context("fork")
-        self._answer, told = context.Pipe(duplex=False)
-        self._process = context.Process(target=_check_and_tell, args=(config, told), daemon=True)
+        self._answer, sending_end = context.Pipe(duplex=False)
+        self._process = context.Process(target=_check_and_tell, args=(config, sending_end), daemon=True)
         self._process.start()
         # Else nobody would notice that the process has ended without a word.
-        told.close()
+        sending_end.close()
 
     @property
     def is_over(self) -> bool:
@@ -109,7 +109,7 @@ def _check(config: RunConfig) -> None:
     check_run(config)
 
 
-def _check_and_tell(config: RunConfig, told: Connection) -> None:
+def _check_and_tell(config: RunConfig, sending_end: Connection) -> None:
     """Check in this process, and tell the one that has started it of the error, or of none."""
     # Ctrl-C at the terminal is for the one who launches the run, and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -120,7 +120,7 @@ def _check_and_tell(config: RunConfig, told: Connection) -> None:
         error = _description(raised)
     # Who asked may be gone.
     with contextlib.suppress(OSError):
-        told.send_bytes(json.dumps(error).encode())
+        sending_end.send_bytes(json.dumps(error).encode())
 
 
 def _description(error: Exception) -> dict[str, Any]:

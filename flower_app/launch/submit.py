@@ -1,9 +1,9 @@
 """``flwr run`` for the launcher, and the guard of its processes.
 
-It waits until the SuperLink answers, because its imports take as long as the SuperLink's start, and for the launcher's
-word, which may still be checking the run. And it ends the run if
-the launcher dies: SuperLink and SuperExec would go on without it, and a simulation survives even their deaths, for
-its main thread sleeps in a lock that no signal interrupts.
+It waits until the SuperLink answers, because its imports take as long as the SuperLink's start, and for the word of the
+launcher, which may still be checking the run. And it ends the run if the launcher dies: SuperLink and SuperExec would
+go on without it, and a simulation survives even their deaths, for its main thread sleeps in a lock that no signal
+interrupts.
 """
 
 from __future__ import annotations

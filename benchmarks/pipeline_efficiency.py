@@ -6,7 +6,7 @@
 1 means that the pipeline loses nothing but its unavoidable bubble. Whole model, ours and torch's take turns, round
 by round in changing order, so that all meet about the same load; the figures are medians over the rounds. All three
 run the forward and backward pass of the embedding and the TEBs of a classic Transformer under a trivial loss, without
-an optimizer step, GPipe schedule, one thread a stage; gradients are cleared between the steps, outside the clock.
+an optimizer step, one thread a stage; gradients are cleared between the steps, outside the clock.
 
 Two cores share caches, memory and the machine's other work, so that two processes that never speak to each other are
 slower than one. The column "machine" is the efficiency of a pipeline without any cost of its own on them: two whole
@@ -17,10 +17,12 @@ Ours counts everything from the control unit's call to the last device's answer,
 gradients to the control unit and back. It runs in the two arrangements of a simulation: "ours" is the automatic one,
 two shared actors, with the control unit in the first device's; "alone" gives each of the three a process of its own, as
 real machines do. Torch's is timed inside its processes, from a common start. Torch's column is empty where it cannot
-run the case: it fails on uneven micro-batches (m = 7).
+run the case: it fails on uneven micro-batches (m = 7). All hand freed memory out again instead of giving it back.
 
     python benchmarks/pipeline_efficiency.py                       a table, and the overhead per action
+    python benchmarks/pipeline_efficiency.py --schedules gpipe 1f1b --repeats 5 --micro-batches 8     and the medians
     python benchmarks/pipeline_efficiency.py --json                [{"width": .., "segments": .., "micro_batches": ..,
+                                                                     "schedule": ..,
                                                                      "ours": .., "alone": .., "torch": ..,
                                                                      "machine": ..}, ..]
 """
@@ -35,7 +37,7 @@ import queue
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -62,6 +64,7 @@ from client_pipeline.runtime.memory import keep_freed_memory
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.private_ray import private_ray
+from client_pipeline.runtime.schedules import SCHEDULES
 from client_pipeline.runtime.shared_actor import end_actor, start_member
 
 SEGMENTS = (3, 3)
@@ -71,9 +74,13 @@ MORE_ROUNDS = {128: 6}
 """Where a step is short, noise is large beside it."""
 STEP = StepId(seed=0, round=1, step=1, cluster=0)
 WARM_UP = 2
+FIGURES = ("ours", "alone", "torch", "machine")
+"""Efficiencies of a row."""
 
 
-def make_case(width: int, segments: tuple[int, ...], num_micro_batches: int, size: tuple[int, int]) -> Case:
+def make_case(
+    width: int, segments: tuple[int, ...], num_micro_batches: int, size: tuple[int, int], schedule: str = "gpipe"
+) -> Case:
     """Classic TEBs without dropout, split evenly."""
     spec = transformer.spec(
         vocab_size=1000,
@@ -85,7 +92,14 @@ def make_case(width: int, segments: tuple[int, ...], num_micro_batches: int, siz
         dropout=0.0,
     )
     batch_size, length = size
-    return Case(spec=spec, segments=segments, batch_size=batch_size, length=length, num_micro_batches=num_micro_batches)
+    return Case(
+        spec=spec,
+        segments=segments,
+        batch_size=batch_size,
+        length=length,
+        num_micro_batches=num_micro_batches,
+        schedule=schedule,
+    )
 
 
 class TrivialLink:
@@ -199,7 +213,7 @@ class Ours:
             runtime=RuntimeConfig(threads=1, timeout=60.0),
             placement=placement,
         )
-        self.cut_into(case.num_micro_batches)
+        self.cut_into(case.num_micro_batches, case.schedule)
         parts = build_parts(case.spec, seed=0)
         self._embedding = parts.embedding
         weights = parts.weights()
@@ -211,10 +225,12 @@ class Ours:
             "labels": torch.zeros_like(ids),
         }
 
-    def cut_into(self, num_micro_batches: int) -> None:
-        """Change m; the actors stay."""
+    def cut_into(self, num_micro_batches: int, schedule: str) -> None:
+        """Change m and the order of the actions; the actors stay."""
         segments = self._case.segments
-        self._pipeline.apply_plan(ClusterPlan(delta=segments, order=tuple(range(len(segments))), m=num_micro_batches))
+        self._pipeline.apply_plan(
+            ClusterPlan(delta=segments, order=tuple(range(len(segments))), m=num_micro_batches, schedule=schedule)
+        )
 
     def step(self) -> float:
         """Seconds of one step."""
@@ -240,9 +256,9 @@ class OursShared:
         name = f"benchmark-{case.spec.config['width']}"
         self._unit = start_member(placement.shared_actor, 600.0, name, Ours, case, placement)
 
-    def cut_into(self, num_micro_batches: int) -> None:
-        """Change m; the actors stay."""
-        ray.get(self._unit.cut_into.remote(num_micro_batches), timeout=STEP_TIMEOUT_S)
+    def cut_into(self, num_micro_batches: int, schedule: str) -> None:
+        """Change m and the order of the actions; the actors stay."""
+        ray.get(self._unit.cut_into.remote(num_micro_batches, schedule), timeout=STEP_TIMEOUT_S)
 
     def step(self) -> float:
         """Seconds of one step."""
@@ -269,8 +285,8 @@ def start_torch(case: Case) -> TorchPipeline | None:
 def measure(case: Case, ours: OursShared, alone: Ours, rounds: int) -> dict[str, Any]:
     """Times of all contenders, in turns; efficiencies and times are medians over the rounds."""
     num_stages, m = len(case.segments), case.num_micro_batches
-    ours.cut_into(m)
-    alone.cut_into(m)
+    ours.cut_into(m, case.schedule)
+    alone.cut_into(m, case.schedule)
     whole, peer = WholeModel(case), start_torch(case)
     two = TwoWholes(case, whole)
     contenders: dict[str, Callable[[], float]] = {
@@ -305,6 +321,7 @@ def measure(case: Case, ours: OursShared, alone: Ours, rounds: int) -> dict[str,
         "width": case.spec.config["width"],
         "segments": num_stages,
         "micro_batches": m,
+        "schedule": case.schedule,
         "ours": efficiency("ours"),
         "alone": efficiency("alone"),
         "torch": efficiency("torch"),
@@ -324,6 +341,29 @@ def overhead(rounds: int) -> tuple[float, int]:
     return statistics.median(times[10:]), 2 * 3 * 8
 
 
+def as_line(row: Mapping[str, Any]) -> str:
+    """A row of the table."""
+    figures = (row[name] for name in FIGURES)
+    return f"{row['width']:>6} {row['segments']:>2} {row['micro_batches']:>3} {row['schedule']:>6} " + " ".join(
+        f"{'-' if figure is None else format(figure, '.3f'):>7}" for figure in figures
+    )
+
+
+def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each case once, with the medians of its repeats."""
+    cases: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault(tuple(row[name] for name in row if name not in FIGURES), []).append(row)
+    return [
+        of_case[0]
+        | {
+            name: None if of_case[0][name] is None else statistics.median(row[name] for row in of_case)
+            for name in FIGURES
+        }
+        for of_case in cases.values()
+    ]
+
+
 def load_average() -> str:
     """Load of the machine over 1, 5 and 15 minutes, beside its processors."""
     values = " ".join(f"{value:.2f}" for value in os.getloadavg())
@@ -337,6 +377,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds of each case")
     parser.add_argument("--widths", type=int, nargs="+", choices=sorted(SIZES), default=sorted(SIZES))
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[8, 7])
+    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES[:2], default=["gpipe"])
+    parser.add_argument("--repeats", type=int, default=1, help="starts of all processes; each repeat has its rows")
     given = parser.parse_args()
     out = sys.stderr if given.json else sys.stdout
 
@@ -347,24 +389,28 @@ def main() -> int:
     results = []
     with private_ray(num_cpus=2):
         print(
-            f"{'width':>6} {'S':>2} {'m':>3} {'ours':>7} {'alone':>7} {'torch':>7} {'machine':>7}   seconds of a step",
+            f"{'width':>6} {'S':>2} {'m':>3} {'order':>6} {'ours':>7} {'alone':>7} {'torch':>7} {'machine':>7}"
+            "   seconds of a step",
             file=out,
         )
-        for width in given.widths:
-            cases = [make_case(width, SEGMENTS, m, SIZES[width]) for m in given.micro_batches]
+        for width in [width for _ in range(given.repeats) for width in given.widths]:
+            cases = [
+                make_case(width, SEGMENTS, m, SIZES[width], schedule)
+                for m in given.micro_batches
+                for schedule in given.schedules
+            ]
             ours, alone = OursShared(cases[0]), Ours(cases[0])
             for case in cases:
                 result = measure(case, ours, alone, given.rounds * MORE_ROUNDS.get(width, 1))
                 seconds = "  ".join(f"{name} {value:.3f}" for name, value in result.pop("seconds").items())
-                peer = "-" if result["torch"] is None else f"{result['torch']:.3f}"
-                row = (
-                    f"{width:>6} {result['segments']:>2} {result['micro_batches']:>3} {result['ours']:>7.3f} "
-                    f"{result['alone']:>7.3f} {peer:>7} {result['machine']:>7.3f}"
-                )
-                print(f"{row}   {seconds}", file=out, flush=True)
+                print(f"{as_line(result)}   {seconds}", file=out, flush=True)
                 results.append(result)
             ours.close()
             alone.close()
+        if given.repeats > 1:
+            print(f"medians of {given.repeats}", file=out)
+            for line in medians(results):
+                print(as_line(line), file=out)
         seconds, num_actions = overhead(given.rounds)
         print(
             f"S = 3, tiny TEBs, m = 8: {1e3 * seconds:.1f} ms a step, {1e3 * seconds / num_actions:.2f} ms an action",

@@ -16,6 +16,7 @@ from torch import Tensor, distributed as dist, nn
 
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.spec import ModelSpec
+from client_pipeline.runtime.memory import keep_freed_memory
 
 STEP_TIMEOUT_S = 60.0
 """A step that does not end within this time has failed."""
@@ -32,6 +33,8 @@ class Case:
     batch_size: int
     length: int
     num_micro_batches: int
+    schedule: str = "gpipe"
+    """Of :data:`client_pipeline.runtime.schedules.SCHEDULES`; torch has the first two."""
 
     def input_ids(self) -> Tensor:
         """Tokens [B, T] without padding."""
@@ -74,9 +77,11 @@ def _serve(rank: int, size: int, meeting_point: str, pipe: Connection) -> None:
 
 def _run_stage(rank: int, size: int, meeting_point: str, pipe: Connection) -> None:
     """Take a case, then run a step each time it is asked for, and answer its seconds."""
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
     torch.set_num_threads(1)
+    # As in every process of ours; without it each step pays for its pages anew.
+    keep_freed_memory()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{meeting_point}",
@@ -88,7 +93,8 @@ def _run_stage(rank: int, size: int, meeting_point: str, pipe: Connection) -> No
     case: Case = pipe.recv()
     module = StageModule(case, rank).train()
     stage = PipelineStage(module, rank, size, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, case.num_micro_batches, loss_fn=trivial_loss, scale_grads=False)
+    kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[case.schedule]
+    schedule = kind(stage, case.num_micro_batches, loss_fn=trivial_loss, scale_grads=False)
     ids = case.input_ids()
     while pipe.recv() == "step":
         dist.barrier()

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from flwr.serverapp.strategy.fedopt import FedOpt as FedOpt
     from flwr.supercore import log as log
+    from flwr.supercore.cli.flower_superexec import flower_superexec as flower_superexec
     from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE as SYSTEM_MESSAGE_TYPE, TaskType as TaskType
     from flwr.supercore.control import ControlHttpClient as ControlHttpClient
     from flwr.supercore.date import now as now
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from flwr.superlink.grid import InMemoryGrid as InMemoryGrid
     from flwr.superlink.main import create_app as create_app
     from flwr.supernode.cli.flower_supernode import flower_supernode as flower_supernode
+    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp as flwr_clientapp
 
 
 class Internal(NamedTuple):
@@ -257,6 +259,21 @@ INTERNALS: dict[str, Internal] = {
         "flower_supernode",
         "the command flower-supernode, after that",
         "as for get_all_nested_objects",
+    ),
+    "flower_superexec": Internal(
+        "flwr.supercore.cli.flower_superexec",
+        "flower_superexec",
+        "the command flower-superexec, beside the process that client apps are forks of",
+        "an executor of Flower's that keeps the libraries of client apps imported",
+    ),
+    "subprocess_executor": Internal(
+        "flwr.supercore.superexec.executor.subprocess_executor",
+        None,
+        "how it starts a client app's process",
+        "as for flower_superexec",
+    ),
+    "flwr_clientapp": Internal(
+        "flwr.supernode.cli.flwr_clientapp", "flwr_clientapp", "the program of a message", "as for flower_superexec"
     ),
     "ControlHttpClient": Internal(
         "flwr.supercore.control",

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from client_pipeline.runtime.memory import ONE_HEAP
 from client_pipeline.runtime.node_tls import TLS_VARIABLES
 
 TOKEN_BYTES = 32
@@ -41,9 +42,13 @@ def lean_head() -> Iterator[None]:
     The autoscaler's monitor would add machines of a cloud, the dashboard's server has nothing to show without its
     dashboard, and Ray Client's server would let programs of other machines in. Each is a process of 50 to 60 MB that
     imports for a second, and ``ray.init`` waits for the second. Ray has an option against the first alone, in ``ray
-    start``; a release in which the methods are called otherwise starts all.
+    start``; a release in which the methods are called otherwise starts all. The workers of what is started have one
+    heap each, unless the environment says how many.
     """
     from ray._private.node import Node
+
+    added = {name: value for name, value in ONE_HEAP.items() if name not in os.environ}
+    os.environ.update(added)
 
     unused = ("start_monitor", "start_api_server", "start_ray_client_server")
     originals = {name: vars(Node)[name] for name in unused if name in vars(Node)}
@@ -54,6 +59,8 @@ def lean_head() -> Iterator[None]:
     finally:
         for name, method in originals.items():
             setattr(Node, name, method)
+        for name in added:
+            del os.environ[name]
 
 
 @contextlib.contextmanager

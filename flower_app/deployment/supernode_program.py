@@ -8,10 +8,12 @@ is the SuperNode's own, before any code of the app has been imported: code that 
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Error, Message
@@ -135,6 +137,19 @@ def _answer(
         push_object(message.metadata.run_id, session, name, parts[name])
 
 
+def start_superexec(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the SuperNode's SuperExec as :mod:`flower_app.deployment.superexec_program` has it.
+
+    Raises
+    ------
+    RuntimeError
+        If the command is another: this release of flwr starts something else.
+    """
+    if command[0] != "flower-superexec":
+        raise RuntimeError(f"this release of flwr starts {command[0]} for a SuperNode; install flwr 1.41")
+    return subprocess.Popen([sys.executable, "-P", "-m", "flower_app.deployment.superexec_program", *command[1:]])
+
+
 def main() -> None:
     """Run ``flower-supernode``; the first argument are digests of apps that are allowed."""
     allowed_digests = frozenset(filter(None, sys.argv.pop(1).split(",")))
@@ -149,6 +164,7 @@ def main() -> None:
     veto = Veto(release, allowed_digests)
     print(f"apps that may run here: {', '.join([release, *sorted(allowed_digests)])}", flush=True)
     flower.http_request_response = lambda *arguments, **named: vetoed(connect(*arguments, **named), veto)
+    flower.subprocess = SimpleNamespace(Popen=start_superexec)
     flower_supernode()
 
 

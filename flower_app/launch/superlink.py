@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from client_pipeline.link.hosts import split_address
+from client_pipeline.runtime.memory import ONE_HEAP
 from client_pipeline.runtime.private_ray import ADDRESS_FILE, private_environment, without_secrets
 from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.processes import MARK, RunProcesses
@@ -229,8 +230,7 @@ def launch_environment(home: Path, ray_folder: Path, inherited: Mapping[str, str
         | private_environment()
         # The parts of a run wait for each other: no use in Ray's being polite with some of them.
         | {"RAY_TMPDIR": str(ray_folder), "RAY_worker_niceness": environment.get("RAY_worker_niceness", "0")}
-        # An actor has a thread for each of its members, which compute in turns: glibc would keep a heap for each.
-        | {"MALLOC_ARENA_MAX": environment.get("MALLOC_ARENA_MAX", "2")}
+        | {name: environment.get(name, value) for name, value in ONE_HEAP.items()}
         | {_TASK_POLL: str(_SIMULATED_TASK_POLL_S)}
     )
 

@@ -1,5 +1,6 @@
 """A head of Ray starts without the programs that no cluster of ours asks for anything."""
 
+import os
 import sys
 
 import pytest
@@ -19,6 +20,16 @@ def test_the_installed_ray_starts_them_by_the_methods_that_are_left_out_and_has_
         assert node.start_api_server(include_dashboard=False, raise_on_failure=False) is None
         raise KeyError("what happens within")
     assert {name: vars(Node)[name] for name in UNUSED} == originals
+
+
+def test_its_workers_have_one_heap_each_unless_the_environment_says_how_many(monkeypatch):
+    for said, expected in ((None, "1"), ("4", "4")):
+        monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+        if said:
+            monkeypatch.setenv("MALLOC_ARENA_MAX", said)
+        with lean_head():
+            assert os.environ["MALLOC_ARENA_MAX"] == expected
+        assert os.environ.get("MALLOC_ARENA_MAX") == said
 
 
 def test_rays_command_gets_the_arguments_and_starts_such_a_head(monkeypatch):

@@ -1,0 +1,115 @@
+"""Flower's SuperExec for a SuperNode, with a fork server for client apps: their libraries are imported once.
+
+``python -m flower_app.deployment.superexec_program OPTIONS`` runs ``flower-superexec OPTIONS``. Flower starts a program
+for each message, which imports Flower, NumPy and Ray before it looks at the message: most of the processor time that a
+message takes on a control unit's machine. Here it is a fork of a process that has them (:func:`serve_forks`). All else
+is as in Flower's: a process for each message, which ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+CLIENT_APP = "flwr-clientapp"
+"""The program that Flower starts for a message."""
+_OURS = ("flower_app", "strategies", "client_pipeline")
+
+
+class ForkServer:
+    """The fork server as the SuperExec sees it: it takes command lines of client apps, and starts them.
+
+    Parameters
+    ----------
+    orders : file descriptor of the pipe that it reads
+    """
+
+    def __init__(self, orders: int) -> None:
+        self._orders = orders
+
+    def start(self, command: Sequence[str], **options: Any) -> Any:
+        """Start a command as ``subprocess.Popen`` would; only a client app's comes from there."""
+        if command[0] == CLIENT_APP and not options:
+            # The fork server may be gone; it saves time, and no more.
+            with contextlib.suppress(OSError):
+                os.write(self._orders, f"{json.dumps(command[1:])}\n".encode())
+                return None
+        return subprocess.Popen(command, **options)
+
+
+def serve_forks(orders: int, load: Callable[[], Callable[[], None]]) -> None:
+    """Be the process that client apps are forks of. Returns when it ends, and in a client app's process when that does.
+
+    Parameters
+    ----------
+    orders : file descriptor, of which each line is a client app's arguments as JSON; its end is the process's
+    load : imports what a client app needs, and gives what runs one
+    """
+    # Told to end, the SuperExec ends, and so does the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    run = load()
+    # The app that the server has sent brings its own modules, and not all need be those of this release.
+    for name in [name for name in sys.modules if name.split(".")[0] in _OURS]:
+        del sys.modules[name]
+    with open(orders, encoding="utf-8") as lines:
+        order = next((line for line in lines if os.fork() == 0), "")
+    if not order:
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _forget_random_numbers()
+    sys.argv = [CLIENT_APP, *json.loads(order)]
+    run()
+
+
+def _forget_random_numbers() -> None:
+    """Draw new seeds, lest each message's noise be the same."""
+    import numpy
+
+    random.seed()
+    numpy.random.seed()
+
+
+def load_client_app() -> Callable[[], None]:
+    """Import all that a client app needs beside the app itself; nothing of it starts a thread."""
+    from client_pipeline.quick_imports import quick_imports
+
+    # The libraries of linear algebra start their threads when they are imported; messages are only passed on.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    with quick_imports():
+        import numpy
+        import ray
+
+        from strategies.flower_internals import flwr_clientapp
+
+    del numpy, ray
+    return flwr_clientapp
+
+
+def main() -> None:
+    """Run ``flower-superexec`` beside its fork server; a client app's process comes back from here, too."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.close(write)
+        serve_forks(read, load_client_app)
+        return
+    os.close(read)
+    from strategies.flower_internals import flower_superexec, subprocess_executor
+
+    executor: Any = subprocess_executor
+    executor.subprocess = SimpleNamespace(Popen=ForkServer(write).start, DEVNULL=subprocess.DEVNULL)
+    flower_superexec()
+
+
+if __name__ == "__main__":
+    main()

@@ -266,7 +266,7 @@ INTERNALS: dict[str, Internal] = {
         "the command flower-superexec, beside the process that client apps are forks of",
         "an executor of Flower's that keeps the libraries of client apps imported",
     ),
-    "subprocess_executor": Internal(
+    "subprocess_executor_module": Internal(
         "flwr.supercore.superexec.executor.subprocess_executor",
         None,
         "how it starts a client app's process",

@@ -81,18 +81,15 @@ def _forget_random_numbers() -> None:
 
 def load_client_app() -> Callable[[], None]:
     """Import all that a client app needs beside the app itself; nothing of it starts a thread."""
-    from client_pipeline.quick_imports import quick_imports
+    from client_pipeline.quick_imports import quick_import, quick_imports
 
     # The libraries of linear algebra start their threads when they are imported; messages are only passed on.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     with quick_imports():
-        import numpy
-        import ray
-
+        for library in ("numpy", "ray"):
+            quick_import(library)
         from strategies.flower_internals import flwr_clientapp
-
-    del numpy, ray
     return flwr_clientapp
 
 
@@ -104,9 +101,9 @@ def main() -> None:
         serve_forks(read, load_client_app)
         return
     os.close(read)
-    from strategies.flower_internals import flower_superexec, subprocess_executor
+    from strategies.flower_internals import flower_superexec, subprocess_executor_module
 
-    executor: Any = subprocess_executor
+    executor: Any = subprocess_executor_module
     executor.subprocess = SimpleNamespace(Popen=ForkServer(write).start, DEVNULL=subprocess.DEVNULL)
     flower_superexec()
 

@@ -21,7 +21,7 @@ def load():
         ours = [name for name in sys.modules if name.startswith(("flower_app", "strategies", "client_pipeline"))]
         signals = [signal.getsignal(number) is not signal.SIG_IGN for number in (signal.SIGINT, signal.SIGCHLD)]
         seen = [os.getpid(), os.getppid(), sys.argv, random.random(), numpy.random.random(), ours, signals]
-        print(json.dumps(seen), flush=True)
+        os.write(1, (json.dumps(seen) + "\\n").encode())
         if sys.argv[1] == "bad":
             raise SystemExit(7)
     return run

@@ -275,6 +275,12 @@ INTERNALS: dict[str, Internal] = {
     "flwr_clientapp": Internal(
         "flwr.supernode.cli.flwr_clientapp", "flwr_clientapp", "the program of a message", "as for flower_superexec"
     ),
+    "run_clientapp_module": Internal(
+        "flwr.supernode.runtime.run_clientapp",
+        None,
+        "how long it waits for a piece of its message",
+        "an option of Flower's, as PULL_INITIAL_BACKOFF is none",
+    ),
     "ControlHttpClient": Internal(
         "flwr.supercore.control",
         "ControlHttpClient",

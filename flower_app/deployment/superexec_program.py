@@ -82,6 +82,7 @@ def _forget_random_numbers() -> None:
 def load_client_app() -> Callable[[], None]:
     """Import all that a client app needs beside the app itself; nothing of it starts a thread."""
     from client_pipeline.quick_imports import quick_import, quick_imports
+    from strategies.grid.piece_waits import look_again_soon
 
     # The libraries of linear algebra start their threads when they are imported; messages are only passed on.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -89,7 +90,8 @@ def load_client_app() -> Callable[[], None]:
     with quick_imports():
         for library in ("numpy", "ray"):
             quick_import(library)
-        from strategies.flower_internals import flwr_clientapp
+        from strategies.flower_internals import flwr_clientapp, run_clientapp_module
+    look_again_soon(run_clientapp_module, "pull_and_inflate_object_from_tree")
     return flwr_clientapp
 
 

@@ -29,6 +29,7 @@ from strategies.flower_internals import (
     log,
     no_object_id_recompute,
 )
+from strategies.grid.piece_waits import look_again_soon
 
 _ERROR = 40
 _LOOK_S, _LOOKS = 0.5, 60
@@ -165,6 +166,7 @@ def main() -> None:
     print(f"apps that may run here: {', '.join([release, *sorted(allowed_digests)])}", flush=True)
     flower.http_request_response = lambda *arguments, **named: vetoed(connect(*arguments, **named), veto)
     flower.subprocess = SimpleNamespace(Popen=start_superexec)
+    look_again_soon(flower, "pull_objects")
     flower_supernode()
 
 

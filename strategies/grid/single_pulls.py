@@ -11,6 +11,7 @@ reply, and when it ends none.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 import uuid
@@ -36,6 +37,7 @@ from strategies.flower_internals import (
     now,
 )
 from strategies.grid.forwarding import ForwardingGrid
+from strategies.grid.piece_waits import look_again_soon
 from strategies.grid.received_values import excerpt
 from strategies.grid.update_spool import SMALL_BYTES, SpooledArray, UpdateSpool, record_bytes
 
@@ -141,6 +143,7 @@ class SinglePulls(ForwardingGrid):
         self._most_bytes = _SLACK_BYTES
         inflatable_utils.inflatable_class_registry[Array.__qualname__] = BoundedArray
         inflatable_utils.inflatable_class_registry[ArrayRecord.__qualname__] = BoundedRecord
+        look_again_soon(sys.modules[type(grid).__module__], "pull_objects")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """See Grid."""

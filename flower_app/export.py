@@ -65,6 +65,8 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
         # The library makes the way back from labels to ids only for the names that it gives itself.
         model.config.label2id = {label: index for index, label in model.config.id2label.items()}
     try:
+        if saved_model.tokenizer_json and saved_model.spec.head == CAUSAL_LM:
+            _end_where_trained(model, TextTokenizer.from_json(saved_model.tokenizer_json))
         model.save_pretrained(temporary_folder)
         if saved_model.tokenizer_json:
             _save_tokenizer(saved_model, temporary_folder)
@@ -74,6 +76,15 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
         shutil.rmtree(temporary_folder, ignore_errors=True)
     return Exported(
         folder=folder, model_class=type(model).__name__, files=sorted(file.name for file in folder.iterdir())
+    )
+
+
+def _end_where_trained(model: Any, tokenizer: TextTokenizer) -> None:
+    """Have ``generate`` stop at the mark that the texts ended with: a pretrained model's own may be another."""
+    model.config.bos_token_id, model.config.eos_token_id = tokenizer.bos_id, tokenizer.eos_id
+    # The configuration's own padding says which row of the embedding is not trained: it stays.
+    model.generation_config.update(
+        bos_token_id=tokenizer.bos_id, eos_token_id=tokenizer.eos_id, pad_token_id=tokenizer.pad_id
     )
 
 

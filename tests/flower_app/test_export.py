@@ -123,7 +123,7 @@ def test_an_exported_tokenizer_puts_the_marks_that_the_task_put(tmp_path, family
 )
 def test_an_exported_tokenizer_knows_begin_end_and_padding_by_the_models_names(tmp_path, names, expected):
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*names, *WORDS])}))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -133,6 +133,10 @@ def test_an_exported_tokenizer_knows_begin_end_and_padding_by_the_models_names(t
     found = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == expected
     assert found.decode(found("the cat sat")["input_ids"], skip_special_tokens=True) == "the cat sat"
+    # What it writes ends where the texts ended that it was trained with.
+    generation, config = (kind.from_pretrained(tmp_path / "out") for kind in (GenerationConfig, AutoConfig))
+    assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == expected
+    assert (config.bos_token_id, config.eos_token_id) == expected[:2]
 
 
 def test_a_run_without_a_tokenizer_is_exported_without_one(tmp_path):

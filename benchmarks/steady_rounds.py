@@ -114,7 +114,7 @@ chosen = task(config.task)
 prepared = chosen.prepare(config.data, config.model, config.seed, num_clusters=1)
 prepared = replace(prepared, spec=config.adapted(prepared.spec))
 data = chosen.cluster_data(config.data, prepared.tokenizer_json, 0, 1, config.seed)
-training = CentralTraining(prepared.build(config.seed), data, config.optimizer, {samples // steps}, config.seed)
+training = CentralTraining(prepared.build(config.seed), [data], config.optimizer, {samples // steps}, config.seed)
 walls, cpus = [], []
 for _ in range(8):
     wall, cpu = time.perf_counter(), time.process_time()

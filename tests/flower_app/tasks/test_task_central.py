@@ -81,7 +81,7 @@ class Tokens:
 def central_steps(central, batch_size, **more):
     parts = build_parts(tiny_spec("bert", "sequence-classification", dropout=0.0), seed=0)
     sgd = OptimizerConfig(name="sgd", lr=0.5, clip_norm=1.0)
-    training = central.CentralTraining(parts, Tokens(), sgd, batch_size, seed=0, **more)
+    training = central.CentralTraining(parts, [Tokens()], sgd, batch_size, seed=0, **more)
     return [training.train_step() for _ in range(3)], parts.weights()
 
 
@@ -93,6 +93,42 @@ def test_accumulated_batches_of_the_central_baseline_are_one_large_step(central)
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
     alone, _ = central_steps(central, 2)
     assert alone != pytest.approx(losses, rel=1e-3)
+
+
+def test_each_share_of_the_data_gives_its_batch_to_the_joint_step(central):
+    drawn = []
+
+    class Share(Tokens):
+        def __init__(self, first):
+            self.first = first
+
+        def __len__(self):
+            return 8
+
+        def collate(self, indices, seed=0):
+            drawn.append([self.first + index for index in indices])
+            return super().collate(drawn[-1], seed)
+
+    parts = build_parts(tiny_spec("bert", "sequence-classification", dropout=0.0), seed=0)
+    sgd = OptimizerConfig(name="sgd", lr=0.5)
+    central.CentralTraining(parts, [Share(0), Share(8)], sgd, 4, seed=0).train_step()
+    assert [len(batch) for batch in drawn] == [4, 4]
+    assert max(drawn[0]) < 8 <= min(drawn[1]) and sorted(drawn[0]) != sorted(i - 8 for i in drawn[1])
+    # The gradient is that of the joint batch's mean.
+    expected = build_parts(tiny_spec("bert", "sequence-classification", dropout=0.0), seed=0)
+
+    class Joint(Tokens):
+        def collate(self, indices, seed=0):
+            return super().collate(drawn[0] + drawn[1], seed)
+
+    central.CentralTraining(expected, [Joint()], sgd, 8, seed=0).train_step()
+    for name, value in expected.weights().items():
+        torch.testing.assert_close(parts.weights()[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_central_baseline_refuses_shares_that_do_not_divide_the_joint_batch(run_central):
+    code, found = run_central("--batch-size", "16", "--shares", "3")
+    assert code == 2 and "--shares: expected a divisor of the joint batch of 16, found 3" in found.err
 
 
 def test_the_central_baseline_computes_in_the_runs_precision_and_keeps_float32(central):

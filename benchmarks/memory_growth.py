@@ -40,8 +40,9 @@ def train(base_dtype: str, freed: str, rounds: int, width: int, blocks: int) -> 
     from client_pipeline.partition.parts import frozen_parameters
     from client_pipeline.partition.spec import LoraConfig
     from client_pipeline.runtime.memory import give_freed_memory_back, keep_freed_memory, return_freed_memory
+    from client_pipeline.runtime.moved_block import MovedBlock
     from client_pipeline.runtime.optimizer_config import OptimizerConfig
-    from client_pipeline.runtime.stage import MovedBlock, Stage
+    from client_pipeline.runtime.stage import Stage
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

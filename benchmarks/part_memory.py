@@ -113,9 +113,10 @@ def play(role: str, base_dtype: str, arguments: argparse.Namespace) -> dict[str,
         keep_freed_memory,
         return_freed_memory,
     )
+    from client_pipeline.runtime.moved_block import MovedBlock
     from client_pipeline.runtime.optimizer_config import OptimizerConfig
     from client_pipeline.runtime.schedules import actions, held_at_backward
-    from client_pipeline.runtime.stage import MovedBlock, Stage
+    from client_pipeline.runtime.stage import Stage
     from client_pipeline.runtime.verification import random_batch
     from client_pipeline.system.costs import model_costs
 

@@ -117,7 +117,7 @@ _TESTS: dict[str, str] = {
     "client_pipeline/runtime/shared_process.py": "runtime_in_threads",
     "client_pipeline/runtime/speed.py": "replanning",
     "client_pipeline/runtime/snapshots.py": "block_moves runtime_in_threads",
-    "client_pipeline/runtime/stage.py": "stage run_actions device waiting_weights",
+    "client_pipeline/runtime/stage.py": "stage run_actions device weight_gradients",
     "client_pipeline/runtime/transport.py": "stage measured_links",
     "client_pipeline/runtime/control_unit_actor.py": "control_unit_actor asking_control_units",
     "client_pipeline/runtime/round_times.py": "round_times",

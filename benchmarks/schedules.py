@@ -25,9 +25,10 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.spec import LoraConfig
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.schedules import SCHEDULES
-from client_pipeline.runtime.stage import MovedBlock, Stage
+from client_pipeline.runtime.stage import Stage
 from client_pipeline.system.scenario import load_scenario
 from flower_app.experiments.results import write_table
 from strategies.planning.planner import RoundPlanner

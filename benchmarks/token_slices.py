@@ -29,8 +29,9 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import CAUSAL_LM, LoraConfig, ModelSpec
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import MovedBlock, Stage, StepOrder
+from client_pipeline.runtime.stage import Stage, StepOrder
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.costs import model_costs
 from client_pipeline.system.scenario import Scenario, load_scenario

@@ -16,8 +16,8 @@ from client_pipeline.partition.base_weights import BaseWeights, FrozenBase, cut_
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import Segment
 from client_pipeline.runtime.device_pool import DevicePool
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.snapshots import Snapshots
-from client_pipeline.runtime.stage import MovedBlock
 
 FIRST_MOVE_S, FIRST_BYTES_S = 1.0, 5e7
 """What a move takes before any was seen: seconds, and bytes in a second."""

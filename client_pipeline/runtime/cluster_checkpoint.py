@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from client_pipeline import durable
 from client_pipeline.run_identity import RunIdentity
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer import PartOptimizer
-from client_pipeline.runtime.stage import MovedBlock
 
 CLUSTER_CHECKPOINT_FORMAT = "collapipe-cluster/2"
 _KEPT = 4

@@ -44,6 +44,7 @@ from client_pipeline.runtime.fault_injection import FaultInjector
 from client_pipeline.runtime.faults import NotFinite, PipelineError
 from client_pipeline.runtime.life_signs import LifeSigns
 from client_pipeline.runtime.local_decoder import LocalDecoder
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
 from client_pipeline.runtime.pipeline import Pipeline
 from client_pipeline.runtime.recovery import Recovery
@@ -53,7 +54,6 @@ from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundR
 from client_pipeline.runtime.round_report import round_report
 from client_pipeline.runtime.spare_devices import SpareDevices
 from client_pipeline.runtime.speed import SpeedWatch
-from client_pipeline.runtime.stage import MovedBlock
 from client_pipeline.runtime.step_outcome import StepOutcome
 from client_pipeline.runtime.unused_actors import Watch
 

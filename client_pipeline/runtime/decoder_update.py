@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import own_parameters, tied_names
 from client_pipeline.runtime.accelerator import HOST, on_host
-from client_pipeline.runtime.optimizer import PartOptimizer
+from client_pipeline.runtime.optimizer import PartOptimizer, squared_norm
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.precision import autocast
 
@@ -115,8 +115,7 @@ class HeadTrainer:
 
     def gradient_norm_sq(self, cluster: int) -> float:
         """Squared norm of what was collected of one cluster for the head's own parameters."""
-        grads = self._collected.get(cluster, [])[: len(self.parameters)]
-        return float(torch.stack([g.norm() for g in grads]).square().sum()) if grads else 0.0
+        return squared_norm(self._collected.get(cluster, [])[: len(self.parameters)])
 
     def gradients(self, cluster: int) -> dict[str, Tensor]:
         """Copies of what was collected of one cluster, g_n, by the head's own names."""

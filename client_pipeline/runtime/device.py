@@ -30,10 +30,11 @@ from client_pipeline.runtime.memory import (
     return_freed_memory,
     use_reserve,
 )
+from client_pipeline.runtime.moved_block import BlockArrays, MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.ray_tensors import send_tensors_as_arrays
 from client_pipeline.runtime.shared_process import join_group
-from client_pipeline.runtime.stage import BlockArrays, DoneAction, MovedBlock, Stage, StepOrder, run_actions
+from client_pipeline.runtime.stage import DoneAction, Stage, StepOrder, run_actions
 from client_pipeline.runtime.transport import GroupAddress, Transport
 from client_pipeline.runtime.tried_block import TriedBlock
 from client_pipeline.runtime.unused_actors import LIVENESS, Watch

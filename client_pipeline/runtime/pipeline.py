@@ -27,10 +27,11 @@ from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
 from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.faults import PipelineError
 from client_pipeline.runtime.group import Group
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.placement import Placement
-from client_pipeline.runtime.stage import MovedBlock, StepOrder
+from client_pipeline.runtime.stage import StepOrder
 from client_pipeline.runtime.step_outcome import StepOutcome
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import ray
 
-from client_pipeline.runtime.stage import MovedBlock
+from client_pipeline.runtime.moved_block import MovedBlock
 
 
 class _Copy(NamedTuple):

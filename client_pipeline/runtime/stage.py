@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_pipeline.partition.base_weights import FrozenBase
@@ -20,10 +20,11 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import frozen_parameters, load_parameters, own_parameters
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.partition.token_slices import TokenSlice, slice_lengths, token_slices
-from client_pipeline.partition.waiting_weights import WaitingWeights
+from client_pipeline.partition.weight_gradients import AddedInPlace, WaitingWeights
 from client_pipeline.runtime.accelerator import HOST, on_host
 from client_pipeline.runtime.backward_pass import backward_from
 from client_pipeline.runtime.held_memory import StoredActivations
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer import PartOptimizer, gradients
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.pacing import Pace, PacedClock
@@ -31,35 +32,6 @@ from client_pipeline.runtime.precision import autocast
 from client_pipeline.runtime.schedules import Action, actions, splits_backward
 from client_pipeline.runtime.shared_process import turn_to_compute
 from client_pipeline.runtime.transport import BACKWARD, FORWARD, Receive, Transport
-
-BlockArrays = list[dict[str, NDArray[Any]]]
-"""A TEB away from a device, as NumPy arrays."""
-
-
-class MovedBlock(NamedTuple):
-    """A TEB away from a device: on its way to another, or at rest."""
-
-    weights: dict[str, Tensor] = {}
-    """What is trained; empty: fresh."""
-    optimizer: dict[str, Tensor] = {}
-    """Empty: no step was taken."""
-    frozen: Mapping[str, Tensor] = {}
-    """What adapters are added to; it is not of a checkpoint. Empty without adapters."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its tensors, but those that each machine has by itself."""
-        parts = self[:2] if isinstance(self.frozen, FrozenBase) else self
-        return sum(tensor.nbytes for part in parts for tensor in part.values())
-
-    def as_arrays(self) -> BlockArrays:
-        """The same as NumPy arrays, which have no frozen weights: Ray copies these once, and tensors several times."""
-        return [{name: tensor.numpy() for name, tensor in part.items()} for part in self[:2]]
-
-    @classmethod
-    def from_arrays(cls, arrays: BlockArrays) -> MovedBlock:
-        """What :meth:`as_arrays` gave, in memory of its own: what Ray hands out cannot be written to."""
-        return cls(*({name: torch.tensor(array) for name, array in part.items()} for part in arrays))
 
 
 class DoneAction(NamedTuple):
@@ -272,12 +244,20 @@ class Stage:
         part = seen if isinstance(seen, TokenSlice) else None
         # Later slices keep more: they see more keys.
         key = (tuple(self.blocks), *x_BTD.shape, part.end if part else x_BTD.shape[1])
-        waits: AbstractContextManager[Any] = self._waiting.get(micro_batch) or nullcontext()
-        with self.activations.count(micro_batch, key, self._weights_here()), waits:
+        with self.activations.count(micro_batch, key, self._weights_here()), self._weight_gradients(micro_batch):
             y_BTD = self._compute(step, micro_batch, x_BTD, seen)
         if part:
             self.activations.keep_beside(micro_batch, part.nbytes)
         return y_BTD
+
+    def _weight_gradients(self, micro_batch: int) -> AbstractContextManager[Any]:
+        """What a forward pass is made under, for the gradients of its matrices to come as the schedule wants them."""
+        if micro_batch in self._waiting:
+            return self._waiting[micro_batch]
+        # In mixed precision the products' type is not the gradients': there is nothing to add to in place.
+        parameters = itertools.chain.from_iterable(block.parameters.values() for block in self.blocks.values())
+        pays = self.precision == "float32" and AddedInPlace.pays(parameters)
+        return AddedInPlace() if pays else nullcontext()
 
     def backward(self, step: StepId, micro_batch: int, gradient_BTD: Tensor, seen: Tensor | TokenSlice) -> Tensor:
         """Backward pass: accumulates the TEBs' gradients, returns the input's gradient [B, T, D].

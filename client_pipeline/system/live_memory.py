@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from client_pipeline.partition.low_bits import low_bit_layers
 from client_pipeline.partition.token_slices import token_slices
-from client_pipeline.partition.waiting_weights import WaitingWeights
+from client_pipeline.partition.weight_gradients import WaitingWeights
 
 
 class PassMemory(NamedTuple):

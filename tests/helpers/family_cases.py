@@ -20,9 +20,10 @@ from client_pipeline.partition.parts import (
     target_weight,
     targets,
 )
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer import gradients
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import MovedBlock, Stage
+from client_pipeline.runtime.stage import Stage
 from helpers.tiny_models import (
     CASES,
 )

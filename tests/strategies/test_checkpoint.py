@@ -10,9 +10,9 @@ from client_pipeline.run_identity import sealed
 from client_pipeline.runtime import cluster_checkpoint
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint
 from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer import PartOptimizer
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import MovedBlock
 from strategies.checkpoint import Checkpoint, commit, last_committed
 from strategies.decoder.trainer import DecoderTrainer
 from strategies.registry import stock_strategies

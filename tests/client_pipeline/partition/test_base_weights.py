@@ -16,8 +16,9 @@ from client_pipeline.partition.parts import part_weights
 from client_pipeline.partition.pretrained import load_pretrained, load_pretrained_weights
 from client_pipeline.partition.spec import LoraConfig
 from client_pipeline.partition.weight_files import MappedFile
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import MovedBlock, Stage
+from client_pipeline.runtime.stage import Stage
 from client_pipeline.runtime.whole import whole_step
 from helpers.family_cases import STEP, every_case
 from helpers.tiny_models import NUM_BLOCKS, evaluation, library_config, tiny_batch, tiny_spec

@@ -14,8 +14,9 @@ from client_pipeline.partition.hugging_face import sized_config, spec_from_confi
 from client_pipeline.partition.lora import adapt
 from client_pipeline.partition.low_bits import low_bit_layers, packed
 from client_pipeline.partition.spec import LoraConfig
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import MovedBlock, Stage
+from client_pipeline.runtime.stage import Stage
 from client_pipeline.runtime.whole import whole_step
 from flower_app.saved_model import load_model, save_model
 from flower_app.tasks.base import Prepared

@@ -8,8 +8,9 @@ import torch
 from client_pipeline.partition.families import build_block, build_parts, merged
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.runtime.control_unit import RoundOrder
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import MovedBlock, Stage
+from client_pipeline.runtime.stage import Stage
 from client_pipeline.runtime.whole import whole_step
 from flower_app.tasks.base import Prepared
 from helpers.family_cases import CUTS, STEP, every_case, split_step

@@ -12,8 +12,9 @@ from client_pipeline.partition.low_bits import LowBitLinear, low_bit_layers, pac
 from client_pipeline.partition.parts import part_weights
 from client_pipeline.partition.pretrained import load_pretrained_weights
 from client_pipeline.partition.spec import BASE_DTYPES, LoraConfig, ModelSpec
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import MovedBlock, Stage
+from client_pipeline.runtime.stage import Stage
 from client_pipeline.runtime.whole import whole_step
 from helpers.family_cases import STEP
 from helpers.tiny_models import NUM_BLOCKS, evaluation, tiny_batch, tiny_spec

@@ -14,8 +14,9 @@ from client_pipeline.runtime import accelerator, device_nodes
 from client_pipeline.runtime.accelerator import HOST, AcceleratorKind, find_accelerator, training_bytes
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.decoder_update import Contribution, HeadTrainer
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import MovedBlock, Stage
+from client_pipeline.runtime.stage import Stage
 from helpers.apart_device import ApartTensor, apart_device
 from helpers.recovery_cases import SPEC, THREE, assert_equal, control_unit, initial, once, train, within
 from helpers.thread_ray import run_in_threads

@@ -11,10 +11,10 @@ from client_pipeline.runtime.block_moves import BlockPlacement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.device_pool import DevicePool
 from client_pipeline.runtime.faults import DeviceFault
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.snapshots import Snapshots
-from client_pipeline.runtime.stage import MovedBlock
 from helpers.recovery_cases import SPEC, within
 from helpers.scripted_ray import Reference, ScriptedActor, ScriptedRay, ended
 

@@ -14,7 +14,7 @@ from client_pipeline.runtime.cluster_checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from client_pipeline.runtime.stage import MovedBlock
+from client_pipeline.runtime.moved_block import MovedBlock
 
 OURS = RunIdentity("run-a", "config-a")
 

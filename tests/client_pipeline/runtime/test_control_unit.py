@@ -13,8 +13,8 @@ from client_pipeline.runtime import control_unit as control_unit_module
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint, read_checkpoint, write_checkpoint
 from client_pipeline.runtime.fault_files import keep, note_injected, read_injected, recorded_faults
 from client_pipeline.runtime.faults import FaultRecord
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.pacing import Pace, StagePace
-from client_pipeline.runtime.stage import MovedBlock
 from helpers.recovery_cases import LOCAL_STEPS, SPEC, Examples, control_unit, initial, train
 from helpers.thread_ray import run_in_threads
 

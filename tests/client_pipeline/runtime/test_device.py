@@ -11,7 +11,8 @@ from client_pipeline.runtime import device as device_module
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.device import DeviceActor, StepReport
 from client_pipeline.runtime.faults import NotFinite
-from client_pipeline.runtime.stage import DoneAction, MovedBlock, StepOrder
+from client_pipeline.runtime.moved_block import MovedBlock
+from client_pipeline.runtime.stage import DoneAction, StepOrder
 from helpers.recovery_cases import ADAMW, SPEC, initial
 
 STEP = StepId(seed=0, round=1, step=1, cluster=0)

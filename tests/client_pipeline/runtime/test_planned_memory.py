@@ -11,8 +11,9 @@ from client_pipeline.partition.hugging_face import sized_config, spec_from_confi
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
 from client_pipeline.partition.spec import LoraConfig
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import MovedBlock, Stage, StepOrder, run_actions
+from client_pipeline.runtime.stage import Stage, StepOrder, run_actions
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.costs import model_costs
 from client_pipeline.system.scenario import load_scenario

@@ -11,9 +11,10 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.partition.spec import LoraConfig
 from client_pipeline.runtime import verification
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.schedules import SCHEDULES
-from client_pipeline.runtime.stage import MovedBlock, Stage, StepOrder
+from client_pipeline.runtime.stage import Stage, StepOrder
 from client_pipeline.runtime.verification import random_batch, verify_split
 from client_pipeline.system.costs import teb_costs
 from client_pipeline.system.device_memory import extra_keys

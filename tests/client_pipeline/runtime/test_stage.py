@@ -12,9 +12,10 @@ from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
 from client_pipeline.runtime.device import StepReport
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.schedules import SCHEDULES
-from client_pipeline.runtime.stage import DoneAction, MovedBlock, Stage, StepOrder, run_actions
+from client_pipeline.runtime.stage import DoneAction, Stage, StepOrder, run_actions
 from client_pipeline.runtime.step_outcome import StepOutcome
 from client_pipeline.runtime.transport import (
     BACKWARD,

@@ -15,7 +15,7 @@ from client_pipeline.partition.families import build_parts
 from client_pipeline.run_identity import RunIdentity
 from client_pipeline.runtime import cluster_checkpoint
 from client_pipeline.runtime.cluster_checkpoint import ClusterCheckpoint
-from client_pipeline.runtime.stage import MovedBlock
+from client_pipeline.runtime.moved_block import MovedBlock
 from flower_app.config.run_config import RunConfig
 from flower_app.node import kept_setup
 from flower_app.runs import run_checkpoints, run_directory

@@ -11,9 +11,10 @@ from client_pipeline.partition.families import adapter, build_parts
 from client_pipeline.partition.micro_batches import StepId
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.spec import LoraConfig
-from client_pipeline.partition.waiting_weights import WaitingWeights
+from client_pipeline.partition.weight_gradients import AddedInPlace, WaitingWeights
+from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
-from client_pipeline.runtime.stage import MovedBlock, Stage
+from client_pipeline.runtime.stage import Stage
 from helpers.tiny_models import CLASSIC, CONFIGS, NUM_BLOCKS, VARIANTS, tiny_spec
 
 STEP = StepId(seed=3, round=1, step=1, cluster=0)
@@ -128,3 +129,34 @@ def test_products_with_what_is_no_trained_parameter_are_left_alone():
     waiting.add()
     assert torch.equal(matrix.grad, expected)
     assert waiting.nbytes == 0
+
+
+@pytest.mark.parametrize("name", ["classic", "gpt2", "llama", "bert"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_that_are_added_in_place_are_those_of_autograd(name, recompute, monkeypatch):
+    expected = passes(SPECS[name], False, recompute=recompute)
+    monkeypatch.setattr(AddedInPlace, "smallest", 1)
+    taken = []
+    monkeypatch.setattr(AddedInPlace, "take", lambda self, factors: taken.append(factors) or factors.add())
+    assert_equal_gradients(passes(SPECS[name], False, recompute=recompute), expected)
+    matrices = sum(p.dim() == 2 for block in expected[0].blocks.values() for p in block.parameters.values())
+    assert len(taken) == 2 * matrices
+    # A matrix is float32 in mixed precision, too, and its products' gradients are not.
+    passes(SPECS[name], False, precision="bfloat16")
+    assert len(taken) == 2 * matrices
+
+
+def test_large_matrices_alone_get_their_gradients_in_place():
+    small, large = nn.Linear(8, 8), nn.Linear(512, 512)
+    assert AddedInPlace.pays(large.parameters()) and not AddedInPlace.pays(small.parameters())
+    with AddedInPlace():
+        x = torch.randn(4, 512, requires_grad=True)
+        y = large(x)
+        z = small(y[:, :8])
+    assert "Product" in y.grad_fn.name() and "Product" not in z.grad_fn.name()
+    gradient = large.weight.grad = torch.ones(512, 512)
+    z.sum().backward()
+    assert large.weight.grad is gradient
+    torch.testing.assert_close(gradient[8:], torch.ones(504, 512))
+    expected = small.weight.detach().sum(0)[:, None] * x.detach().sum(0)
+    torch.testing.assert_close(gradient[:8], 1.0 + expected, rtol=1e-4, atol=1e-4)

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from numpy.typing import NDArray
 
 from client_pipeline.link.address import DecoderAddress
@@ -41,6 +40,7 @@ from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundR
 from flower_app.config.run_config import RunConfig
 from flower_app.error_text import error_text
 from flower_app.node import kept_setup
+from flower_app.node.client_mods import chosen_mods
 from flower_app.node.config import NodeConfig
 from flower_app.node.own_plans import own_plan, replan_of_node
 from flower_app.node.round_notes import noted_round
@@ -49,7 +49,8 @@ from flower_app.runs.run_directory import CLUSTERS
 from flower_app.runs.run_inputs import data_digest
 from flower_app.training.cluster_data import load_cluster_data
 from strategies.clusters import ClusterState
-from strategies.flower_internals import ClientAppCallable, ErrorCode, Mod, log
+from strategies.flower_internals import ErrorCode, log
+from strategies.grid.packed_arrays import packed_mod, unpack_message
 from strategies.records import (
     ARRAYS,
     BASE_KEY,
@@ -66,7 +67,6 @@ STATE = "collapipe"
 """Record of this app in a node's state."""
 _STATE_DIR = "~/.collapipe"
 """Folder of a node that names none."""
-_CLIPPING: dict[str, Mod] = {"client-fixed": fixedclipping_mod, "client-adaptive": adaptiveclipping_mod}
 
 let_all_clients_run()
 app = ClientApp()
@@ -77,6 +77,7 @@ def answer_setup(message: Message, context: Context) -> Message:
     """Start the control unit with its data; answer with what the planner must know of the cluster."""
     record = message.content.config_records[CONFIG]
     try:
+        unpack_message(message)
         setup_values = {key: cast(Any, value) for key, value in record.items()}
         sent = to_numpy(message.content.array_records[ARRAYS])
         answer = _setup(context, setup_values, sent, message.metadata.dst_node_id)
@@ -260,30 +261,12 @@ def answer_training(message: Message, context: Context) -> Message:
     The mods are called here, not named to Flower: whoever calls this function has them, too.
     """
     try:
-        return chosen_mods(message, context, _train)
+        return packed_mod(message, context, partial(chosen_mods, call_next=_train))
     except Exception as error:
         # Left to itself Flower answers with a traceback, or in deployment with no reason at all.
         log(ERROR, "round failed", exc_info=error)
         reason = failure_reason(error_text(error), error.faults if isinstance(error, ControlUnitError) else ())
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-
-
-def chosen_mods(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Pass a message through the mod that ``[privacy]`` names; through none by default."""
-    return mod_of(context.run_config)(message, context, call_next)
-
-
-def mod_of(flat: Mapping[str, Any]) -> Mod:
-    """Return Flower's mod for a run's configuration."""
-    if flat.get("privacy.secure-aggregation"):
-        from strategies.aggregation.secagg import secure_mod
-
-        return secure_mod
-    return _CLIPPING.get(str(flat.get("privacy.update-mechanism")), _pass_through)
-
-
-def _pass_through(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    return call_next(message, context)
 
 
 def _train(message: Message, context: Context) -> Message:

@@ -37,6 +37,7 @@ from strategies.flower_internals import (
     now,
 )
 from strategies.grid.forwarding import ForwardingGrid
+from strategies.grid.packed_arrays import packed_messages, unpack_message
 from strategies.grid.piece_waits import look_again_soon
 from strategies.grid.received_values import excerpt
 from strategies.grid.update_spool import SMALL_BYTES, SpooledArray, UpdateSpool, record_bytes
@@ -125,7 +126,7 @@ class BoundedRecord(ArrayRecord):
 
 
 class SinglePulls(ForwardingGrid):
-    """Passes everything on to ``grid``, and pulls replies one by one.
+    """Passes everything on to ``grid``, small arrays in one, and pulls replies one by one.
 
     A reply may have twice the bytes of the largest order (weights come back in float32 or float64), and a mebibyte.
 
@@ -150,7 +151,7 @@ class SinglePulls(ForwardingGrid):
         sent = list(messages)
         sizes = [sum(record_bytes(record) for record in m.content.array_records.values()) for m in sent]
         self._most_bytes = max(self._most_bytes, *(2 * size + _SLACK_BYTES for size in sizes), 0)
-        return self._grid.push_messages(sent)
+        return self._grid.push_messages(packed_messages(sent))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return what has come; an error for a reply that cannot be put together."""
@@ -179,6 +180,8 @@ class SinglePulls(ForwardingGrid):
         _pull.begin(self._most_bytes, self._spool)
         try:
             replies = list(self._grid.pull_messages([message_id]))
+            for reply in replies:
+                unpack_message(reply)
         except _UNFIT as error:
             log(WARNING, "a reply cannot be put together: %s", excerpt(error))
             return [_error(message_id, f"its reply cannot be put together: {excerpt(error)}")]

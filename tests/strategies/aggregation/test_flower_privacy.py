@@ -25,7 +25,7 @@ def client_app():
     app = ClientApp()
 
     def chosen(message, context, call_next):
-        from flower_app.client_app import mod_of
+        from flower_app.node.client_mods import mod_of
         from strategies.records import CONFIG
 
         records = message.content.config_records

@@ -1,0 +1,132 @@
+"""Small arrays travel together: a message carries one array instead of hundreds.
+
+Flower sends each array of a message as objects of its own, and each object is a request and several statements of the
+SuperLink's database, on its way to the node and back. The biases and norms of a Transformer, or the adapters of a
+language model, are hundreds of arrays of a few kilobytes: the requests cost more than the bytes.
+
+What is packed are whole arrays as Flower serializes them, one after the other; who unpacks has the very arrays that
+were sent, in their order. The server packs what it sends; a node packs its answer if its order came packed, so that
+stock servers meet what they know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+
+from strategies.flower_internals import ClientAppCallable, make_message
+from strategies.grid.update_spool import data_bytes
+
+PACK = "collapipe/packed"
+"""Name of the array that holds others: of no tensor."""
+_STYPE = "collapipe.packed"
+_SMALL_BYTES = 1 << 18
+"""Arrays below this are packed: others are worth their requests."""
+_LENGTH_BYTES = 8
+_INDEX_BYTES = 1 << 20
+"""Longest index that is written or read, of some ten thousand arrays: a short entry takes fifty times its bytes."""
+
+
+class UnfitPack(ValueError):
+    """What was packed cannot be taken apart; the message says why."""
+
+
+def packed(arrays: ArrayRecord) -> ArrayRecord:
+    """Put small arrays into one; a record that has no two of them, or far too many, is returned as it is."""
+    small = {name: array for name, array in arrays.items() if data_bytes(array) < _SMALL_BYTES}
+    index = [
+        [name, array.dtype, list(array.shape), array.stype, data_bytes(array)] if name in small else [name]
+        for name, array in arrays.items()
+    ]
+    header = json.dumps(index).encode()
+    if len(small) < 2 or PACK in arrays or len(header) > _INDEX_BYTES:
+        return arrays
+    content = b"".join([len(header).to_bytes(_LENGTH_BYTES, "big"), header, *(array.data for array in small.values())])
+    record = ArrayRecord()
+    record[PACK] = Array("uint8", (len(content),), _STYPE, content)
+    for name, array in arrays.items():
+        if name not in small:
+            record[name] = array
+    return record
+
+
+def unpacked(arrays: ArrayRecord) -> ArrayRecord:
+    """Return the record that :func:`packed` was given; one without a pack is returned as it is.
+
+    It takes no more memory than the pack has bytes, whatever these say.
+
+    Raises
+    ------
+    UnfitPack
+        If the pack is not what it says it is, or does not fit the arrays beside it.
+    """
+    if PACK not in arrays:
+        return arrays
+    content = memoryview(arrays[PACK].data)
+    begin = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "big")
+    if not _LENGTH_BYTES <= begin <= min(len(content), _LENGTH_BYTES + _INDEX_BYTES):
+        raise UnfitPack(f"{PACK}: an index of {begin - _LENGTH_BYTES} bytes, of {len(content)} in all")
+    beside = {name for name in arrays if name != PACK}
+    record = ArrayRecord()
+    for entry in _index(bytes(content[_LENGTH_BYTES:begin])):
+        match entry:
+            case [str(name)] if name in beside:
+                record[name] = arrays[name]
+                beside.remove(name)
+            case [str(name), str(dtype), list(shape), str(stype), int(size)] if (
+                0 <= size <= len(content) - begin and name not in arrays and name not in record
+            ):
+                record[name] = Array(dtype, tuple(shape), stype, bytes(content[begin : begin + size]))
+                begin += size
+            case _:
+                raise UnfitPack(f"{PACK}: an entry of its index fits no array: {json.dumps(entry)[:100]}")
+    if beside or begin != len(content):
+        raise UnfitPack(f"{PACK}: its index leaves {len(content) - begin} bytes and {len(beside)} arrays over")
+    return record
+
+
+def _index(text: bytes) -> Iterable[object]:
+    try:
+        index = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnfitPack(f"{PACK}: its index is no JSON: {str(error)[:100]}") from None
+    if not isinstance(index, list):
+        raise UnfitPack(f"{PACK}: expected a list as its index, found {type(index).__name__}")
+    return index
+
+
+def packed_messages(messages: Iterable[Message]) -> list[Message]:
+    """Pack what is sent: other messages of the same metadata, in which Flower notes their numbers."""
+    packs: dict[int, ArrayRecord] = {}
+    """By the record's identity: most messages of a round have the same."""
+
+    def of(message: Message) -> Message:
+        if message.has_error():
+            return message
+        content = RecordDict()
+        for name, record in message.content.items():
+            if isinstance(record, ArrayRecord) and id(record) not in packs:
+                packs[id(record)] = packed(record)
+            content[name] = packs.get(id(record), record)
+        return make_message(metadata=message.metadata, content=content)
+
+    return [of(message) for message in messages]
+
+
+def unpack_message(message: Message) -> bool:
+    """Unpack all records of a message, in place; returns whether one was packed."""
+    records = {} if message.has_error() else dict(message.content.array_records)
+    found = [name for name, record in records.items() if PACK in record]
+    for name in found:
+        message.content[name] = unpacked(records[name])
+    return bool(found)
+
+
+def packed_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Let a ClientApp see the arrays that were sent; its answer is packed where its order was."""
+    if not unpack_message(message):
+        return call_next(message, context)
+    (reply,) = packed_messages([call_next(message, context)])
+    return reply

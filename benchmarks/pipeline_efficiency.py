@@ -317,7 +317,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds of each case")
     parser.add_argument("--widths", type=int, nargs="+", choices=sorted(SIZES), default=sorted(SIZES))
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[8, 7])
-    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES[:2], default=["gpipe"])
+    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=["gpipe"])
     parser.add_argument("--repeats", type=int, default=1, help="starts of all processes; each repeat has its rows")
     given = parser.parse_args()
     out = sys.stderr if given.json else sys.stdout

@@ -77,7 +77,12 @@ def _serve(rank: int, size: int, meeting_point: str, pipe: Connection) -> None:
 
 def _run_stage(rank: int, size: int, meeting_point: str, pipe: Connection) -> None:
     """Take a case, then run a step each time it is asked for, and answer its seconds."""
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+    from torch.distributed.pipelining import (
+        PipelineStage,
+        Schedule1F1B,
+        ScheduleGPipe,
+        ScheduleInterleavedZeroBubble,
+    )
 
     torch.set_num_threads(1)
     # As in every process of ours; without it each step pays for its pages anew.
@@ -93,8 +98,13 @@ def _run_stage(rank: int, size: int, meeting_point: str, pipe: Connection) -> No
     case: Case = pipe.recv()
     module = StageModule(case, rank).train()
     stage = PipelineStage(module, rank, size, torch.device("cpu"))
-    kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[case.schedule]
-    schedule = kind(stage, case.num_micro_batches, loss_fn=trivial_loss, scale_grads=False)
+    # Torch's zero-bubble schedules are of several stages a rank; this one is ZB-H1 with one.
+    kind, stages = {
+        "gpipe": (ScheduleGPipe, stage),
+        "1f1b": (Schedule1F1B, stage),
+        "zb-h1": (ScheduleInterleavedZeroBubble, [stage]),
+    }[case.schedule]
+    schedule = kind(stages, case.num_micro_batches, loss_fn=trivial_loss, scale_grads=False)
     ids = case.input_ids()
     while pipe.recv() == "step":
         dist.barrier()

@@ -130,12 +130,14 @@ class SimulatedRegret:
         self._true_network = true_network
         self._best: dict[str, float] = {}
 
-    def fill(self, line: Line) -> Line:
-        """Give a round its seconds and its regret."""
+    def fill(self, line: Line, *, is_judged: bool = True) -> Line:
+        """Give a round its seconds, and its regret if it is to be judged."""
         declared, truth = line.declared, line.truth
         lost = [k for k in line.plan.devices if k in truth.away]
         plan = without(line.plan, lost) if lost else line.plan
         line.seconds = line.wall_s = self.seconds(declared, plan, truth)
+        if not is_judged:
+            return line
         if line.state not in self._best:
             network = self._true_network(declared, truth)
             [best] = best_plans(network.instance(declared), network, 1)

@@ -76,14 +76,26 @@ class SyntheticCluster:
         }
 
 
-def synthetic(seeds: int, noise: float, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Run every story with several seeds."""
+def synthetic(seeds: int, noise: float, say: Callable[[str], None], judged_every: int = 1) -> Iterator[dict[str, Any]]:
+    """Run every story with several seeds.
+
+    Parameters
+    ----------
+    seeds, noise : see :class:`SyntheticCluster`
+    say : told why another plan was made
+    judged_every : of a network that changes all the time only every so many rounds are held against the best plan,
+        which is sought anew for each; of one that changes in steps each round is
+    """
     regret = SimulatedRegret(true_network)
     for story in STORIES:
         parts = []
         for seed in range(seeds):
             cluster = SyntheticCluster(noise, seed)
-            lines = [regret.fill(line) for line in rounds_of(scenario(), MeasuredNetwork(1), story, cluster.train)]
+            every = 1 if story.steps or story.is_steady else judged_every
+            lines = [
+                regret.fill(line, is_judged=line.round % every == 0)
+                for line in rounds_of(scenario(), MeasuredNetwork(1), story, cluster.train)
+            ]
             if seed == 0:
                 for line in lines:
                     for reason in line.reasons:

@@ -40,7 +40,7 @@ from client_pipeline.runtime.round_order import ClusterSetup, RoundOrder, RoundR
 from flower_app.config.run_config import RunConfig
 from flower_app.error_text import error_text
 from flower_app.node import kept_setup
-from flower_app.node.client_mods import chosen_mods
+from flower_app.node.client_mods import chosen_mods, packed_mod
 from flower_app.node.config import NodeConfig
 from flower_app.node.own_plans import own_plan, replan_of_node
 from flower_app.node.round_notes import noted_round
@@ -50,7 +50,7 @@ from flower_app.runs.run_inputs import data_digest
 from flower_app.training.cluster_data import load_cluster_data
 from strategies.clusters import ClusterState
 from strategies.flower_internals import ErrorCode, log
-from strategies.grid.packed_arrays import packed_mod, unpack_message
+from strategies.grid.packed_arrays import unpack_message
 from strategies.records import (
     ARRAYS,
     BASE_KEY,

@@ -22,13 +22,14 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items):
-    """Mark as ``fast`` what neither is ``slow`` nor needs Ray. The longest files come first."""
-    items.sort(key=lambda item: "whole" not in item.path.parts)
+    """Mark as ``fast`` what neither is ``slow`` nor needs Ray. Long files come first, those of fast tests last."""
     for item in items:
         if "local_ray" in item.fixturenames:
             item.add_marker(pytest.mark.slow)
         elif not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.fast)
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: ("whole" not in item.path.parts, item.path not in slow_files))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""What stands between Flower and a node's training: the mod that ``[privacy]`` names."""
+"""What stands between Flower and a node's training: arrays are unpacked, and the mod that ``[privacy]`` names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ from flwr.app import Context, Message
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 
 from strategies.flower_internals import ClientAppCallable, Mod
+from strategies.grid.packed_arrays import packed_messages, unpack_message
 
 _CLIPPING: dict[str, Mod] = {"client-fixed": fixedclipping_mod, "client-adaptive": adaptiveclipping_mod}
+
+
+def packed_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Let what follows see the arrays that were sent; its answer is packed where its order was.
+
+    Raises
+    ------
+    UnfitPack
+        If they cannot be unpacked.
+    """
+    if not unpack_message(message):
+        return call_next(message, context)
+    (reply,) = packed_messages([call_next(message, context)])
+    return reply
 
 
 def chosen_mods(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

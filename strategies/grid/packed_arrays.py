@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from strategies.flower_internals import ClientAppCallable, make_message
+from strategies.flower_internals import make_message
 from strategies.grid.update_spool import data_bytes
 
 PACK = "collapipe/packed"
@@ -33,7 +33,7 @@ class UnfitPack(ValueError):
     """What was packed cannot be taken apart; the message says why."""
 
 
-def packed(arrays: ArrayRecord) -> ArrayRecord:
+def pack_arrays(arrays: ArrayRecord) -> ArrayRecord:
     """Put small arrays into one; a record that has no two of them, or far too many, is returned as it is."""
     small = {name: array for name, array in arrays.items() if data_bytes(array) < _SMALL_BYTES}
     index = [
@@ -52,8 +52,8 @@ def packed(arrays: ArrayRecord) -> ArrayRecord:
     return record
 
 
-def unpacked(arrays: ArrayRecord) -> ArrayRecord:
-    """Return the record that :func:`packed` was given; one without a pack is returned as it is.
+def unpack_arrays(arrays: ArrayRecord) -> ArrayRecord:
+    """Return the record that :func:`pack_arrays` was given; one without a pack is returned as it is.
 
     It takes no more memory than the pack has bytes, whatever these say.
 
@@ -108,7 +108,7 @@ def packed_messages(messages: Iterable[Message]) -> list[Message]:
         content = RecordDict()
         for name, record in message.content.items():
             if isinstance(record, ArrayRecord) and id(record) not in packs:
-                packs[id(record)] = packed(record)
+                packs[id(record)] = pack_arrays(record)
             content[name] = packs.get(id(record), record)
         return make_message(metadata=message.metadata, content=content)
 
@@ -120,13 +120,5 @@ def unpack_message(message: Message) -> bool:
     records = {} if message.has_error() else dict(message.content.array_records)
     found = [name for name, record in records.items() if PACK in record]
     for name in found:
-        message.content[name] = unpacked(records[name])
+        message.content[name] = unpack_arrays(records[name])
     return bool(found)
-
-
-def packed_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Let a ClientApp see the arrays that were sent; its answer is packed where its order was."""
-    if not unpack_message(message):
-        return call_next(message, context)
-    (reply,) = packed_messages([call_next(message, context)])
-    return reply

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 
+from flower_app.node.client_mods import packed_mod
 from helpers.wire_grid import HOSTILE, NUM_CLUSTERS, START, WireGrid, round_of
 from strategies.grid import packed_arrays
-from strategies.grid.packed_arrays import PACK, UnfitPack, packed, packed_messages, packed_mod, unpacked
+from strategies.grid.packed_arrays import PACK, UnfitPack, pack_arrays, packed_messages, unpack_arrays
 
 pytestmark = pytest.mark.usefixtures("flower_process")
 
@@ -40,9 +41,9 @@ def as_pack(index, content=b"", beside=()):
 
 def test_what_is_unpacked_is_what_was_packed_in_its_order():
     record = record_with(**MANY)
-    parcel = packed(record)
+    parcel = pack_arrays(record)
     assert list(parcel) == [PACK, "large"] and parcel["large"] is record["large"]
-    found = unpacked(parcel)
+    found = unpack_arrays(parcel)
     assert list(found) == list(MANY)
     for name, array in record.items():
         other = found[name]
@@ -58,13 +59,13 @@ def test_what_is_unpacked_is_what_was_packed_in_its_order():
     "record", [record_with(), record_with(a=1.0), record_with(a=np.zeros(70_000, np.float32), b=1.0)]
 )
 def test_a_record_without_two_small_arrays_stays_as_it_is(record):
-    assert packed(record) is record and unpacked(record) is record
+    assert pack_arrays(record) is record and unpack_arrays(record) is record
 
 
 def test_more_names_than_an_index_may_have_are_sent_one_by_one(monkeypatch):
     monkeypatch.setattr(packed_arrays, "_INDEX_BYTES", 60)
     record = record_with(a=1.0, b=2.0)
-    assert packed(record) is record
+    assert pack_arrays(record) is record
 
 
 SMALL = ["a", "float32", [1], "numpy.ndarray"]
@@ -93,14 +94,14 @@ SMALL = ["a", "float32", [1], "numpy.ndarray"]
 )
 def test_a_pack_that_lies_is_refused(record):
     with pytest.raises(UnfitPack):
-        unpacked(record[1])
+        unpack_arrays(record[1])
 
 
 def test_a_length_that_is_beyond_all_memory_is_refused():
     record = as_pack([])
     record[PACK] = Array("uint8", (8,), "collapipe.packed", b"\xff" * 8)
     with pytest.raises(UnfitPack, match="an index of 18446744073709551615 bytes"):
-        unpacked(record)
+        unpack_arrays(record)
 
 
 def test_a_pack_of_empty_arrays_takes_little():
@@ -110,7 +111,7 @@ def test_a_pack_of_empty_arrays_takes_little():
     del entries
     tracemalloc.start()
     with pytest.raises(UnfitPack, match="an index of"):
-        unpacked(record)
+        unpack_arrays(record)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -129,7 +130,7 @@ def test_an_answer_is_packed_if_its_order_was():
     (sent,) = packed_messages([order(record)])
     assert list(sent.content["arrays"]) == [PACK, "large"] and sent.content["config"]["round"] == 3
     reply = packed_mod(sent, context, answered)
-    assert list(unpacked(reply.content["arrays"])) == list(MANY)
+    assert list(unpack_arrays(reply.content["arrays"])) == list(MANY)
     plain = packed_mod(order(record), context, answered)
     assert list(plain.content["arrays"]) == list(MANY)
     failed = packed_mod(sent, context, lambda message, _: Message(Error(3, "no"), reply_to=message))

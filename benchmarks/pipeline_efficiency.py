@@ -3,10 +3,11 @@
     efficiency = (one-thread time of the same m micro-batches through the whole model) * (S + m - 1) / (S * m)
                  / (time of one pipelined step)
 
-1 means that the pipeline loses nothing but its unavoidable bubble. Whole model, ours and torch's take turns, round
-by round in changing order, so that all meet about the same load; the figures are medians over the rounds. All three
-run the forward and backward pass of the embedding and the TEBs of a classic Transformer under a trivial loss, without
-an optimizer step, one thread a stage; gradients are cleared between the steps, outside the clock.
+1 means that the pipeline loses nothing but GPipe's bubble; a zero-bubble schedule (``zb-h1``), whose bubble is smaller,
+may get beyond it. Whole model, ours and torch's take turns, round by round in changing order, so that all meet about
+the same load; the figures are medians over the rounds. All three run the forward and backward pass of the embedding and
+the TEBs of a classic Transformer under a trivial loss, without an optimizer step, one thread a stage; gradients are
+cleared between the steps, outside the clock.
 
 Two cores share caches, memory and the machine's other work, so that two processes that never speak to each other are
 slower than one. The column "machine" is the efficiency of a pipeline without any cost of its own on them: two whole
@@ -17,10 +18,12 @@ Ours counts everything from the control unit's call to the last device's answer,
 gradients to the control unit and back. It runs in the two arrangements of a simulation: "ours" is the automatic one,
 two shared actors, with the control unit in the first device's; "alone" gives each of the three a process of its own, as
 real machines do. Torch's is timed inside its processes, from a common start. Torch's column is empty where it cannot
-run the case: it fails on uneven micro-batches (m = 7). All hand freed memory out again instead of giving it back.
+run the case: it fails on uneven micro-batches (m = 7). All hand freed memory out again instead of giving it back. Ours
+adds the gradients of large matrices in place (:mod:`client_pipeline.partition.weight_gradients`), the others as
+autograd does.
 
     python benchmarks/pipeline_efficiency.py                       a table, and the overhead per action
-    python benchmarks/pipeline_efficiency.py --schedules gpipe 1f1b --repeats 5 --micro-batches 8     and the medians
+    python benchmarks/pipeline_efficiency.py --schedules gpipe zb-h1 --repeats 5 --micro-batches 8    and the medians
     python benchmarks/pipeline_efficiency.py --json                [{"width": .., "segments": .., "micro_batches": ..,
                                                                      "schedule": ..,
                                                                      "ours": .., "alone": .., "torch": ..,

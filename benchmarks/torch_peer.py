@@ -34,7 +34,7 @@ class Case:
     length: int
     num_micro_batches: int
     schedule: str = "gpipe"
-    """Of :data:`client_pipeline.runtime.schedules.SCHEDULES`; torch has the first two."""
+    """Of :data:`client_pipeline.runtime.schedules.SCHEDULES`; torch has them, too."""
 
     def input_ids(self) -> Tensor:
         """Tokens [B, T] without padding."""

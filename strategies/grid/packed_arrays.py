@@ -24,9 +24,11 @@ PACK = "collapipe/packed"
 _STYPE = "collapipe.packed"
 _SMALL_BYTES = 1 << 18
 """Arrays below this are packed: others are worth their requests."""
+_PACK_BYTES = 1 << 26
+"""Most that is packed of a record, and unpacked in memory; the arrays that are left go by themselves."""
 _LENGTH_BYTES = 8
 _INDEX_BYTES = 1 << 20
-"""Longest index that is written or read, of some ten thousand arrays: a short entry takes fifty times its bytes."""
+"""Longest index that is written or read, of some ten thousand arrays: a short entry takes tens of times its bytes."""
 
 
 class UnfitPack(ValueError):
@@ -35,7 +37,11 @@ class UnfitPack(ValueError):
 
 def pack_arrays(arrays: ArrayRecord) -> ArrayRecord:
     """Put small arrays into one; a record that has no two of them, or far too many, is returned as it is."""
-    small = {name: array for name, array in arrays.items() if data_bytes(array) < _SMALL_BYTES}
+    small, left = dict[str, Array](), _PACK_BYTES
+    for name, array in arrays.items():
+        if data_bytes(array) < min(_SMALL_BYTES, left):
+            small[name] = array
+            left -= data_bytes(array)
     index = [
         [name, array.dtype, list(array.shape), array.stype, data_bytes(array)] if name in small else [name]
         for name, array in arrays.items()
@@ -55,7 +61,7 @@ def pack_arrays(arrays: ArrayRecord) -> ArrayRecord:
 def unpack_arrays(arrays: ArrayRecord) -> ArrayRecord:
     """Return the record that :func:`pack_arrays` was given; one without a pack is returned as it is.
 
-    It takes no more memory than the pack has bytes, whatever these say.
+    Whatever a pack says, it takes its bytes twice, of which there is a limit, and tens of times those of its index.
 
     Raises
     ------
@@ -64,6 +70,10 @@ def unpack_arrays(arrays: ArrayRecord) -> ArrayRecord:
     """
     if PACK not in arrays:
         return arrays
+    # Before they are read: they may wait on disk.
+    num_bytes, most_bytes = data_bytes(arrays[PACK]), _LENGTH_BYTES + _INDEX_BYTES + _PACK_BYTES
+    if num_bytes > most_bytes:
+        raise UnfitPack(f"{PACK}: at most {most_bytes} bytes are packed, found {num_bytes}")
     content = memoryview(arrays[PACK].data)
     begin = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "big")
     if not _LENGTH_BYTES <= begin <= min(len(content), _LENGTH_BYTES + _INDEX_BYTES):
@@ -117,8 +127,9 @@ def packed_messages(messages: Iterable[Message]) -> list[Message]:
 
 def unpack_message(message: Message) -> bool:
     """Unpack all records of a message, in place; returns whether one was packed."""
-    records = {} if message.has_error() else dict(message.content.array_records)
-    found = [name for name, record in records.items() if PACK in record]
-    for name in found:
-        message.content[name] = unpack_arrays(records[name])
-    return bool(found)
+    if message.has_error():
+        return False
+    packs = {name: record for name, record in message.content.array_records.items() if PACK in record}
+    for name, pack in packs.items():
+        message.content[name] = unpack_arrays(pack)
+    return bool(packs)

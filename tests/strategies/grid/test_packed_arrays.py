@@ -11,6 +11,7 @@ from flower_app.node.client_mods import packed_mod
 from helpers.wire_grid import HOSTILE, NUM_CLUSTERS, START, WireGrid, round_of
 from strategies.grid import packed_arrays
 from strategies.grid.packed_arrays import PACK, UnfitPack, pack_arrays, packed_messages, unpack_arrays
+from strategies.grid.update_spool import UpdateSpool
 
 pytestmark = pytest.mark.usefixtures("flower_process")
 
@@ -43,10 +44,10 @@ def test_what_is_unpacked_is_what_was_packed_in_its_order():
     record = record_with(**MANY)
     parcel = pack_arrays(record)
     assert list(parcel) == [PACK, "large"] and parcel["large"] is record["large"]
-    found = unpack_arrays(parcel)
-    assert list(found) == list(MANY)
+    unpacked = unpack_arrays(parcel)
+    assert list(unpacked) == list(MANY)
     for name, array in record.items():
-        other = found[name]
+        other = unpacked[name]
         assert (other.dtype, other.shape, other.stype, other.data) == (
             array.dtype,
             array.shape,
@@ -66,6 +67,23 @@ def test_more_names_than_an_index_may_have_are_sent_one_by_one(monkeypatch):
     monkeypatch.setattr(packed_arrays, "_INDEX_BYTES", 60)
     record = record_with(a=1.0, b=2.0)
     assert pack_arrays(record) is record
+
+
+def test_a_record_of_many_bytes_is_packed_up_to_the_limit(monkeypatch):
+    record = record_with(**{str(i): np.full(100, i, np.float32) for i in range(10)})
+    monkeypatch.setattr(packed_arrays, "_PACK_BYTES", 3 * len(record["0"].data) + 1)
+    parcel = pack_arrays(record)
+    assert list(parcel) == [PACK, *(str(i) for i in range(3, 10))]
+    assert [array.data for array in unpack_arrays(parcel).values()] == [array.data for array in record.values()]
+
+
+def test_a_pack_beyond_the_limit_is_refused_before_it_is_read_from_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed_arrays, "_PACK_BYTES", 1000)
+    record = as_pack([[*SMALL, 2 << 20]], bytes(2 << 20))
+    record[PACK] = UpdateSpool(tmp_path).put_aside(record[PACK])
+    monkeypatch.setattr(type(record[PACK]), "head", lambda *_: pytest.fail("it is read"))
+    with pytest.raises(UnfitPack, match="bytes are packed, found"):
+        unpack_arrays(record)
 
 
 SMALL = ["a", "float32", [1], "numpy.ndarray"]

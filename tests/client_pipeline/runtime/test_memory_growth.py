@@ -19,12 +19,15 @@ def rows_of(freed):
     return [json.loads(line) for line in out.stdout.splitlines()]
 
 
-def test_a_device_begins_its_rounds_with_what_it_began_the_third_with():
-    rows = rows_of("kept")
+def assert_rounds_begin_alike(rows):
     assert len(rows) == ROUNDS
     begins = [row["begin_mb"] for row in rows[2:]]
     # The same tensors are there: an activation, gradient or copy that stays would come once a round.
     assert max(begins) - begins[0] < 3
+
+
+def test_a_device_begins_its_rounds_with_what_it_began_the_third_with():
+    assert_rounds_begin_alike(rows_of("kept"))
 
 
 def test_under_a_limit_a_device_has_little_but_its_tensors_also_while_it_trains():
@@ -32,4 +35,5 @@ def test_under_a_limit_a_device_has_little_but_its_tensors_also_while_it_trains(
     held = max(row["end_mb"] for row in rows)
     # Kept as by default, freed memory adds tens of megabytes to this.
     assert held < rows[0]["tensors_mb"] + 15
-    assert rows[-1]["end_mb"] - rows[2]["end_mb"] < 10
+    # Lengths and the heap's order move what a round ends with by 10 MB and more; not what it begins with.
+    assert_rounds_begin_alike(rows)

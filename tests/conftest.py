@@ -9,6 +9,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Hundreds of programs import this project: each would compile it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Where other programs fill the memory, Ray would end a test's actors.
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 

@@ -26,6 +26,7 @@ from client_pipeline.partition.on_demand import OnDemand
 from client_pipeline.partition.parts import MaskForm, ModelParts
 from client_pipeline.partition.spec import (
     HEADS,
+    OUR_OWN,
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
     ModelSpec,
@@ -54,9 +55,6 @@ _MODULES = {
     "xlm-roberta": "client_pipeline.partition.roberta",
 }
 """The transformers library's families have its model types as names."""
-
-_OUR_OWN = ("transformer",)
-"""Families of this package that the transformers library does not know."""
 
 
 class Adapter(Protocol):
@@ -290,7 +288,7 @@ def num_blocks_of(spec: ModelSpec) -> int:
 
 def library_families() -> list[str]:
     """Names of the families whose models the transformers library loads and saves."""
-    return [family for family in families() if family not in _OUR_OWN]
+    return [family for family in families() if family not in OUR_OWN]
 
 
 def library_adapter(model_type: str, source: str = "model") -> LibraryAdapter:

@@ -120,6 +120,10 @@ class LoraConfig:
         return [name.strip() for name in self.targets.split(",")] if self.targets else []
 
 
+OUR_OWN = ("transformer",)
+"""Families of this package that the transformers library does not know."""
+
+
 def is_outside(family: str) -> bool:
     """Whether a family is a class that a configuration names."""
     return ":" in family

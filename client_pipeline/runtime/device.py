@@ -26,6 +26,7 @@ from client_pipeline.runtime.memory import (
     keep_freed_memory,
     limit_private_memory,
     peak_bytes,
+    private_bytes,
     resident_bytes,
     return_freed_memory,
     use_reserve,
@@ -74,12 +75,13 @@ class DeviceActor:
         send_tensors_as_arrays()
         # Under a limit what is freed must not be in the way of what comes.
         _ = return_freed_memory() if memory_limit else keep_freed_memory()
-        self._memory_limit = 0.0
+        self._memory_limit, self._before_limit = 0.0, 0
         """Private memory beside what this process has before it holds a TEB [byte]; 0: any."""
         if memory_limit:
             # The libraries that a TEB needs are the process's, not the model's.
             with torch.device("meta"):
                 build_block(spec, 0)
+            self._before_limit = private_bytes()
             self._memory_limit = memory_limit if limit_private_memory(memory_limit) else 0.0
         needed_bytes = 0.0
         if runtime.accelerator == "auto":
@@ -230,10 +232,12 @@ class DeviceActor:
             if not self._memory_limit or not is_out_of_memory(error):
                 raise
             use_reserve(True)
+            taken_mb = (private_bytes() - self._before_limit) / 1e6
             raise OutOfMemory(
                 f"it needs more than its {self._memory_limit / 1e6:.0f} MB of memory (runtime.memory-limit): it holds "
-                f"{self.stage.held_bytes() / 1e6:.0f} MB for {len(self.stage.blocks)} TEBs, and could not have more; "
-                "give it fewer TEBs, smaller micro-batches or more memory"
+                f"{self.stage.held_bytes() / 1e6:.0f} MB for {len(self.stage.blocks)} TEBs and takes {taken_mb:.0f} MB "
+                "with what passes and threads need, and could not have more; give it fewer TEBs, smaller "
+                "micro-batches or more memory"
             ) from error
 
     def gradients(self) -> dict[int, dict[str, Tensor]]:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import psutil
 
-STACKS_BYTES = 8 * 8 << 20
-"""Of threads that come later (a group's, gloo's): the system counts a stack whole, however little of it is used."""
+_STACK_BYTES = 2 << 20
+"""Of a thread that comes later: the system counts a stack whole, however little of it is used. glibc's default is 8 MB,
+and how many threads Ray's gRPC starts, for one, grows with the machine's load."""
+STACKS_BYTES = 32 * _STACK_BYTES
+"""Of all threads that come later: a group's, gloo's, gRPC's."""
 RESERVE_BYTES = 32 << 20
 """Kept back of a limit, for who has to say that it was reached."""
 ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
@@ -97,14 +100,31 @@ def limit_private_memory(num_bytes: float) -> bool:
     -------
     Whether the system keeps the limit; others than Linux do not.
     """
-    now_bytes = _of_status("VmData:")
+    now_bytes = private_bytes()
     if not now_bytes:
         return False
+    _make_small_stacks()
     most = now_bytes + int(num_bytes) + STACKS_BYTES
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     whole = most + RESERVE_BYTES if hard == resource.RLIM_INFINITY else min(most + RESERVE_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (min(most, whole), whole))
     return True
+
+
+def private_bytes() -> int:
+    """What the limit of :func:`limit_private_memory` counts now [byte]; 0 where nobody knows it."""
+    return _of_status("VmData:")
+
+
+def _make_small_stacks() -> None:
+    """Have threads that start from now on take :data:`_STACK_BYTES` of address space."""
+    library = ctypes.CDLL(None)
+    attributes = ctypes.create_string_buffer(256)
+    # Of glibc; others have small stacks by default.
+    if hasattr(library, "pthread_setattr_default_np") and not library.pthread_getattr_default_np(attributes):
+        library.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_STACK_BYTES))
+        library.pthread_setattr_default_np(attributes)
+        library.pthread_attr_destroy(attributes)
 
 
 def use_reserve(used: bool) -> None:

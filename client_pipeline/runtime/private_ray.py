@@ -11,12 +11,14 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from client_pipeline.runtime import worker_forks
 from client_pipeline.runtime.memory import ONE_HEAP
 from client_pipeline.runtime.node_tls import TLS_VARIABLES
 
 TOKEN_BYTES = 32
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where Ray would not speak to other machines it takes the loopback address, on every system."""
+_START_RAYLET = "start_raylet"
 _SECRETS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", *TLS_VARIABLES)
 ADDRESS_FILE = "COLLAPIPE_RAY_ADDRESS_FILE"
 """Environment variable: the file that the address of a simulation's Ray is written into, once it is there."""
@@ -42,8 +44,8 @@ def lean_head() -> Iterator[None]:
     The autoscaler's monitor would add machines of a cloud, the dashboard's server has nothing to show without its
     dashboard, and Ray Client's server would let programs of other machines in. Each is a process of 50 to 60 MB that
     imports for a second, and ``ray.init`` waits for the second. Ray has an option against the first alone, in ``ray
-    start``; a release in which the methods are called otherwise starts all. The workers of what is started have one
-    heap each, unless the environment says how many.
+    start``; a release in which the methods are called otherwise starts all. The workers of what is started are forks
+    (:mod:`client_pipeline.runtime.worker_forks`), and have one heap each, unless the environment says how many.
     """
     from ray._private.node import Node
 
@@ -51,9 +53,16 @@ def lean_head() -> Iterator[None]:
     os.environ.update(added)
 
     unused = ("start_monitor", "start_api_server", "start_ray_client_server")
-    originals = {name: vars(Node)[name] for name in unused if name in vars(Node)}
+    originals = {name: vars(Node)[name] for name in (*unused, _START_RAYLET) if name in vars(Node)}
     for name in originals:
         setattr(Node, name, lambda node, **options: None)
+    if _START_RAYLET in originals:
+
+        def start_raylet(node: Any, *arguments: Any, **options: Any) -> Any:
+            node._ray_params.worker_path = worker_forks.__file__
+            return originals[_START_RAYLET](node, *arguments, **options)
+
+        setattr(Node, _START_RAYLET, start_raylet)
     try:
         yield
     finally:

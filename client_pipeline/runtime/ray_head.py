@@ -24,7 +24,7 @@ def main() -> None:
 
     ``num_cpus``: processors that Ray believes in; ``file``: where its address is written, nothing if it could not be
     started; ``actors``, ``idle_s``, ``modules``: as :func:`client_pipeline.runtime.shared_actor.start_when_ray_is_up`
-    takes them.
+    takes them; ``imports``: what workers need beside Ray and torch.
     """
     if os.environ.get("RAY_AUTH_MODE") != "token":
         sys.exit("without the launcher's secret Ray would take orders from anybody")
@@ -36,7 +36,9 @@ def main() -> None:
 
         from client_pipeline.runtime.private_ray import lean_head
         from client_pipeline.runtime.shared_actor import start_when_ray_is_up
+        from client_pipeline.runtime.worker_forks import IMPORTS
 
+        os.environ[IMPORTS] = ",".join(order["imports"])
         # As Flower's simulation would.
         with lean_head():
             context = ray.init(num_cpus=order["num_cpus"], include_dashboard=False, logging_level="WARNING")

@@ -67,6 +67,8 @@ class LaunchOrder:
     """Whether the app's simulation joins a Ray that is there, so that it can start early."""
     shared_actors: Sequence[str] = ()
     """Names of the actors that devices and control units of a simulation will share."""
+    worker_imports: Sequence[str] = ()
+    """Modules that all actors of a simulation need: their libraries are imported once."""
     actor_idle_s: float = 0.0
     """How long they live without work [s]."""
     begin: Callable[[], None] = lambda: None

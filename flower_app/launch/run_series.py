@@ -24,7 +24,7 @@ from flower_app.launch.simulation import SimulationLauncher
 from flower_app.launch.single_run import check_new_run
 from flower_app.runs.run_directory import FINISHED, read_summary, write_config
 from flower_app.runs.run_lock import locked
-from flower_app.training.simulated_actors import clusters_at_once, shared_actors
+from flower_app.training.simulated_actors import clusters_at_once, shared_actors, worker_imports
 
 SERVER, CLIENT = "flower_app.launch.session_app:server", "flower_app.launch.session_app:client"
 
@@ -113,6 +113,7 @@ def _train_session(
             clusters_at_once=max(clusters_at_once(config) for _, config in claimed_runs),
             joins_ray=True,
             shared_actors=shared_actors(claimed_runs[0][1]),
+            worker_imports=worker_imports(claimed_runs[0][1]),
             actor_idle_s=claimed_runs[0][1].runtime.actor_idle,
             watch=watch,
             inherited_fds=[lock],

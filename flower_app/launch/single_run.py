@@ -35,7 +35,7 @@ from flower_app.runs.run_directory import (
 )
 from flower_app.runs.run_lock import locked, remove_abandoned_nodes
 from flower_app.training.network import training_scenario
-from flower_app.training.simulated_actors import clusters_at_once, shared_actors
+from flower_app.training.simulated_actors import clusters_at_once, shared_actors, worker_imports
 
 # What imports torch or the planner is imported where it is called: the command follows a run without them.
 
@@ -265,6 +265,7 @@ def _launch(run: NewRun, say: Callable[[str], None], launcher: Launcher | None, 
             clusters_at_once=clusters_at_once(config),
             joins_ray=True,
             shared_actors=shared_actors(config),
+            worker_imports=worker_imports(config),
             actor_idle_s=config.runtime.actor_idle,
             begin=begin if begins_later else lambda: None,
             watch=progress.update,

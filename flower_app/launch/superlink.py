@@ -153,6 +153,7 @@ class PrivateSuperLink:
             "actors": list(order.shared_actors),
             "idle_s": order.actor_idle_s,
             "modules": NEEDED_MODULES,
+            "imports": list(order.worker_imports),
         }
         command = [sys.executable, "-m", "client_pipeline.runtime.ray_head", json.dumps(ray_order)]
         # What the actors print is the simulation's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from client_pipeline.partition.spec import OUR_OWN, is_outside
 from client_pipeline.runtime.arrangement import Arrangement, arrange
 from client_pipeline.system.scenario import Scenario
 from flower_app.config.run_config import RunConfig
@@ -39,3 +40,15 @@ def shared_actors(config: RunConfig) -> list[str]:
     """Names of the shared actors that the simulation of a checked, complete configuration will ask for."""
     arrangement, _ = simulated_arrangement(config, training_scenario(config).first(config.num_clusters))
     return arrangement.actors
+
+
+def worker_imports(config: RunConfig) -> list[str]:
+    """Modules that the actors of a checked, complete configuration need, for the process that they are forks of."""
+    family = config.model.family
+    modules = [*NEEDED_MODULES]
+    if family not in OUR_OWN and not is_outside(family):
+        name = family.replace("-", "_")
+        modules.append(f"transformers.models.{name}.modeling_{name}")
+    if config.model.trainable == "lora":
+        modules.append("peft")
+    return modules

@@ -68,6 +68,31 @@ def test_a_process_gets_its_memory_and_what_stacks_may_take_and_no_more():
     assert small <= 7
 
 
+@pytest.mark.slow
+def test_thirty_threads_more_take_no_more_than_what_is_allowed_for_their_stacks():
+    script = """
+import threading
+from client_pipeline.runtime.memory import STACKS_BYTES, limit_private_memory, private_bytes
+if not limit_private_memory(1e9):
+    print("none")
+    raise SystemExit
+before, end = private_bytes(), threading.Event()
+threads = [threading.Thread(target=end.wait) for _ in range(30)]
+for thread in threads:
+    thread.start()
+print(private_bytes() - before, STACKS_BYTES)
+end.set()
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    if "none" in out.stdout:
+        pytest.skip("the system keeps no limit")
+    taken, allowed = map(int, out.stdout.split())
+    # Eight megabytes each by default.
+    assert taken <= allowed
+
+
 def test_errors_of_all_who_ask_for_memory_are_known():
     torch_says = RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you")
     assert all(map(is_out_of_memory, (MemoryError(), RuntimeError("std::bad_alloc"), torch_says)))

@@ -1,0 +1,213 @@
+"""Ray's workers are forks of one process: what a worker orders, who may, and what happens when that process is gone."""
+
+import contextlib
+import json
+import os
+import random
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+
+import numpy
+import psutil
+import pytest
+
+from client_pipeline.runtime import worker_forks
+
+SERVER = """
+import json, os, signal, sys
+raylet = os.getppid()
+from client_pipeline.runtime.worker_forks import listen, serve
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+order = serve(listen(sys.argv[1]), raylet)
+if order is not None:
+    print(json.dumps({**order, "parent": os.getppid()}), flush=True)
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server whose forks print what was ordered; yields socket and process."""
+    path = str(tmp_path / "forks")
+    with subprocess.Popen([sys.executable, "-c", SERVER, path]) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not os.path.exists(path):
+                assert time.monotonic() < deadline and process.poll() is None
+                time.sleep(0.02)
+            yield path, process
+        finally:
+            process.kill()
+
+
+def test_a_server_listens_beside_its_raylet_under_a_name_that_is_no_longer():
+    path = worker_forks.socket_path(["--a=b", "--raylet-name=/tmp/ray/session_1/sockets/raylet.2"])
+    assert path == "/tmp/ray/session_1/sockets/forks.2"
+    assert worker_forks.socket_path(["--raylet-name=/tmp/other"]) == worker_forks.socket_path([]) == ""
+
+
+def test_one_of_many_becomes_the_server_and_no_other_user_may_connect(tmp_path):
+    path = str(tmp_path / "forks")
+    server = worker_forks.listen(path)
+    assert server is not None and worker_forks.listen(path) is None
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600 and os.listdir(tmp_path) == ["forks"]
+    server.close()
+
+
+def test_without_a_server_a_worker_is_told_so(tmp_path):
+    assert not worker_forks.order_fork(str(tmp_path / "none"), [])
+    worker_forks.listen(str(tmp_path / "gone")).close()
+    assert not worker_forks.order_fork(str(tmp_path / "gone"), [])
+
+
+@pytest.mark.slow
+def test_a_fork_has_the_environment_the_folder_the_arguments_and_the_output_of_who_ordered_it(server, tmp_path):
+    path, process = server
+    order = (
+        "import sys; from client_pipeline.runtime.worker_forks import order_fork; "
+        "sys.exit(not order_fork(sys.argv[1], sys.argv[2:]))"
+    )
+    environment = {**os.environ, "A_NAME": "its value"}
+    asked = subprocess.run(
+        [sys.executable, "-c", order, path, "a", "b c"],
+        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    said = json.loads(asked.stdout)
+    assert said["arguments"] == ["a", "b c"] and said["folder"] == str(tmp_path)
+    assert said["environment"]["A_NAME"] == "its value" and said["parent"] == process.pid
+
+
+def strange(kind):
+    """What a stranger sends: head, files, content."""
+    good = json.dumps({"arguments": [], "environment": {}, "folder": "/"}).encode()
+    return {
+        "nothing": (b"", [0, 1, 2], b""),
+        "no files": (struct.pack("!I", len(good)), [], good),
+        "a false length": (struct.pack("!I", 0xFFFFFFFF), [0, 1, 2], good),
+        "too short": (struct.pack("!I", len(good) + 1), [0, 1, 2], good),
+        "no JSON": (struct.pack("!I", 4), [0, 1, 2], b"\xff{]["),
+        "another thing": (struct.pack("!I", 2), [0, 1, 2], b"{}"),
+        "a number": (struct.pack("!I", 1), [0, 1, 2], b"7"),
+        "depth": (struct.pack("!I", 100_000), [0, 1, 2], b"[" * 100_000),
+    }[kind]
+
+
+KINDS = [
+    "nothing",
+    "no files",
+    "a false length",
+    "too short",
+    "no JSON",
+    "another thing",
+    "a number",
+    "depth",
+]
+
+
+@pytest.mark.slow
+def test_the_server_outlives_what_is_no_order_and_keeps_no_file_of_it(server):
+    path, process = server
+    before = psutil.Process(process.pid).num_fds()
+    for kind in KINDS:
+        head, files, content = strange(kind)
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.settimeout(30)
+            stranger.connect(path)
+            if head:
+                socket.send_fds(stranger, [head], files)
+                with contextlib.suppress(BrokenPipeError):
+                    stranger.sendall(content)
+            stranger.shutdown(socket.SHUT_WR)
+            # What was not read when the server left resets the connection.
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b"", kind
+    # Who connects and says nothing holds nobody up for long.
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(path)
+        assert worker_forks.order_fork(path, ["still there"])
+    deadline = time.monotonic() + 30
+    while psutil.Process(process.pid).num_fds() != before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_another_users_order_is_refused(tmp_path, monkeypatch):
+    path = str(tmp_path / "forks")
+    server = worker_forks.listen(path)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(path)
+        worker, _ = server.accept()
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with worker, pytest.raises(ValueError, match="may start nothing"):
+            worker_forks._read_order(worker)
+    server.close()
+
+
+@pytest.mark.slow
+def test_the_server_ends_when_its_raylet_has(tmp_path):
+    path = str(tmp_path / "forks")
+    raylet = (
+        "import os, subprocess, sys, time\n"
+        f"server = subprocess.Popen([sys.executable, '-c', {SERVER!r}, {path!r}], stdout=subprocess.DEVNULL)\n"
+        f"while not os.path.exists({path!r}) and server.poll() is None: time.sleep(0.02)\n"
+        "print(server.pid)"
+    )
+    out = subprocess.run([sys.executable, "-c", raylet], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    server = psutil.Process(int(out.stdout))
+    server.wait(timeout=60)
+
+
+class Asked:
+    """An actor that says who it is."""
+
+    def says(self):
+        mallocs = os.environ.get("MALLOC_ARENA_MAX")
+        return os.getpid(), os.getppid(), random.random(), float(numpy.random.rand()), mallocs, "torch" in sys.modules
+
+
+RAY = """
+import os, signal, sys
+import psutil, ray
+from client_pipeline.runtime.private_ray import private_ray
+from test_worker_forks import Asked
+with private_ray(num_cpus=2):
+    def actors(number):
+        made = [ray.remote(Asked).options(num_cpus=0).remote() for _ in range(number)]
+        return made, ray.get([actor.says.remote() for actor in made], timeout=120)
+    kept, said = actors(4)
+    parents = {parent for _, parent, *_ in said}
+    assert len(parents) == 1 and len({pid for pid, *_ in said}) == 4, said
+    server = psutil.Process(parents.pop())
+    assert server.name().startswith("ray::WorkerFor") and server.num_threads() == 1, server
+    assert {psutil.Process(pid).cmdline()[0] for pid, *_ in said} == {"ray::Asked"}
+    assert len({number for _, _, number, *_ in said}) == len({number for _, _, _, number, *_ in said}) == 4, said
+    assert all(heaps == "1" and torch for *_, heaps, torch in said), said
+    # A worker that ends leaves nothing in the table of processes, and Ray starts another.
+    os.kill(said[0][0], signal.SIGKILL)
+    more, said_then = actors(1)
+    assert said_then[0][1] == server.pid
+    assert not any(child.status() == psutil.STATUS_ZOMBIE for child in server.children())
+    # Without the server workers start as Ray starts them.
+    server.kill()
+    last, said_last = actors(3)
+    assert {parent for _, parent, *_ in said_last}.isdisjoint({server.pid}), said_last
+    assert ray.get(kept[1].says.remote(), timeout=60)[0] == said[1][0]
+print("all as it should be")
+"""
+
+
+@pytest.mark.slow
+def test_rays_workers_are_forks_with_titles_and_random_numbers_of_their_own_also_when_the_server_is_gone():
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    command = [sys.executable, "-c", RAY]
+    out = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
+    assert "all as it should be" in out.stdout, out.stderr

@@ -1,13 +1,14 @@
 """Ray's workers as forks of one process of their machine, which imports their libraries once.
 
-A worker of Ray's is a program that imports Ray and torch: 1.6 s of a processor and 130 MB, more than twice that with
-transformers, for each simulated device that has an actor of its own, and each worker of Flower's. Where
+A worker of Ray's is a program that imports torch: more than a second of a processor and 130 MB, more than twice that
+with transformers, for each simulated device that has an actor of its own. Where
 :func:`client_pipeline.runtime.private_ray.lean_head` starts a Ray, its raylet starts this file in place of Ray's
 ``default_worker.py``, with the same arguments. The first that comes imports the libraries and becomes the server of
 the others: each sends it arguments, environment and output, has it fork, and ends; the fork runs Ray's file. Memory
 that nobody writes to is shared. A worker that finds no server runs Ray's file itself, as it would without this one.
 
-It imports nothing but the standard library until it is the server.
+It imports nothing but the standard library until it is the server, and Ray in the forks alone: what a worker is, such
+as its job, Ray reads from the environment when it is imported.
 """
 
 # Alone: a program; lean_head names its file to Ray.
@@ -31,7 +32,8 @@ from typing import Any
 
 IMPORTS = "COLLAPIPE_WORKER_IMPORTS"
 """Environment variable: more modules that the server imports, with commas."""
-_NEEDED = ("ray", "ray._private.node", "torch", "client_pipeline.runtime.control_unit")
+_NEEDED = ("numpy", "torch", "safetensors.torch", "grpc_health.v1.health", "requests", "jsonschema", "yaml")
+"""What our actors need, and Ray."""
 _RAYLET = "--raylet-name="
 _PACKAGES = ("client_pipeline", "flower_app", "strategies")
 _STARTED_S = 120.0
@@ -144,9 +146,9 @@ def _read_order(worker: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def import_libraries() -> None:
-    """Import the libraries that workers need, by what needs them; of ours all is forgotten.
+    """Import the libraries that workers need; of ours only what knows how, which is forgotten.
 
-    A worker may bring another release of ours, and imports it in a tenth of a second.
+    A worker may bring another release of ours.
     """
     # Neither for numbers that this process computes, nor for threads that a fork would not have.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -156,11 +158,11 @@ def import_libraries() -> None:
         from client_pipeline.quick_imports import quick_import
 
         for module in (*_NEEDED, *filter(None, os.environ.get(IMPORTS, "").split(","))):
-            if module.startswith("transformers."):
-                from client_pipeline.partition.hugging_face import import_models_library
-
-                import_models_library()
             with contextlib.suppress(ImportError):
+                if module.startswith("transformers."):
+                    from client_pipeline.partition.hugging_face import import_models_library
+
+                    import_models_library()
                 quick_import(module)
     finally:
         sys.path.pop(0)
@@ -172,17 +174,18 @@ def import_libraries() -> None:
 def become_worker(order: Mapping[str, Any]) -> None:
     """Be the fork: take over what was ordered, and nothing that forks of one process must not have in common."""
     import numpy
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.environ.clear()
-    os.environ.update(order["environment"])
+    environment = order["environment"]
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    for name, value in environment.items():
+        # What is as it was stays where the system has put it: from there Ray finds where a process's title is.
+        if os.environ.get(name) != value:
+            os.environ[name] = value
     os.chdir(order["folder"])
     random.seed()
     numpy.random.seed()
-    # Read when Ray was imported.
-    AuthenticationTokenLoader.instance().reset_cache()
-    Config.initialize("")
     run_worker(order["arguments"])
 
 
@@ -214,10 +217,6 @@ def main() -> None:
         "folder": os.getcwd(),
     }
     import_libraries()
-    import ray._raylet
-
-    # Also for the forks' own titles: where titles go is found while the environment is where the system has put it.
-    ray._raylet.setproctitle("ray::WorkerForks")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if os.fork() != 0:
         order = serve(server, raylet)

@@ -68,7 +68,7 @@ class LaunchOrder:
     shared_actors: Sequence[str] = ()
     """Names of the actors that devices and control units of a simulation will share."""
     worker_imports: Sequence[str] = ()
-    """Modules that all actors of a simulation need: their libraries are imported once."""
+    """Modules of libraries that all actors of a simulation need, imported once."""
     actor_idle_s: float = 0.0
     """How long they live without work [s]."""
     begin: Callable[[], None] = lambda: None

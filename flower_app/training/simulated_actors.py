@@ -43,12 +43,10 @@ def shared_actors(config: RunConfig) -> list[str]:
 
 
 def worker_imports(config: RunConfig) -> list[str]:
-    """Modules that the actors of a checked, complete configuration need, for the process that they are forks of."""
+    """Modules of libraries that the actors of a checked, complete configuration need beside torch."""
     family = config.model.family
-    modules = [*NEEDED_MODULES]
-    if family not in OUR_OWN and not is_outside(family):
-        name = family.replace("-", "_")
-        modules.append(f"transformers.models.{name}.modeling_{name}")
-    if config.model.trainable == "lora":
-        modules.append("peft")
-    return modules
+    adapters = ["peft"] if config.model.trainable == "lora" else []
+    if family in OUR_OWN or is_outside(family):
+        return adapters
+    name = family.replace("-", "_")
+    return [f"transformers.models.{name}.modeling_{name}", *adapters]

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from client_pipeline.runtime import worker_forks
+from helpers.repository import ROOT
 
 SERVER = """
 import json, os, signal, sys
@@ -170,8 +171,8 @@ class Asked:
     """An actor that says who it is."""
 
     def says(self):
-        mallocs = os.environ.get("MALLOC_ARENA_MAX")
-        return os.getpid(), os.getppid(), random.random(), float(numpy.random.rand()), mallocs, "torch" in sys.modules
+        heaps, torch, name = os.environ.get("MALLOC_ARENA_MAX"), "torch" in sys.modules, os.environ.get("A_NAME")
+        return os.getpid(), os.getppid(), random.random(), float(numpy.random.rand()), heaps, torch, name
 
 
 RAY = """
@@ -187,10 +188,10 @@ with private_ray(num_cpus=2):
     parents = {parent for _, parent, *_ in said}
     assert len(parents) == 1 and len({pid for pid, *_ in said}) == 4, said
     server = psutil.Process(parents.pop())
-    assert server.name().startswith("ray::WorkerFor") and server.num_threads() == 1, server
+    assert any("worker_forks.py" in word for word in server.cmdline()) and server.num_threads() == 1, server
     assert {psutil.Process(pid).cmdline()[0] for pid, *_ in said} == {"ray::Asked"}
     assert len({number for _, _, number, *_ in said}) == len({number for _, _, _, number, *_ in said}) == 4, said
-    assert all(heaps == "1" and torch for *_, heaps, torch in said), said
+    assert all(heaps == "1" and torch for *_, heaps, torch, _ in said), said
     # A worker that ends leaves nothing in the table of processes, and Ray starts another.
     os.kill(said[0][0], signal.SIGKILL)
     more, said_then = actors(1)
@@ -211,3 +212,51 @@ def test_rays_workers_are_forks_with_titles_and_random_numbers_of_their_own_also
     command = [sys.executable, "-c", RAY]
     out = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
     assert "all as it should be" in out.stdout, out.stderr
+
+
+JOBS = """
+import ray
+from client_pipeline.runtime.private_ray import private_ray
+from test_worker_forks import Asked
+import os, subprocess, sys
+with private_ray(num_cpus=2) as environment:
+    made = ray.remote(Asked).options(num_cpus=0).remote()
+    first = ray.get(made.says.remote(), timeout=120)
+    other = '''
+import ray, sys
+from test_worker_forks import Asked
+options = dict(logging_level="ERROR", log_to_driver=False)
+ray.init(address=sys.argv[1], runtime_env={"env_vars": {"A_NAME": "its value"}}, **options)
+said = ray.get(ray.remote(Asked).options(num_cpus=0).remote().says.remote(), timeout=120)
+print("parent", said[1], said[-1])
+'''
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-c", other, address]
+    out = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
+    assert f"parent {first[1]} its value" in out.stdout, out.stderr
+print("all as it should be")
+"""
+
+
+@pytest.mark.slow
+def test_one_server_serves_all_jobs_also_with_an_environment_of_their_own():
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    command = [sys.executable, "-c", JOBS]
+    out = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
+    assert "all as it should be" in out.stdout, out.stderr
+
+
+@pytest.mark.slow
+def test_the_server_imports_nothing_of_rays_or_ours_and_has_one_thread():
+    script = """
+import os, sys
+from client_pipeline.runtime import worker_forks
+from helpers.repository import ROOT
+os.environ[worker_forks.IMPORTS] = "transformers.models.llama.modeling_llama,peft,no.such.module"
+worker_forks.import_libraries()
+assert not {"ray", "client_pipeline"} & sys.modules.keys(), sorted(sys.modules)
+assert {"torch", "peft", "transformers.models.llama.modeling_llama"} <= sys.modules.keys()
+print(len(os.listdir("/proc/self/task")))
+"""
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert out.stdout.split() == ["1"], out.stderr

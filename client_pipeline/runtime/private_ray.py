@@ -59,7 +59,7 @@ def lean_head() -> Iterator[None]:
     if _START_RAYLET in originals:
 
         def start_raylet(node: Any, *arguments: Any, **options: Any) -> Any:
-            node._ray_params.worker_path = worker_forks.__file__
+            node._ray_params.worker_path = node._ray_params.setup_worker_path = worker_forks.__file__
             return originals[_START_RAYLET](node, *arguments, **options)
 
         setattr(Node, _START_RAYLET, start_raylet)

@@ -3,9 +3,9 @@
 A worker of Ray's is a program that imports torch: more than a second of a processor and 130 MB, more than twice that
 with transformers, for each simulated device that has an actor of its own. Where
 :func:`client_pipeline.runtime.private_ray.lean_head` starts a Ray, its raylet starts this file in place of Ray's
-``default_worker.py``, with the same arguments. The first that comes imports the libraries and becomes the server of
-the others: each sends it arguments, environment and output, has it fork, and ends; the fork runs Ray's file. Memory
-that nobody writes to is shared. A worker that finds no server runs Ray's file itself, as it would without this one.
+``default_worker.py`` and ``setup_worker.py``, with the same arguments. The first that comes imports the libraries and
+becomes the server of the others: each sends it arguments, environment and output, has it fork, and ends; the fork runs
+Ray's file. Memory that nobody writes to is shared. A worker that finds no server runs Ray's file itself.
 
 It imports nothing but the standard library until it is the server, and Ray in the forks alone: what a worker is, such
 as its job, Ray reads from the environment when it is imported.
@@ -34,7 +34,8 @@ IMPORTS = "COLLAPIPE_WORKER_IMPORTS"
 """Environment variable: more modules that the server imports, with commas."""
 _NEEDED = ("numpy", "torch", "safetensors.torch", "grpc_health.v1.health", "requests", "jsonschema", "yaml")
 """What our actors need, and Ray."""
-_RAYLET = "--raylet-name="
+_RAYLET, _CONTEXT, _LANGUAGE = "--raylet-name=", "--serialized-runtime-env-context=", "--language="
+_MODULE_PATH = "PYTHONPATH"
 _PACKAGES = ("client_pipeline", "flower_app", "strategies")
 _STARTED_S = 120.0
 """How long a worker waits for its fork: the server may still import [s]."""
@@ -79,10 +80,15 @@ def listen(path: str) -> socket.socket | None:
     return server
 
 
+def own_order(arguments: Sequence[str]) -> dict[str, Any]:
+    """Describe what a fork is to be: this process, with its environment, folder and module path."""
+    folder = os.getcwd()
+    return {"arguments": [*arguments], "environment": {**os.environ}, "folder": folder, "modules": [*sys.path]}
+
+
 def order_fork(path: str, arguments: Sequence[str]) -> bool:
-    """Ask the server for a worker with this process's environment, folder and output; whether there is one."""
-    order = {"arguments": list(arguments), "environment": dict(os.environ), "folder": os.getcwd()}
-    content = json.dumps(order).encode()
+    """Ask the server for a fork that takes this process's place and output; whether there is one."""
+    content = json.dumps(own_order(arguments)).encode()
     try:
         with socket.socket(socket.AF_UNIX) as server:
             server.settimeout(_STARTED_S)
@@ -94,7 +100,7 @@ def order_fork(path: str, arguments: Sequence[str]) -> bool:
         return False
 
 
-def serve(server: socket.socket, raylet: int) -> dict[str, Any] | None:
+def serve_workers(server: socket.socket, raylet: int) -> dict[str, Any] | None:
     """Fork a worker for each order. Returns ``None`` when the raylet has gone, and in a fork what was ordered.
 
     Parameters
@@ -136,7 +142,7 @@ def _read_order(worker: socket.socket) -> tuple[dict[str, Any], list[int]]:
                 raise ValueError("the order ends too soon")
             content += piece
         order = json.loads(content)
-        return {name: order[name] for name in ("arguments", "environment", "folder")}, files
+        return {name: order[name] for name in ("arguments", "environment", "folder", "modules")}, files
     except BaseException as error:
         for file in files:
             os.close(file)
@@ -184,6 +190,7 @@ def become_worker(order: Mapping[str, Any]) -> None:
         if os.environ.get(name) != value:
             os.environ[name] = value
     os.chdir(order["folder"])
+    sys.path[:] = order["modules"]
     random.seed()
     numpy.random.seed()
     run_worker(order["arguments"])
@@ -191,13 +198,50 @@ def become_worker(order: Mapping[str, Any]) -> None:
 
 def run_worker(arguments: Sequence[str]) -> None:
     """Run Ray's own file."""
-    spec = importlib.util.find_spec("ray")
-    assert spec is not None and spec.origin is not None
-    file = os.path.join(os.path.dirname(spec.origin), "_private", "workers", "default_worker.py")
+    file = _rays_file("default_worker.py")
     sys.argv = [file, *arguments]
     # As Python does for a file that it is started with.
     sys.path.insert(0, os.path.dirname(file))
     runpy.run_path(file, run_name="__main__")
+
+
+def _rays_file(name: str) -> str:
+    spec = importlib.util.find_spec("ray")
+    assert spec is not None and spec.origin is not None
+    return os.path.join(os.path.dirname(spec.origin), "_private", "workers", name)
+
+
+def set_up(arguments: Sequence[str]) -> list[str]:
+    """Do what Ray's ``setup_worker.py`` does for a worker with an environment of its own, where it is only variables.
+
+    Ray's program would import Ray to set them. What more it may have to do, such as another interpreter, it is left.
+
+    Parameters
+    ----------
+    arguments : the worker's, as Ray hands them to that program: this file's name first, the environment among them
+
+    Returns
+    -------
+    Those that the worker takes.
+    """
+    context = next((a[len(_CONTEXT) :] for a in arguments if a.startswith(_CONTEXT)), "{}")
+    settings: dict[str, Any] = {"py_executable": sys.executable}
+    settings |= {name: value for name, value in json.loads(context).items() if value}
+    variables = settings.pop("env_vars", {})
+    interprets = any(name.startswith(("PYTHON", "LD_")) and name != _MODULE_PATH for name in variables)
+    if interprets or "$" in "".join(variables.values()) or settings != {"py_executable": sys.executable}:
+        file = _rays_file("setup_worker.py")
+        os.execv(sys.executable, [sys.executable, file, *arguments])
+    previous = _module_path()
+    os.environ.update(variables)
+    modules = _module_path()
+    if modules != previous:
+        sys.path[:] = modules + [folder for folder in sys.path if folder not in previous]
+    return [a for a in arguments[1:] if not a.startswith((_CONTEXT, _LANGUAGE))]
+
+
+def _module_path() -> list[str]:
+    return [os.path.abspath(folder) for folder in os.environ.get(_MODULE_PATH, "").split(os.pathsep) if folder]
 
 
 def main() -> None:
@@ -205,21 +249,19 @@ def main() -> None:
     # The folder of this file holds modules with everybody's names.
     sys.path.pop(0)
     arguments, raylet = sys.argv[1:], os.getppid()
+    if arguments and arguments[0] == sys.argv[0]:
+        arguments = set_up(arguments)
     path = socket_path(arguments)
     server = listen(path) if path else None
     if server is None:
         if not (path and order_fork(path, arguments)):
             run_worker(arguments)
         return
-    order: dict[str, Any] | None = {
-        "arguments": arguments,
-        "environment": dict(os.environ),
-        "folder": os.getcwd(),
-    }
+    order: dict[str, Any] | None = own_order(arguments)
     import_libraries()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if os.fork() != 0:
-        order = serve(server, raylet)
+        order = serve_workers(server, raylet)
     server.close()
     if order is not None:
         become_worker(order)

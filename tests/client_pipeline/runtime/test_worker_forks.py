@@ -21,9 +21,9 @@ from helpers.repository import ROOT
 SERVER = """
 import json, os, signal, sys
 raylet = os.getppid()
-from client_pipeline.runtime.worker_forks import listen, serve
+from client_pipeline.runtime.worker_forks import listen, serve_workers
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-order = serve(listen(sys.argv[1]), raylet)
+order = serve_workers(listen(sys.argv[1]), raylet)
 if order is not None:
     print(json.dumps({**order, "parent": os.getppid()}), flush=True)
 """
@@ -88,7 +88,7 @@ def test_a_fork_has_the_environment_the_folder_the_arguments_and_the_output_of_w
 
 def strange(kind):
     """What a stranger sends: head, files, content."""
-    good = json.dumps({"arguments": [], "environment": {}, "folder": "/"}).encode()
+    good = json.dumps({"arguments": [], "environment": {}, "folder": "/", "modules": []}).encode()
     return {
         "nothing": (b"", [0, 1, 2], b""),
         "no files": (struct.pack("!I", len(good)), [], good),
@@ -171,7 +171,8 @@ class Asked:
     """An actor that says who it is."""
 
     def says(self):
-        heaps, torch, name = os.environ.get("MALLOC_ARENA_MAX"), "torch" in sys.modules, os.environ.get("A_NAME")
+        heaps, torch = os.environ.get("MALLOC_ARENA_MAX"), "torch" in sys.modules
+        name = os.environ.get("A_NAME", "") + " " * ("/an/app" in sys.path)
         return os.getpid(), os.getppid(), random.random(), float(numpy.random.rand()), heaps, torch, name
 
 
@@ -211,7 +212,7 @@ def test_rays_workers_are_forks_with_titles_and_random_numbers_of_their_own_also
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     command = [sys.executable, "-c", RAY]
     out = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
-    assert "all as it should be" in out.stdout, out.stderr
+    assert "all as it should be" in out.stdout, out.stdout + out.stderr
 
 
 JOBS = """
@@ -223,17 +224,18 @@ with private_ray(num_cpus=2) as environment:
     made = ray.remote(Asked).options(num_cpus=0).remote()
     first = ray.get(made.says.remote(), timeout=120)
     other = '''
-import ray, sys
+import os, ray, sys
 from test_worker_forks import Asked
+variables = {"A_NAME": "its value", "PYTHONPATH": "/an/app:" + os.environ["PYTHONPATH"]}
 options = dict(logging_level="ERROR", log_to_driver=False)
-ray.init(address=sys.argv[1], runtime_env={"env_vars": {"A_NAME": "its value"}}, **options)
+ray.init(address=sys.argv[1], runtime_env={"env_vars": variables}, **options)
 said = ray.get(ray.remote(Asked).options(num_cpus=0).remote().says.remote(), timeout=120)
-print("parent", said[1], said[-1])
+print("parent", said[1], said[-1] + "|")
 '''
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-c", other, address]
     out = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
-    assert f"parent {first[1]} its value" in out.stdout, out.stderr
+    assert f"parent {first[1]} its value |" in out.stdout, out.stdout + out.stderr
 print("all as it should be")
 """
 
@@ -243,7 +245,52 @@ def test_one_server_serves_all_jobs_also_with_an_environment_of_their_own():
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     command = [sys.executable, "-c", JOBS]
     out = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
-    assert "all as it should be" in out.stdout, out.stderr
+    assert "all as it should be" in out.stdout, out.stdout + out.stderr
+
+
+def as_ray_says(*options, **settings):
+    context = "--serialized-runtime-env-context=" + json.dumps({"py_executable": sys.executable, **settings})
+    return ["worker_forks.py", "--raylet-name=r", context, "--language=PYTHON", *options]
+
+
+def test_variables_of_an_environment_are_set_and_the_module_path_is_as_if_python_had_started_with_it(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/before")
+    monkeypatch.setenv("A_NAME", "before")
+    monkeypatch.setattr(sys, "path", ["/before", "/library"])
+    variables = {"PYTHONPATH": "/app:/more", "A_NAME": "its value"}
+    arguments = as_ray_says("--runtime-env-hash=7", env_vars=variables, command_prefix=[])
+    assert worker_forks.set_up(arguments) == ["--raylet-name=r", "--runtime-env-hash=7"]
+    assert os.environ["A_NAME"] == "its value" and sys.path == ["/app", "/more", "/library"]
+    # Without an environment there is nothing to set.
+    assert worker_forks.set_up(["worker_forks.py", "--raylet-name=r"]) == ["--raylet-name=r"]
+    assert sys.path == ["/app", "/more", "/library"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"py_executable": "/another/python"},
+        {"command_prefix": ["cd /x &&"]},
+        {"env_vars": {"LD_PRELOAD": "/x.so"}},
+        {"env_vars": {"PYTHONHASHSEED": "1"}},
+        {"env_vars": {"PATH": "/x:${PATH}"}},
+        {"override_worker_entrypoint": "/x.py"},
+    ],
+)
+def test_what_takes_another_program_or_interpreter_is_left_to_rays_own(settings, monkeypatch):
+    class Replaced(BaseException):
+        pass
+
+    def exec_(program, command):
+        raise Replaced(command)
+
+    monkeypatch.setattr(os, "execv", exec_)
+    environment, arguments = dict(os.environ), as_ray_says(**settings)
+    with pytest.raises(Replaced) as replaced:
+        worker_forks.set_up(arguments)
+    python, file, *rest = replaced.value.args[0]
+    assert python == sys.executable and file.endswith("/ray/_private/workers/setup_worker.py")
+    assert os.path.exists(file) and rest == arguments and os.environ == environment
 
 
 @pytest.mark.slow

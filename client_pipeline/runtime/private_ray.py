@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from client_pipeline.runtime import worker_forks
@@ -44,8 +45,9 @@ def lean_head() -> Iterator[None]:
     The autoscaler's monitor would add machines of a cloud, the dashboard's server has nothing to show without its
     dashboard, and Ray Client's server would let programs of other machines in. Each is a process of 50 to 60 MB that
     imports for a second, and ``ray.init`` waits for the second. Ray has an option against the first alone, in ``ray
-    start``; a release in which the methods are called otherwise starts all. The workers of what is started are forks
-    (:mod:`client_pipeline.runtime.worker_forks`), and have one heap each, unless the environment says how many.
+    start``; a release in which the methods are called otherwise starts all. The workers of what is started have one
+    heap each, unless the environment says how many; on Linux they are forks
+    (:mod:`client_pipeline.runtime.worker_forks`).
     """
     from ray._private.node import Node
 
@@ -53,16 +55,13 @@ def lean_head() -> Iterator[None]:
     os.environ.update(added)
 
     unused = ("start_monitor", "start_api_server", "start_ray_client_server")
-    originals = {name: vars(Node)[name] for name in (*unused, _START_RAYLET) if name in vars(Node)}
+    originals = {name: vars(Node)[name] for name in unused if name in vars(Node)}
     for name in originals:
         setattr(Node, name, lambda node, **options: None)
-    if _START_RAYLET in originals:
-
-        def start_raylet(node: Any, *arguments: Any, **options: Any) -> Any:
-            node._ray_params.worker_path = node._ray_params.setup_worker_path = worker_forks.__file__
-            return originals[_START_RAYLET](node, *arguments, **options)
-
-        setattr(Node, _START_RAYLET, start_raylet)
+    # Other systems' libraries need not survive a fork.
+    if sys.platform == "linux" and _START_RAYLET in vars(Node):
+        originals[_START_RAYLET] = vars(Node)[_START_RAYLET]
+        setattr(Node, _START_RAYLET, _with_forks(originals[_START_RAYLET]))
     try:
         yield
     finally:
@@ -70,6 +69,14 @@ def lean_head() -> Iterator[None]:
             setattr(Node, name, method)
         for name in added:
             del os.environ[name]
+
+
+def _with_forks(start_raylet: Callable[..., Any]) -> Callable[..., Any]:
+    def start(node: Any, *arguments: Any, **options: Any) -> Any:
+        node._ray_params.worker_path = node._ray_params.setup_worker_path = worker_forks.__file__
+        return start_raylet(node, *arguments, **options)
+
+    return start
 
 
 @contextlib.contextmanager

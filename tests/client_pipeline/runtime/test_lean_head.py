@@ -6,7 +6,7 @@ import sys
 import pytest
 from ray._private.node import Node
 
-from client_pipeline.runtime import ray_program
+from client_pipeline.runtime import ray_program, worker_forks
 from client_pipeline.runtime.private_ray import lean_head
 
 UNUSED = ("start_monitor", "start_api_server", "start_ray_client_server")
@@ -20,6 +20,23 @@ def test_the_installed_ray_starts_them_by_the_methods_that_are_left_out_and_has_
         assert node.start_api_server(include_dashboard=False, raise_on_failure=False) is None
         raise KeyError("what happens within")
     assert {name: vars(Node)[name] for name in UNUSED} == originals
+
+
+@pytest.mark.parametrize(("system", "forks"), [("linux", True), ("darwin", False)])
+def test_its_workers_are_forks_on_linux_alone(system, forks, monkeypatch):
+    class Settings:
+        worker_path = setup_worker_path = "ray's"
+
+    started = []
+    monkeypatch.setattr(Node, "start_raylet", lambda node, *arguments, **options: started.append((arguments, options)))
+    monkeypatch.setattr(sys, "platform", system)
+    node = object.__new__(Node)
+    node._ray_params = Settings()
+    with lean_head():
+        node.start_raylet("a", b=1)
+    assert started == [(("a",), {"b": 1})]
+    paths = {node._ray_params.worker_path, node._ray_params.setup_worker_path}
+    assert paths == ({worker_forks.__file__} if forks else {"ray's"})
 
 
 def test_its_workers_have_one_heap_each_unless_the_environment_says_how_many(monkeypatch):

@@ -19,7 +19,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import random
 import runpy
 import select
 import signal
@@ -37,8 +36,9 @@ _NEEDED = ("numpy", "torch", "safetensors.torch", "grpc_health.v1.health", "requ
 _RAYLET, _CONTEXT, _LANGUAGE = "--raylet-name=", "--serialized-runtime-env-context=", "--language="
 _MODULE_PATH = "PYTHONPATH"
 _PACKAGES = ("client_pipeline", "flower_app", "strategies")
-_STARTED_S = 120.0
-"""How long a worker waits for its fork: the server may still import [s]."""
+_FIELDS = ("arguments", "environment", "folder", "modules", "leads_group")
+_STARTED_S = 50.0
+"""How long a worker waits for its fork: the server may still import [s]. Ray waits for a minute."""
 _LOOK_S = 1.0
 """How often the server looks whether the raylet is still there [s]."""
 _READ_S = 5.0
@@ -59,11 +59,12 @@ def socket_path(arguments: Sequence[str]) -> str:
 def listen(path: str) -> socket.socket | None:
     """Take the server's place; ``None`` if it is taken.
 
-    Whoever may connect has programs started as this user, so that nobody else may.
+    Whoever may connect has programs started as this user, so that nobody else may. Ray's folder is open to everybody:
+    another may take the name, or take it away. So who connects looks whom it has reached, too.
     """
     server = socket.socket(socket.AF_UNIX)
-    # Shorter than the name itself, and there for a moment.
-    unlinked = os.path.join(os.path.dirname(path), f"f{os.getpid()}")
+    # No longer than the name itself, and there for a moment.
+    unlinked = os.path.join(os.path.dirname(path), f"{os.getpid():x}")
     previous = os.umask(0o177)
     try:
         server.bind(unlinked)
@@ -82,33 +83,56 @@ def listen(path: str) -> socket.socket | None:
 
 def own_order(arguments: Sequence[str]) -> dict[str, Any]:
     """Describe what a fork is to be: this process, with its environment, folder and module path."""
-    folder = os.getcwd()
-    return {"arguments": [*arguments], "environment": {**os.environ}, "folder": folder, "modules": [*sys.path]}
+    return {
+        "arguments": [*arguments],
+        "environment": {**os.environ},
+        "folder": os.getcwd(),
+        "modules": [*sys.path],
+        "leads_group": os.getpgrp() == os.getpid(),
+    }
 
 
 def order_fork(path: str, arguments: Sequence[str]) -> bool:
-    """Ask the server for a fork that takes this process's place and output; whether there is one."""
-    content = json.dumps(own_order(arguments)).encode()
-    try:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.settimeout(_STARTED_S)
+    """Ask the server for a fork that takes this process's place and output.
+
+    Returns
+    -------
+    Whether there is one.
+
+    Raises
+    ------
+    ConnectionRefusedError
+        If the server that had this place is gone.
+    """
+    with socket.socket(socket.AF_UNIX) as server:
+        server.settimeout(_STARTED_S)
+        try:
             server.connect(path)
+            # The environment holds the secret of this Ray.
+            if _peer(server) != os.geteuid():
+                return False
+            content = json.dumps(own_order(arguments)).encode()
             socket.send_fds(server, [_LENGTH.pack(len(content))], [0, 1, 2])
             server.sendall(content)
             return server.recv(1) == b"+"
-    except OSError:
-        return False
+        except ConnectionRefusedError:
+            raise
+        except OSError:
+            return False
 
 
-def serve_workers(server: socket.socket, raylet: int) -> dict[str, Any] | None:
-    """Fork a worker for each order. Returns ``None`` when the raylet has gone, and in a fork what was ordered.
+def serve_workers(server: socket.socket, path: str, raylet: int) -> dict[str, Any] | None:
+    """Fork a worker for each order. Returns ``None`` at the end, and in a fork what was ordered.
+
+    It is over when the raylet has gone, or another server has this one's place.
 
     Parameters
     ----------
-    server : as :func:`listen` gives it
-    raylet : this process's parent when it began
+    server, path : as :func:`listen` gives it, and takes it
+    raylet : process id of this process's parent
     """
-    while os.getppid() == raylet:
+    place = os.stat(path).st_ino
+    while os.getppid() == raylet and _has_place(path, place):
         if not select.select([server], [], [], _LOOK_S)[0]:
             continue
         worker, _ = server.accept()
@@ -117,9 +141,7 @@ def serve_workers(server: socket.socket, raylet: int) -> dict[str, Any] | None:
             order, files = _read_order(worker)
             try:
                 if os.fork() == 0:
-                    for number, file in enumerate(files):
-                        os.dup2(file, number)
-                    return order
+                    return _take_output(order, files)
             finally:
                 for file in files:
                     os.close(file)
@@ -127,10 +149,34 @@ def serve_workers(server: socket.socket, raylet: int) -> dict[str, Any] | None:
     return None
 
 
+def _has_place(path: str, place: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_ino == place
+    return False
+
+
+def _take_output(order: dict[str, Any], files: Sequence[int]) -> dict[str, Any]:
+    """Write and read what the ordering process did; a fork that cannot must not go on as the server."""
+    try:
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        if order["leads_group"]:
+            # Whoever ends a worker's group must not end the others.
+            os.setpgid(0, 0)
+    except BaseException:
+        os._exit(1)
+    return order
+
+
+def _peer(connection: socket.socket) -> int:
+    """User of the process at the other end."""
+    fields = struct.Struct("3i")
+    return int(fields.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, fields.size))[1])
+
+
 def _read_order(worker: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Read one order and its three files; raises ``OSError`` or ``ValueError``, with nothing left open."""
-    user = struct.unpack("3i", worker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[1]
-    if user != os.geteuid():
+    if (user := _peer(worker)) != os.geteuid():
         raise ValueError(f"user {user} may start nothing here")
     head, files, _, _ = socket.recv_fds(worker, _LENGTH.size, 3)
     try:
@@ -142,7 +188,10 @@ def _read_order(worker: socket.socket) -> tuple[dict[str, Any], list[int]]:
                 raise ValueError("the order ends too soon")
             content += piece
         order = json.loads(content)
-        return {name: order[name] for name in ("arguments", "environment", "folder", "modules")}, files
+        # It sends no more, and waits.
+        if select.select([worker], [], [], 0)[0]:
+            raise ValueError("whoever ordered it is gone")
+        return {name: order[name] for name in _FIELDS}, files
     except BaseException as error:
         for file in files:
             os.close(file)
@@ -159,12 +208,15 @@ def import_libraries() -> None:
     # Neither for numbers that this process computes, nor for threads that a fork would not have.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+    # No fork could use an accelerator that this process had begun to use to see whether it is there.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     sys.path.insert(0, str(Path(__file__).parents[2]))
     try:
         from client_pipeline.quick_imports import quick_import
 
         for module in (*_NEEDED, *filter(None, os.environ.get(IMPORTS, "").split(","))):
-            with contextlib.suppress(ImportError):
+            # What cannot be imported is for the worker to say that needs it.
+            with contextlib.suppress(Exception):
                 if module.startswith("transformers."):
                     from client_pipeline.partition.hugging_face import import_models_library
 
@@ -180,6 +232,7 @@ def import_libraries() -> None:
 def become_worker(order: Mapping[str, Any]) -> None:
     """Be the fork: take over what was ordered, and nothing that forks of one process must not have in common."""
     import numpy
+    import torch
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     environment = order["environment"]
@@ -189,10 +242,13 @@ def become_worker(order: Mapping[str, Any]) -> None:
         # What is as it was stays where the system has put it: from there Ray finds where a process's title is.
         if os.environ.get(name) != value:
             os.environ[name] = value
-    os.chdir(order["folder"])
+    # It may be gone, as a worker's folder may be later.
+    with contextlib.suppress(OSError):
+        os.chdir(order["folder"])
     sys.path[:] = order["modules"]
-    random.seed()
+    # Python does so with its own numbers.
     numpy.random.seed()
+    torch.default_generator.seed()
     run_worker(order["arguments"])
 
 
@@ -212,32 +268,34 @@ def _rays_file(name: str) -> str:
 
 
 def set_up(arguments: Sequence[str]) -> list[str]:
-    """Do what Ray's ``setup_worker.py`` does for a worker with an environment of its own, where it is only variables.
+    """Do what Ray's ``setup_worker.py`` does, where that is to set where modules are.
 
-    Ray's program would import Ray to set them. What more it may have to do, such as another interpreter, it is left.
+    Ray's program would import Ray for that. All else that an environment of its own takes is left to it, such as
+    another interpreter, or variables that libraries read when they are imported: it starts Ray's own worker then.
 
     Parameters
     ----------
-    arguments : the worker's, as Ray hands them to that program: this file's name first, the environment among them
+    arguments : as Ray hands them to that program: the interpreter's own options, this file's name, and the worker's,
+        with the environment among them if it is not the common one
 
     Returns
     -------
     Those that the worker takes.
     """
-    context = next((a[len(_CONTEXT) :] for a in arguments if a.startswith(_CONTEXT)), "{}")
+    first = arguments.index(sys.argv[0]) + 1
+    options, of_worker = arguments[: first - 1], arguments[first:]
+    context = next((a[len(_CONTEXT) :] for a in of_worker if a.startswith(_CONTEXT)), "{}")
     settings: dict[str, Any] = {"py_executable": sys.executable}
     settings |= {name: value for name, value in json.loads(context).items() if value}
     variables = settings.pop("env_vars", {})
-    interprets = any(name.startswith(("PYTHON", "LD_")) and name != _MODULE_PATH for name in variables)
-    if interprets or "$" in "".join(variables.values()) or settings != {"py_executable": sys.executable}:
-        file = _rays_file("setup_worker.py")
-        os.execv(sys.executable, [sys.executable, file, *arguments])
+    if not variables.keys() <= {_MODULE_PATH} or settings != {"py_executable": sys.executable}:
+        worker = [*options, _rays_file("default_worker.py"), *of_worker]
+        os.execv(sys.executable, [sys.executable, _rays_file("setup_worker.py"), *worker])
     previous = _module_path()
     os.environ.update(variables)
-    modules = _module_path()
-    if modules != previous:
+    if (modules := _module_path()) != previous:
         sys.path[:] = modules + [folder for folder in sys.path if folder not in previous]
-    return [a for a in arguments[1:] if not a.startswith((_CONTEXT, _LANGUAGE))]
+    return [a for a in of_worker if not a.startswith((_CONTEXT, _LANGUAGE))]
 
 
 def _module_path() -> list[str]:
@@ -246,26 +304,39 @@ def _module_path() -> list[str]:
 
 def main() -> None:
     """Have the worker forked, or become the server, and in its forks the worker."""
-    # The folder of this file holds modules with everybody's names.
-    sys.path.pop(0)
-    arguments, raylet = sys.argv[1:], os.getppid()
-    if arguments and arguments[0] == sys.argv[0]:
-        arguments = set_up(arguments)
+    if not sys.flags.safe_path:
+        # The folder of this file holds modules with everybody's names.
+        sys.path.pop(0)
+    arguments = set_up(sys.argv[1:]) if sys.argv[0] in sys.argv[1:] else sys.argv[1:]
     path = socket_path(arguments)
     server = listen(path) if path else None
+    if path and server is None:
+        try:
+            if order_fork(path, arguments):
+                return
+        except ConnectionRefusedError:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            server = listen(path)
     if server is None:
-        if not (path and order_fork(path, arguments)):
-            run_worker(arguments)
+        print("this worker is no fork: it imports its libraries itself", file=sys.stderr)
+        run_worker(arguments)
         return
+    raylet = int(os.environ.get("RAY_RAYLET_PID") or os.getppid())
     order: dict[str, Any] | None = own_order(arguments)
     import_libraries()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    if os.fork() != 0:
-        order = serve_workers(server, raylet)
+    try:
+        is_server = os.fork() != 0
+    except OSError:
+        is_server = False
+        os.unlink(path)
+    if is_server:
+        order = serve_workers(server, path, raylet)
     server.close()
     if order is not None:
         become_worker(order)
-    else:
+    elif is_server and os.getppid() != raylet:
         with contextlib.suppress(OSError):
             os.unlink(path)
 

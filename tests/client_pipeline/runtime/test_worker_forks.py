@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import stat
 import struct
@@ -14,6 +15,7 @@ import time
 import numpy
 import psutil
 import pytest
+import torch
 
 from client_pipeline.runtime import worker_forks
 from helpers.repository import ROOT
@@ -23,7 +25,7 @@ import json, os, signal, sys
 raylet = os.getppid()
 from client_pipeline.runtime.worker_forks import listen, serve_workers
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-order = serve_workers(listen(sys.argv[1]), raylet)
+order = serve_workers(listen(sys.argv[1]), sys.argv[1], raylet)
 if order is not None:
     print(json.dumps({**order, "parent": os.getppid()}), flush=True)
 """
@@ -61,7 +63,21 @@ def test_one_of_many_becomes_the_server_and_no_other_user_may_connect(tmp_path):
 def test_without_a_server_a_worker_is_told_so(tmp_path):
     assert not worker_forks.order_fork(str(tmp_path / "none"), [])
     worker_forks.listen(str(tmp_path / "gone")).close()
-    assert not worker_forks.order_fork(str(tmp_path / "gone"), [])
+    with pytest.raises(ConnectionRefusedError):
+        worker_forks.order_fork(str(tmp_path / "gone"), [])
+
+
+def test_a_stranger_who_has_taken_the_name_is_told_nothing(tmp_path, monkeypatch):
+    path = str(tmp_path / "forks")
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(path)
+        stranger.listen()
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert not worker_forks.order_fork(path, [])
+        reached, _ = stranger.accept()
+        with reached:
+            reached.settimeout(30)
+            assert reached.recv(1) == b""
 
 
 @pytest.mark.slow
@@ -88,7 +104,7 @@ def test_a_fork_has_the_environment_the_folder_the_arguments_and_the_output_of_w
 
 def strange(kind):
     """What a stranger sends: head, files, content."""
-    good = json.dumps({"arguments": [], "environment": {}, "folder": "/", "modules": []}).encode()
+    good = json.dumps({"arguments": [], "environment": {}, "folder": "/", "modules": [], "leads_group": False}).encode()
     return {
         "nothing": (b"", [0, 1, 2], b""),
         "no files": (struct.pack("!I", len(good)), [], good),
@@ -111,6 +127,27 @@ KINDS = [
     "a number",
     "depth",
 ]
+
+
+@pytest.mark.slow
+def test_an_order_whose_process_is_gone_is_dropped(server, capfd):
+    path, process = server
+    with socket.socket(socket.AF_UNIX) as ordering:
+        ordering.connect(path)
+        process.send_signal(signal.SIGSTOP)
+        content = json.dumps(worker_forks.own_order(["of the dead"])).encode()
+        socket.send_fds(ordering, [struct.pack("!I", len(content))], [0, 1, 2])
+        ordering.sendall(content)
+    process.send_signal(signal.SIGCONT)
+    assert worker_forks.order_fork(path, ["of the living"])
+    process.kill()
+    process.wait(60)
+    deadline, output = time.monotonic() + 30, ""
+    while "of the living" not in output:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        output += capfd.readouterr().out
+    assert "of the dead" not in output
 
 
 @pytest.mark.slow
@@ -171,9 +208,10 @@ class Asked:
     """An actor that says who it is."""
 
     def says(self):
-        heaps, torch = os.environ.get("MALLOC_ARENA_MAX"), "torch" in sys.modules
-        name = os.environ.get("A_NAME", "") + " " * ("/an/app" in sys.path)
-        return os.getpid(), os.getppid(), random.random(), float(numpy.random.rand()), heaps, torch, name
+        numbers = random.random(), float(numpy.random.rand()), float(torch.rand(()))
+        heaps, group = os.environ.get("MALLOC_ARENA_MAX"), os.getpgrp() == os.getpgid(os.getppid())
+        app = os.environ.get("A_NAME", "none"), "/an/app" in sys.path
+        return os.getpid(), os.getppid(), *numbers, heaps, group, app
 
 
 RAY = """
@@ -191,17 +229,18 @@ with private_ray(num_cpus=2):
     server = psutil.Process(parents.pop())
     assert any("worker_forks.py" in word for word in server.cmdline()) and server.num_threads() == 1, server
     assert {psutil.Process(pid).cmdline()[0] for pid, *_ in said} == {"ray::Asked"}
-    assert len({number for _, _, number, *_ in said}) == len({number for _, _, _, number, *_ in said}) == 4, said
-    assert all(heaps == "1" and torch for *_, heaps, torch, _ in said), said
+    assert all(len({each[place] for each in said}) == 4 for place in (2, 3, 4)), said
+    assert all((heaps, group) == ("1", True) for *_, heaps, group, _ in said), said
     # A worker that ends leaves nothing in the table of processes, and Ray starts another.
     os.kill(said[0][0], signal.SIGKILL)
     more, said_then = actors(1)
     assert said_then[0][1] == server.pid
     assert not any(child.status() == psutil.STATUS_ZOMBIE for child in server.children())
-    # Without the server workers start as Ray starts them.
+    # Without the server another takes its place.
     server.kill()
     last, said_last = actors(3)
-    assert {parent for _, parent, *_ in said_last}.isdisjoint({server.pid}), said_last
+    servers = {parent for _, parent, *_ in said_last}
+    assert len(servers) == 1 and servers != {server.pid}, said_last
     assert ray.get(kept[1].says.remote(), timeout=60)[0] == said[1][0]
 print("all as it should be")
 """
@@ -219,23 +258,28 @@ JOBS = """
 import ray
 from client_pipeline.runtime.private_ray import private_ray
 from test_worker_forks import Asked
-import os, subprocess, sys
+import json, os, subprocess, sys
 with private_ray(num_cpus=2) as environment:
     made = ray.remote(Asked).options(num_cpus=0).remote()
     first = ray.get(made.says.remote(), timeout=120)
     other = '''
-import os, ray, sys
+import json, os, ray, sys
 from test_worker_forks import Asked
-variables = {"A_NAME": "its value", "PYTHONPATH": "/an/app:" + os.environ["PYTHONPATH"]}
+path = "/an/app:" + os.environ["PYTHONPATH"]
 options = dict(logging_level="ERROR", log_to_driver=False)
-ray.init(address=sys.argv[1], runtime_env={"env_vars": variables}, **options)
-said = ray.get(ray.remote(Asked).options(num_cpus=0).remote().says.remote(), timeout=120)
-print("parent", said[1], said[-1] + "|")
+ray.init(address=sys.argv[1], runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
+def says(**options):
+    return ray.get(ray.remote(Asked).options(num_cpus=0, **options).remote().says.remote(), timeout=120)
+of_job, of_its_own = says(), says(runtime_env={"env_vars": {"PYTHONPATH": path, "A_NAME": "its value"}})
+print(json.dumps([of_job, of_its_own]))
 '''
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-c", other, address]
     out = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
-    assert f"parent {first[1]} its value |" in out.stdout, out.stdout + out.stderr
+    of_job, of_its_own = json.loads(out.stdout.splitlines()[-1])
+    assert of_job[1] == first[1] and of_job[-1] == ["none", True], (first, of_job)
+    # A library may have read the variable when it was imported: that worker imports its own.
+    assert of_its_own[1] != first[1] and of_its_own[-1] == ["its value", True], (first, of_its_own)
 print("all as it should be")
 """
 
@@ -248,21 +292,22 @@ def test_one_server_serves_all_jobs_also_with_an_environment_of_their_own():
     assert "all as it should be" in out.stdout, out.stdout + out.stderr
 
 
-def as_ray_says(*options, **settings):
+def as_ray_says(*options, flags=(), **settings):
     context = "--serialized-runtime-env-context=" + json.dumps({"py_executable": sys.executable, **settings})
-    return ["worker_forks.py", "--raylet-name=r", context, "--language=PYTHON", *options]
+    return [*flags, sys.argv[0], "--raylet-name=r", context, "--language=PYTHON", *options]
 
 
-def test_variables_of_an_environment_are_set_and_the_module_path_is_as_if_python_had_started_with_it(monkeypatch):
+@pytest.mark.parametrize("flags", [(), ("-s",)])
+def test_the_module_path_of_an_environment_is_as_if_python_had_started_with_it(flags, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/before")
-    monkeypatch.setenv("A_NAME", "before")
     monkeypatch.setattr(sys, "path", ["/before", "/library"])
-    variables = {"PYTHONPATH": "/app:/more", "A_NAME": "its value"}
-    arguments = as_ray_says("--runtime-env-hash=7", env_vars=variables, command_prefix=[])
+    arguments = as_ray_says(
+        "--runtime-env-hash=7", flags=flags, env_vars={"PYTHONPATH": "/app:/more"}, command_prefix=[]
+    )
     assert worker_forks.set_up(arguments) == ["--raylet-name=r", "--runtime-env-hash=7"]
-    assert os.environ["A_NAME"] == "its value" and sys.path == ["/app", "/more", "/library"]
+    assert os.environ["PYTHONPATH"] == "/app:/more" and sys.path == ["/app", "/more", "/library"]
     # Without an environment there is nothing to set.
-    assert worker_forks.set_up(["worker_forks.py", "--raylet-name=r"]) == ["--raylet-name=r"]
+    assert worker_forks.set_up([*flags, sys.argv[0], "--raylet-name=r"]) == ["--raylet-name=r"]
     assert sys.path == ["/app", "/more", "/library"]
 
 
@@ -271,13 +316,12 @@ def test_variables_of_an_environment_are_set_and_the_module_path_is_as_if_python
     [
         {"py_executable": "/another/python"},
         {"command_prefix": ["cd /x &&"]},
-        {"env_vars": {"LD_PRELOAD": "/x.so"}},
-        {"env_vars": {"PYTHONHASHSEED": "1"}},
+        {"env_vars": {"HF_HUB_OFFLINE": "1"}},
         {"env_vars": {"PATH": "/x:${PATH}"}},
         {"override_worker_entrypoint": "/x.py"},
     ],
 )
-def test_what_takes_another_program_or_interpreter_is_left_to_rays_own(settings, monkeypatch):
+def test_what_takes_more_is_left_to_rays_own_programs(settings, monkeypatch):
     class Replaced(BaseException):
         pass
 
@@ -285,12 +329,13 @@ def test_what_takes_another_program_or_interpreter_is_left_to_rays_own(settings,
         raise Replaced(command)
 
     monkeypatch.setattr(os, "execv", exec_)
-    environment, arguments = dict(os.environ), as_ray_says(**settings)
+    environment, arguments = dict(os.environ), as_ray_says(flags=("-s",), **settings)
     with pytest.raises(Replaced) as replaced:
         worker_forks.set_up(arguments)
-    python, file, *rest = replaced.value.args[0]
-    assert python == sys.executable and file.endswith("/ray/_private/workers/setup_worker.py")
-    assert os.path.exists(file) and rest == arguments and os.environ == environment
+    python, file, flag, worker, *rest = replaced.value.args[0]
+    assert python == sys.executable and file.endswith("/ray/_private/workers/setup_worker.py") and flag == "-s"
+    assert worker.endswith("/ray/_private/workers/default_worker.py") and rest == arguments[2:]
+    assert os.path.exists(file) and os.path.exists(worker) and os.environ == environment
 
 
 @pytest.mark.slow

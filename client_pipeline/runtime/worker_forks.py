@@ -267,7 +267,7 @@ def _rays_file(name: str) -> str:
     return os.path.join(os.path.dirname(spec.origin), "_private", "workers", name)
 
 
-def set_up(arguments: Sequence[str]) -> list[str]:
+def take_environment(arguments: Sequence[str]) -> list[str]:
     """Do what Ray's ``setup_worker.py`` does, where that is to set where modules are.
 
     Ray's program would import Ray for that. All else that an environment of its own takes is left to it, such as
@@ -307,7 +307,7 @@ def main() -> None:
     if not sys.flags.safe_path:
         # The folder of this file holds modules with everybody's names.
         sys.path.pop(0)
-    arguments = set_up(sys.argv[1:]) if sys.argv[0] in sys.argv[1:] else sys.argv[1:]
+    arguments = take_environment(sys.argv[1:]) if sys.argv[0] in sys.argv[1:] else sys.argv[1:]
     path = socket_path(arguments)
     server = listen(path) if path else None
     if path and server is None:

@@ -151,16 +151,17 @@ class Namespaces(Hosts):
         return [int(pid) for pid in done.stdout.split()]
 
     def actors(self, name):
-        """Ids of a machine's Ray workers that have loaded torch; idle ones have not.
+        """Ids of a machine's Ray workers that have been called: with the first call Ray loads what it reads it with.
 
-        Workers are known by their parent: Ray's titles are set from several threads, and stay as they were at some
-        moment.
+        Workers are known by their parent, the server of forks, and that by the raylet: Ray's titles are set from
+        several threads, and stay as they were at some moment.
         """
         workers = []
         for pid in self.processes(name):
             with contextlib.suppress(OSError, psutil.Error):
-                started_by_raylet = psutil.Process(psutil.Process(pid).ppid()).name() == "raylet"
-                if started_by_raylet and b"libtorch_cpu" in Path(f"/proc/{pid}/maps").read_bytes():
+                server = psutil.Process(psutil.Process(pid).ppid())
+                is_fork = any("worker_forks.py" in word for word in server.cmdline())
+                if is_fork and b"_pydantic_core" in Path(f"/proc/{pid}/maps").read_bytes():
                     workers.append(pid)
         return workers
 

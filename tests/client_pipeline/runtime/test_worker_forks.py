@@ -304,10 +304,10 @@ def test_the_module_path_of_an_environment_is_as_if_python_had_started_with_it(f
     arguments = as_ray_says(
         "--runtime-env-hash=7", flags=flags, env_vars={"PYTHONPATH": "/app:/more"}, command_prefix=[]
     )
-    assert worker_forks.set_up(arguments) == ["--raylet-name=r", "--runtime-env-hash=7"]
+    assert worker_forks.take_environment(arguments) == ["--raylet-name=r", "--runtime-env-hash=7"]
     assert os.environ["PYTHONPATH"] == "/app:/more" and sys.path == ["/app", "/more", "/library"]
     # Without an environment there is nothing to set.
-    assert worker_forks.set_up([*flags, sys.argv[0], "--raylet-name=r"]) == ["--raylet-name=r"]
+    assert worker_forks.take_environment([*flags, sys.argv[0], "--raylet-name=r"]) == ["--raylet-name=r"]
     assert sys.path == ["/app", "/more", "/library"]
 
 
@@ -331,7 +331,7 @@ def test_what_takes_more_is_left_to_rays_own_programs(settings, monkeypatch):
     monkeypatch.setattr(os, "execv", exec_)
     environment, arguments = dict(os.environ), as_ray_says(flags=("-s",), **settings)
     with pytest.raises(Replaced) as replaced:
-        worker_forks.set_up(arguments)
+        worker_forks.take_environment(arguments)
     python, file, flag, worker, *rest = replaced.value.args[0]
     assert python == sys.executable and file.endswith("/ray/_private/workers/setup_worker.py") and flag == "-s"
     assert worker.endswith("/ray/_private/workers/default_worker.py") and rest == arguments[2:]

@@ -160,7 +160,8 @@ class Namespaces(Hosts):
         for pid in self.processes(name):
             with contextlib.suppress(OSError, psutil.Error):
                 server = psutil.Process(psutil.Process(pid).ppid())
-                is_fork = any("worker_forks.py" in word for word in server.cmdline())
+                # The raylet's own command names the file, too.
+                is_fork = server.name() != "raylet" and any("worker_forks.py" in word for word in server.cmdline())
                 if is_fork and b"_pydantic_core" in Path(f"/proc/{pid}/maps").read_bytes():
                     workers.append(pid)
         return workers

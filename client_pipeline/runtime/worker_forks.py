@@ -81,7 +81,7 @@ def listen(path: str) -> socket.socket | None:
     return server
 
 
-def own_order(arguments: Sequence[str]) -> dict[str, Any]:
+def order_of_this_process(arguments: Sequence[str]) -> dict[str, Any]:
     """Describe what a fork is to be: this process, with its environment, folder and module path."""
     return {
         "arguments": [*arguments],
@@ -111,7 +111,7 @@ def order_fork(path: str, arguments: Sequence[str]) -> bool:
             # The environment holds the secret of this Ray.
             if _peer(server) != os.geteuid():
                 return False
-            content = json.dumps(own_order(arguments)).encode()
+            content = json.dumps(order_of_this_process(arguments)).encode()
             socket.send_fds(server, [_LENGTH.pack(len(content))], [0, 1, 2])
             server.sendall(content)
             return server.recv(1) == b"+"
@@ -288,7 +288,8 @@ def take_environment(arguments: Sequence[str]) -> list[str]:
     settings: dict[str, Any] = {"py_executable": sys.executable}
     settings |= {name: value for name, value in json.loads(context).items() if value}
     variables = settings.pop("env_vars", {})
-    if not variables.keys() <= {_MODULE_PATH} or settings != {"py_executable": sys.executable}:
+    simple = variables.keys() <= {_MODULE_PATH} and "$" not in variables.get(_MODULE_PATH, "")
+    if not simple or settings != {"py_executable": sys.executable}:
         worker = [*options, _rays_file("default_worker.py"), *of_worker]
         os.execv(sys.executable, [sys.executable, _rays_file("setup_worker.py"), *worker])
     previous = _module_path()
@@ -323,7 +324,7 @@ def main() -> None:
         run_worker(arguments)
         return
     raylet = int(os.environ.get("RAY_RAYLET_PID") or os.getppid())
-    order: dict[str, Any] | None = own_order(arguments)
+    order: dict[str, Any] | None = order_of_this_process(arguments)
     import_libraries()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:

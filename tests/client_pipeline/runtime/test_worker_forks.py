@@ -97,9 +97,9 @@ def test_a_fork_has_the_environment_the_folder_the_arguments_and_the_output_of_w
         timeout=60,
         check=True,
     )
-    said = json.loads(asked.stdout)
-    assert said["arguments"] == ["a", "b c"] and said["folder"] == str(tmp_path)
-    assert said["environment"]["A_NAME"] == "its value" and said["parent"] == process.pid
+    answers = json.loads(asked.stdout)
+    assert answers["arguments"] == ["a", "b c"] and answers["folder"] == str(tmp_path)
+    assert answers["environment"]["A_NAME"] == "its value" and answers["parent"] == process.pid
 
 
 def strange(kind):
@@ -135,7 +135,7 @@ def test_an_order_whose_process_is_gone_is_dropped(server, capfd):
     with socket.socket(socket.AF_UNIX) as ordering:
         ordering.connect(path)
         process.send_signal(signal.SIGSTOP)
-        content = json.dumps(worker_forks.own_order(["of the dead"])).encode()
+        content = json.dumps(worker_forks.order_of_this_process(["of the dead"])).encode()
         socket.send_fds(ordering, [struct.pack("!I", len(content))], [0, 1, 2])
         ordering.sendall(content)
     process.send_signal(signal.SIGCONT)
@@ -204,6 +204,14 @@ def test_the_server_ends_when_its_raylet_has(tmp_path):
     server.wait(timeout=60)
 
 
+def assert_script_ends_well(script):
+    """Run a script in a process of its own, as a Ray of its own needs one."""
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    command = [sys.executable, "-c", script]
+    out = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
+    assert "all as it should be" in out.stdout, out.stdout + out.stderr
+
+
 class Asked:
     """An actor that says who it is."""
 
@@ -223,35 +231,32 @@ with private_ray(num_cpus=2):
     def actors(number):
         made = [ray.remote(Asked).options(num_cpus=0).remote() for _ in range(number)]
         return made, ray.get([actor.says.remote() for actor in made], timeout=120)
-    kept, said = actors(4)
-    parents = {parent for _, parent, *_ in said}
-    assert len(parents) == 1 and len({pid for pid, *_ in said}) == 4, said
+    kept, answers = actors(4)
+    parents = {parent for _, parent, *_ in answers}
+    assert len(parents) == 1 and len({pid for pid, *_ in answers}) == 4, answers
     server = psutil.Process(parents.pop())
     assert any("worker_forks.py" in word for word in server.cmdline()) and server.num_threads() == 1, server
-    assert {psutil.Process(pid).cmdline()[0] for pid, *_ in said} == {"ray::Asked"}
-    assert all(len({each[place] for each in said}) == 4 for place in (2, 3, 4)), said
-    assert all((heaps, group) == ("1", True) for *_, heaps, group, _ in said), said
+    assert {psutil.Process(pid).cmdline()[0] for pid, *_ in answers} == {"ray::Asked"}
+    assert all(len({each[place] for each in answers}) == 4 for place in (2, 3, 4)), answers
+    assert all((heaps, group) == ("1", True) for *_, heaps, group, _ in answers), answers
     # A worker that ends leaves nothing in the table of processes, and Ray starts another.
-    os.kill(said[0][0], signal.SIGKILL)
-    more, said_then = actors(1)
-    assert said_then[0][1] == server.pid
+    os.kill(answers[0][0], signal.SIGKILL)
+    more, later_answers = actors(1)
+    assert later_answers[0][1] == server.pid
     assert not any(child.status() == psutil.STATUS_ZOMBIE for child in server.children())
     # Without the server another takes its place.
     server.kill()
-    last, said_last = actors(3)
-    servers = {parent for _, parent, *_ in said_last}
-    assert len(servers) == 1 and servers != {server.pid}, said_last
-    assert ray.get(kept[1].says.remote(), timeout=60)[0] == said[1][0]
+    last, last_answers = actors(3)
+    servers = {parent for _, parent, *_ in last_answers}
+    assert len(servers) == 1 and servers != {server.pid}, last_answers
+    assert ray.get(kept[1].says.remote(), timeout=60)[0] == answers[1][0]
 print("all as it should be")
 """
 
 
 @pytest.mark.slow
 def test_rays_workers_are_forks_with_titles_and_random_numbers_of_their_own_also_when_the_server_is_gone():
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    command = [sys.executable, "-c", RAY]
-    out = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
-    assert "all as it should be" in out.stdout, out.stdout + out.stderr
+    assert_script_ends_well(RAY)
 
 
 JOBS = """
@@ -286,10 +291,7 @@ print("all as it should be")
 
 @pytest.mark.slow
 def test_one_server_serves_all_jobs_also_with_an_environment_of_their_own():
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    command = [sys.executable, "-c", JOBS]
-    out = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
-    assert "all as it should be" in out.stdout, out.stdout + out.stderr
+    assert_script_ends_well(JOBS)
 
 
 def as_ray_says(*options, flags=(), **settings):
@@ -318,6 +320,7 @@ def test_the_module_path_of_an_environment_is_as_if_python_had_started_with_it(f
         {"command_prefix": ["cd /x &&"]},
         {"env_vars": {"HF_HUB_OFFLINE": "1"}},
         {"env_vars": {"PATH": "/x:${PATH}"}},
+        {"env_vars": {"PYTHONPATH": "/x:${PYTHONPATH}"}},
         {"override_worker_entrypoint": "/x.py"},
     ],
 )

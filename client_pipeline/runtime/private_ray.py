@@ -39,7 +39,7 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def lean_head() -> Iterator[None]:
+def lean_head(*, shows_output: bool = True) -> Iterator[None]:
     """Start a head of Ray within, by ``ray.init`` or ``ray start``, with what a cluster of ours needs, and no more.
 
     The autoscaler's monitor would add machines of a cloud, the dashboard's server has nothing to show without its
@@ -48,13 +48,20 @@ def lean_head() -> Iterator[None]:
     start``; a release in which the methods are called otherwise starts all. The workers of what is started have one
     heap each, unless the environment says how many; on Linux they are forks
     (:mod:`client_pipeline.runtime.worker_forks`).
+
+    Parameters
+    ----------
+    shows_output : whether drivers may ask for what workers print; the log monitor, a process that reads it from files
+        ten times a second, starts for that alone
     """
     from ray._private.node import Node
 
     added = {name: value for name, value in ONE_HEAP.items() if name not in os.environ}
     os.environ.update(added)
 
-    unused = ("start_monitor", "start_api_server", "start_ray_client_server")
+    unused = ["start_monitor", "start_api_server", "start_ray_client_server"]
+    if not shows_output:
+        unused.append("start_log_monitor")
     originals = {name: vars(Node)[name] for name in unused if name in vars(Node)}
     for name in originals:
         setattr(Node, name, lambda node, **options: None)
@@ -110,7 +117,7 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]
     try:
         read_settings()
         try:
-            with lean_head():
+            with lean_head(shows_output=False):
                 ray.init(
                     address="local",
                     num_cpus=num_cpus,

@@ -103,7 +103,10 @@ def main() -> None:
         serve_forks(read, load_client_app)
         return
     os.close(read)
-    from strategies.flower_internals import flower_superexec, subprocess_executor_module
+    from client_pipeline.quick_imports import quick_imports
+
+    with quick_imports():
+        from strategies.flower_internals import flower_superexec, subprocess_executor_module
 
     executor: Any = subprocess_executor_module
     executor.subprocess = SimpleNamespace(Popen=ForkServer(write).start, DEVNULL=subprocess.DEVNULL)

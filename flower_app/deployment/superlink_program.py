@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from client_pipeline.link.hosts import split_address
+from client_pipeline.quick_imports import quick_imports
 
 FLEET_PATHS = "/v1/fleet/"
 HEALTH_PATH = "/health"
@@ -134,7 +135,8 @@ def serve(application: Application, config: Any, fleet: tuple[str, int]) -> None
 def main() -> None:
     """Run ``flower-superlink``; the first argument is ``HOST:PORT`` of the fleet door."""
     place = split_address("superlink_program", sys.argv.pop(1))
-    from strategies.flower_internals import create_app, flower_superlink_module
+    with quick_imports():
+        from strategies.flower_internals import create_app, flower_superlink_module
 
     flower: Any = flower_superlink_module
 

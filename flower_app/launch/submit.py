@@ -60,7 +60,10 @@ def main() -> None:
     processes = RunProcesses(os.environ[MARK], int(superlink))
     guarding = threading.Thread(target=guard, args=(int(launcher), processes), daemon=True)
     guarding.start()
-    from strategies.flower_internals import flower_cli
+    from client_pipeline.quick_imports import quick_imports
+
+    with quick_imports():
+        from strategies.flower_internals import flower_cli
 
     if not wait_for_superlink(address, float(timeout_s)):
         sys.exit(f"the SuperLink at {address} did not answer within {timeout_s} s")

@@ -1,8 +1,16 @@
 """Reports as a real control unit gives them, for clients of tests that stand in for one."""
 
+from functools import cache
+
 from flwr.app import Message
 
 from client_pipeline.system.scenario import load_scenario
+
+
+@cache
+def any_device():
+    """A device's profile."""
+    return load_scenario("default").clusters[0][0]
 
 
 def report_of(order, cluster, node_id, **changes):
@@ -17,11 +25,11 @@ def report_of(order, cluster, node_id, **changes):
     from client_pipeline.partition.plan import ClusterPlan
 
     plan = order.plan or ClusterPlan(delta=(2, 0), order=(0,), m=1)
-    profile = load_scenario("default").clusters[0][0]
+    profile = any_device()
     state = {
         "cluster": cluster,
         "node_id": node_id,
-        "devices": [vars(profile) for _ in plan.delta],
+        "devices": [dict(vars(profile)) for _ in plan.delta],
         "block_memory": 1e6,
         "num_examples": 8,
         "last_loss": None,

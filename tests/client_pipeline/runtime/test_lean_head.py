@@ -1,6 +1,7 @@
 """A head of Ray starts without the programs that no cluster of ours asks for anything."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -8,18 +9,25 @@ from ray._private.node import Node
 
 from client_pipeline.runtime import ray_program, worker_forks
 from client_pipeline.runtime.private_ray import lean_head
+from helpers.repository import ROOT
 
-UNUSED = ("start_monitor", "start_api_server", "start_ray_client_server")
+UNUSED = ("start_monitor", "start_api_server", "start_ray_client_server", "start_log_monitor")
 
 
 def test_the_installed_ray_starts_them_by_the_methods_that_are_left_out_and_has_them_again_afterwards():
     originals = {name: vars(Node)[name] for name in UNUSED}
-    with pytest.raises(KeyError), lean_head():
+    with pytest.raises(KeyError), lean_head(shows_output=False):
         node = object.__new__(Node)
-        assert node.start_monitor() is node.start_ray_client_server() is None
+        assert node.start_monitor() is node.start_ray_client_server() is node.start_log_monitor() is None
         assert node.start_api_server(include_dashboard=False, raise_on_failure=False) is None
         raise KeyError("what happens within")
     assert {name: vars(Node)[name] for name in UNUSED} == originals
+
+
+def test_what_workers_print_is_looked_for_where_a_driver_may_ask_for_it():
+    original = vars(Node)["start_log_monitor"]
+    with lean_head():
+        assert vars(Node)["start_log_monitor"] is original
 
 
 @pytest.mark.parametrize(("system", "forks"), [("linux", True), ("darwin", False)])
@@ -61,6 +69,22 @@ def test_rays_command_gets_the_arguments_and_starts_such_a_head(monkeypatch):
 
 
 @pytest.mark.slow
+def test_rays_command_starts_without_the_libraries_of_its_other_commands():
+    script = """
+import sys
+from client_pipeline.runtime import ray_program
+sys.argv = ["ray", "start", "--help"]
+try:
+    ray_program.main()
+finally:
+    print(sorted({"pandas", "fastapi", "ray.data"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "--head" in done.stdout and done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
 def test_a_head_that_was_started_so_has_no_server_of_ray_client(local_ray, ray_secret):
     import psutil
 
@@ -70,4 +94,6 @@ def test_a_head_that_was_started_so_has_no_server_of_ray_client(local_ray, ray_s
         "ray.util.client.server" not in names
         and "dashboard.py" not in names
         and "autoscaler/_private/monitor.py" not in names
+        # Nobody asks this Ray for what its workers print.
+        and "log_monitor.py" not in names
     )

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.runtime.private_ray import ADDRESS_FILE
+from client_pipeline.runtime.private_ray import ADDRESS_FILE, lean_head
 from strategies.flower_internals import INTERNALS
 
 _MOST_CLIENTS = 10_000
@@ -64,7 +64,7 @@ def _add_shared_workers(pool: Any, num_clients: int) -> None:
 
 
 def _join_ray(backend: Any, start: Callable[[Any, Mapping[str, Any]], None], config: Mapping[str, Any]) -> None:
-    """Join the Ray that the launcher has started; start one where there is none.
+    """Join the Ray that the launcher has started; start one where there is none, as lean as that one.
 
     Parameters
     ----------
@@ -78,7 +78,8 @@ def _join_ray(backend: Any, start: Callable[[Any, Mapping[str, Any]], None], con
         init_args = {k: v for k, v in config.get("init_args", {}).items() if not k.startswith("num_")}
         config = {**config, "init_args": init_args}
     try:
-        start(backend, config)
+        with lean_head():
+            start(backend, config)
     finally:
         # A Ray that anybody starts from here is another.
         os.environ.pop("RAY_ADDRESS", None)

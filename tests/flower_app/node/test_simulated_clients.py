@@ -10,6 +10,7 @@ import pytest
 from flwr.server.superlink.fleet.vce import vce_api
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.simulation.ray_transport import ray_actor
+from ray._private.node import Node
 
 from client_pipeline.runtime.private_ray import ADDRESS_FILE
 from flower_app.node import simulated_clients
@@ -84,10 +85,12 @@ def test_a_worker_has_many_clients_at_once(pool):
 @pytest.fixture
 def join(engine, monkeypatch):
     """What Flower's backend starts Ray with, and the cluster that the environment names then."""
-    calls = []
+    calls, original = [], vars(Node)["start_api_server"]
 
     def init_ray(backend, config):
         calls.append((config, os.environ.get("RAY_ADDRESS")))
+        # What it starts has no dashboard's server, and workers that are forks.
+        assert vars(Node)["start_api_server"] is not original
         if config.get("fails"):
             raise ConnectionError("no Ray")
 
@@ -98,6 +101,7 @@ def join(engine, monkeypatch):
     def join(config):
         object.__new__(RayBackend).init_ray(config)
         assert "RAY_ADDRESS" not in os.environ
+        assert vars(Node)["start_api_server"] is original
         return calls[-1]
 
     return join

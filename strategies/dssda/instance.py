@@ -225,11 +225,14 @@ class Instance:
 
     def device_arrays(self, cluster: int) -> DeviceArrays:
         """Per-device columns of a cluster, (K,) each; made once."""
+        if cluster not in self._device_arrays:
+            self._device_arrays[cluster] = DeviceArrays.of(self.clusters[cluster].devices, self.N0)
         return self._device_arrays[cluster]
 
     @cached_property
-    def _device_arrays(self) -> tuple[DeviceArrays, ...]:
-        return tuple(DeviceArrays.of(cluster.devices, self.N0) for cluster in self.clusters)
+    def _device_arrays(self) -> dict[int, DeviceArrays]:
+        """Of the clusters that were asked for: an instance that is another's copy but for a form is asked for one."""
+        return {}
 
     def uplink_rate(self, cluster: int, power_w: float | Array, channel: int | None = None) -> Array:
         """Uplink rate of a cluster's control unit, Eq. (10) [bit/s].

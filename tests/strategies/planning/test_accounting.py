@@ -13,6 +13,7 @@ from client_pipeline.system.latency import gpipe_latency
 from client_pipeline.system.scenario import load_scenario
 from strategies.baselines.stock_accounting import queued_uploads, stock_record
 from strategies.dssda.convergence import gamma
+from strategies.dssda.instance import DeviceArrays
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import bound_parameters, round_instance
 from strategies.planning.costs import pipeline_work, round_costs
@@ -104,3 +105,13 @@ def test_a_pace_holds_each_stages_share_of_the_simulated_times(decision):
     busy = sum(sum(column) for stage in pace.stages for name, column in vars(stage).items() if name != "weight_s")
     events = simulate_pipeline("gpipe", *times).events
     assert busy == pytest.approx(0.5 * sum(event.end - event.start for event in events))
+
+
+def test_the_costs_of_a_round_look_at_the_devices_of_a_cluster_a_few_times_however_many_clusters_there_are(monkeypatch):
+    city = RoundPlanner(load_scenario("city"), make_policy("uniform")).plan(1, [1.0] * 100)
+    looked, original = [], DeviceArrays.of
+    monkeypatch.setattr(DeviceArrays, "of", lambda *arguments: looked.append(1) or original(*arguments))
+    costs = round_costs(city, pipeline_work)
+    trained = sum(cluster is not None for cluster in costs.clusters)
+    # A step's times, and its energy under another form of the constraint.
+    assert trained == 40 and len(looked) <= 4 * trained

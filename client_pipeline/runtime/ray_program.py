@@ -21,8 +21,8 @@ _OTHER_COMMANDS = ("ray.serve.scripts", "ray.dashboard.modules.job.cli", "ray.ut
 
 def main() -> None:
     """Run ``ray`` with the arguments of this program."""
-    absent = {name: None for name in ("ray.serve", *_OTHER_COMMANDS) if name not in sys.modules}
-    sys.modules.update(absent)  # type: ignore[arg-type]
+    for name in _OTHER_COMMANDS:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     with quick_imports():
         from ray.scripts.scripts import main as ray_command
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         DifferentialPrivacyFixedClippingBase as DifferentialPrivacyFixedClippingBase,
     )
     from flwr.serverapp.strategy.fedopt import FedOpt as FedOpt
+    from flwr.simulation.app import flwr_simulation as flwr_simulation
     from flwr.supercore import log as log
     from flwr.supercore.cli.flower_superexec import flower_superexec as flower_superexec
     from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE as SYSTEM_MESSAGE_TYPE, TaskType as TaskType

@@ -202,6 +202,12 @@ INTERNALS: dict[str, Internal] = {
         "how it starts a client app's process",
         "as for flower_superexec",
     ),
+    "flwr_simulation": Internal(
+        "flwr.simulation.app",
+        "flwr_simulation",
+        "the program of a simulation, which waits with its libraries until the SuperExec starts it",
+        "as for flower_superexec",
+    ),
     "flwr_clientapp": Internal(
         "flwr.supernode.cli.flwr_clientapp", "flwr_clientapp", "the program of a message", "as for flower_superexec"
     ),

@@ -1,9 +1,11 @@
 """Flower's SuperExec for a SuperNode, with a fork server for client apps: their libraries are imported once.
 
-``python -m flower_app.deployment.superexec_program OPTIONS`` runs ``flower-superexec OPTIONS``. Flower starts a program
-for each message, which imports Flower, NumPy and Ray before it looks at the message: most of the processor time that a
-message takes on a control unit's machine. Here it is a fork of a process that has them (:func:`serve_forks`). All else
-is as in Flower's: a process for each message, which ends with it.
+``python -m flower_app.deployment.superexec_program RELEASE OPTIONS`` runs ``flower-superexec OPTIONS``. Flower starts a
+program for each message, which imports Flower, NumPy, Ray and the app before it looks at the message: most of the
+processor time that a message takes on a control unit's machine. Here it is a fork of a process that has them
+(:func:`serve_forks`), the app too if it is that of the release that is installed here, whose digest
+(:func:`~flower_app.deployment.app_digest.app_digest`) is ``RELEASE``. All else is as in Flower's: a process for each
+message, which ends with it.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from flower_app.deployment.app_digest import app_digest
 
 CLIENT_APP = "flwr-clientapp"
 """The program that Flower starts for a message."""
@@ -58,7 +63,7 @@ def serve_forks(orders: int, load: Callable[[], Callable[[], None]]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     run = load()
     # The app that the server has sent brings its own modules, and not all need be those of this release.
-    for name in [name for name in sys.modules if name.split(".")[0] in _OURS]:
+    for name in _our_modules():
         del sys.modules[name]
     with open(orders, encoding="utf-8") as lines:
         order = next((line for line in lines if os.fork() == 0), "")
@@ -79,8 +84,17 @@ def _forget_random_numbers() -> None:
     numpy.random.seed()
 
 
-def load_client_app() -> Callable[[], None]:
-    """Import all that a client app needs beside the app itself; nothing of it starts a thread."""
+def _our_modules() -> dict[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items() if name.split(".")[0] in _OURS}
+
+
+def load_client_app(release: str) -> Callable[[], None]:
+    """Import all that a client app needs, and this release's; nothing of it starts a thread.
+
+    Parameters
+    ----------
+    release : digest of the app that is installed here
+    """
     from client_pipeline.quick_imports import quick_import, quick_imports
     from strategies.grid.piece_waits import look_again_soon
 
@@ -91,16 +105,40 @@ def load_client_app() -> Callable[[], None]:
         for library in ("numpy", "ray"):
             quick_import(library)
         from strategies.flower_internals import flwr_clientapp, run_clientapp_module
+
+        quick_import("flower_app.client_app")
     look_again_soon(run_clientapp_module, "pull_and_inflate_object_from_tree")
+    flower: Any = run_clientapp_module
+    if (install := getattr(flower, "install_from_fab", None)) is not None:
+        flower.install_from_fab = partial(install_app, install, release, _our_modules())
     return flwr_clientapp
+
+
+def install_app(
+    install: Callable[..., Any], release: str, modules: Mapping[str, ModuleType], bundle: bytes, **options: Any
+) -> Any:
+    """Install a message's app; that of the release that is installed here is imported already.
+
+    Parameters
+    ----------
+    install : Flower's own function
+    release : digest of the release's app
+    modules : that app, by name
+    bundle, options : what Flower calls its function with
+    """
+    with contextlib.suppress(ValueError):
+        if app_digest(bundle) == release:
+            sys.modules.update(modules)
+    return install(bundle, **options)
 
 
 def main() -> None:
     """Run ``flower-superexec`` beside its fork server; a client app's process comes back from here, too."""
+    release = sys.argv.pop(1)
     read, write = os.pipe()
     if os.fork() == 0:
         os.close(write)
-        serve_forks(read, load_client_app)
+        serve_forks(read, partial(load_client_app, release))
         return
     os.close(read)
     from client_pipeline.quick_imports import quick_imports

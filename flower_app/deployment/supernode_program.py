@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,8 +139,13 @@ def _answer(
         push_object(message.metadata.run_id, session, name, parts[name])
 
 
-def start_superexec(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def start_superexec(release: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start the SuperNode's SuperExec as :mod:`flower_app.deployment.superexec_program` has it.
+
+    Parameters
+    ----------
+    release : digest of the app that is installed here
+    command : of the program that Flower would start
 
     Raises
     ------
@@ -148,7 +154,8 @@ def start_superexec(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """
     if command[0] != "flower-superexec":
         raise RuntimeError(f"this release of flwr starts {command[0]} for a SuperNode; install flwr 1.41")
-    return subprocess.Popen([sys.executable, "-P", "-m", "flower_app.deployment.superexec_program", *command[1:]])
+    module = "flower_app.deployment.superexec_program"
+    return subprocess.Popen([sys.executable, "-P", "-m", module, release, *command[1:]])
 
 
 def main() -> None:
@@ -165,7 +172,7 @@ def main() -> None:
     veto = Veto(release, allowed_digests)
     print(f"apps that may run here: {', '.join([release, *sorted(allowed_digests)])}", flush=True)
     flower.http_request_response = lambda *arguments, **named: vetoed(connect(*arguments, **named), veto)
-    flower.subprocess = SimpleNamespace(Popen=start_superexec)
+    flower.subprocess = SimpleNamespace(Popen=partial(start_superexec, release))
     look_again_soon(flower, "pull_objects")
     flower_supernode()
 

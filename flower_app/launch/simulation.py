@@ -10,8 +10,9 @@ from contextlib import closing
 
 from flower_app.launch.launcher import LaunchOrder, Outcome, last_error
 from flower_app.launch.processes import interruptible, is_alive
+from flower_app.launch.simulation_superlink import SIMULATION
 from flower_app.launch.stopped_process import GIVE_UP_S, StoppedProcess
-from flower_app.launch.superlink import SIMULATION, PrivateSuperLink
+from flower_app.launch.superlink import PrivateSuperLink
 from flower_app.runs.run_directory import FAILED, FINISHED, INTERRUPTED, write_summary
 
 _LAST_WORDS_S = 2.0

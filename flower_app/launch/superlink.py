@@ -21,15 +21,15 @@ from pathlib import Path
 from client_pipeline.link.hosts import split_address
 from client_pipeline.runtime.memory import ONE_HEAP
 from client_pipeline.runtime.private_ray import ADDRESS_FILE, private_environment, without_secrets
+from flower_app.launch import simulation_superlink
 from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.processes import MARK, RunProcesses
 from flower_app.launch.ray_folders import RayFolder, short_folder
+from flower_app.launch.simulation_superlink import SUPERLINK
 from flower_app.launch.submit import GO
 from flower_app.training.simulated_actors import NEEDED_MODULES
 
 OWN_CONNECTION = "own"
-SIMULATION = "flwr-simulation"
-"""Program in which the server app and, through Ray, the client apps run."""
 
 _START_S = 240.0
 _TASK_POLL_S, _SIMULATED_TASK_POLL_S = 0.5, 0.1
@@ -102,15 +102,23 @@ class PrivateSuperLink:
 
         Descriptors are inherited by the guard of the processes.
         """
-        program = program_path("flower-superlink")
         host, port = split_address("SuperLink", self.address)
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", str(port)]
         self.processes = RunProcesses(self.environment[MARK])
         if order.joins_ray:
             self._start_ray(order)
-        self.server = self._popen([str(program), *options], self.superlink_log, inherited_fds=[self.ray_folder.lock])
+        program, folder = self._program(order)
+        self.server = self._popen([*program, *options], self.superlink_log, folder, [self.ray_folder.lock])
         self.processes.add(self.server.pid)
         self._start_submission(order)
+
+    def _program(self, order: LaunchOrder) -> tuple[list[str], Path]:
+        """The SuperLink's program, and the folder that it starts in; it works in :attr:`work`."""
+        if sys.platform != "linux":
+            return [str(program_path(SUPERLINK))], self.work
+        modules = ",".join(order.worker_imports)
+        # In the app's folder, for the module must be found without an installation too.
+        return [sys.executable, "-m", simulation_superlink.__name__, str(self.work), modules], import_root()
 
     def submit(self) -> None:
         """Have the app handed to the SuperLink."""

@@ -1,14 +1,18 @@
 """A message's process is a fork of one that has the libraries: its own, and like a fresh one in all that matters."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+import zipfile
+from types import ModuleType
 
 import pytest
 
 from flower_app.deployment import superexec_program
-from flower_app.deployment.superexec_program import CLIENT_APP, ForkServer
+from flower_app.deployment.app_digest import app_digest
+from flower_app.deployment.superexec_program import CLIENT_APP, ForkServer, install_app
 
 CHILD = """
 import json, os, random, signal, sys
@@ -86,9 +90,57 @@ def test_the_installed_flower_starts_client_apps_by_what_is_replaced():
         "def superexec():\n"
         "    SubprocessExecutor().launch(ExecutionSpec(task_type=TaskType.CLIENT_APP, **spec))\n"
         "flower_internals.__dict__['flower_superexec'] = superexec\n"
+        "sys.argv = ['superexec_program', 'digest']\n"
         "superexec_program.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and not done.stderr, done.stderr
     for part in ("--runtime-api-address", "127.0.0.1:1", "--token", "secret", "--insecure", "--parent-pid"):
         assert part in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("sent", ["this release", "another release", "no archive"])
+def test_the_app_of_this_release_is_imported_already_and_every_other_one_brings_its_own(monkeypatch, sent):
+    bundles = {name: _bundle(name) for name in ("this release", "another release")} | {"no archive": b"PK"}
+    release, module, installed = app_digest(bundles["this release"]), ModuleType("flower_app.mine"), []
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+    def install(bundle, **options):
+        installed.append((bundle, options, sys.modules.get("flower_app.mine")))
+        return "place"
+
+    assert install_app(install, release, {"flower_app.mine": module}, bundles[sent], skip_prompt=True) == "place"
+    assert installed == [(bundles[sent], {"skip_prompt": True}, module if sent == "this release" else None)]
+
+
+def _bundle(text):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("flower_app/client_app.py", text)
+    return file.getvalue()
+
+
+@pytest.mark.slow
+def test_a_message_s_process_imports_nothing_of_the_app_of_this_release(tmp_path):
+    """In a process of its own, with the app as the server sends it and Flower's own way of loading it."""
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from flower_app.deployment.app_digest import app_digest\n"
+        "from flower_app.deployment.superexec_program import load_client_app, _our_modules\n"
+        "from flower_app.launch.app_folder import assemble_app\n"
+        "from strategies.flower_internals import build_fab_from_disk\n"
+        "bundle = build_fab_from_disk(assemble_app(Path(sys.argv[1]) / 'app'))\n"
+        "load_client_app(app_digest(bundle))\n"
+        "from strategies.flower_internals import run_clientapp_module as flower\n"
+        "for name in _our_modules(): del sys.modules[name]\n"
+        "place = flower.install_from_fab(bundle, skip_prompt=True)\n"
+        "before = set(sys.modules)\n"
+        "from flwr.supercore.object_ref import load_app\n"
+        "app = load_app('flower_app.client_app:app', ValueError, place)\n"
+        "print(type(app).__name__, sorted(set(sys.modules) - before))\n"
+    )
+    environment = os.environ | {"FLWR_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.stdout.splitlines()[-1:] == ["ClientApp []"], done.stderr

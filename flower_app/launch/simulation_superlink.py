@@ -1,13 +1,13 @@
 """Flower's SuperLink for one simulation; the two programs that it brings about are forks of the same process.
 
-A SuperLink starts ``flower-superexec``, and this ``flwr-simulation``. Each is a program that imports Flower, FastAPI and
-SQLAlchemy for one to two seconds, and the latter Ray and PyTorch besides, one after the other. Here one process imports
-what they share, and both wait as forks of it, the simulation's with its libraries, until whoever starts them in Flower
-sends their arguments. All else is as in Flower's.
+A SuperLink starts ``flower-superexec``, and this ``flwr-simulation``. Each is a program that imports Flower, FastAPI
+and SQLAlchemy for one to two seconds, and the latter Ray and PyTorch besides, one after the other. Here one process
+imports what they share, and both wait as forks of it, the simulation's with its libraries, until whoever starts them
+in Flower sends their arguments. All else is as in Flower's.
 
 ``python -m flower_app.launch.simulation_superlink FOLDER MODULES OPTIONS`` runs ``flower-superlink OPTIONS`` in
-``FOLDER``; the simulation imports ``MODULES``, with commas between, beside those that every one needs. Linux alone: other
-systems' libraries need not survive a fork.
+``FOLDER``; the simulation imports ``MODULES``, with commas between, beside those that every one needs. Linux alone:
+other systems' libraries need not survive a fork.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class WaitingProgram:
             os.close(self._give_up())
 
     def _give_up(self) -> int:
+        if self._arguments < 0:
+            raise BrokenPipeError("it was sent its arguments before, or given up")
         pipe, self._arguments = self._arguments, -1
         return pipe
 

@@ -1,0 +1,152 @@
+"""Flower's programs of a simulation are forks that wait with their libraries: they become what they are sent, once."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from flower_app.launch.simulation_superlink import SIMULATION
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each is a program of its own"),
+]
+
+CHILD = """
+import json, os, subprocess, sys, time
+from flower_app.launch.simulation_superlink import WaitingProgram
+
+def load():
+    ready = time.monotonic()
+    def run():
+        # One write each, so that two programs' lines stay apart.
+        os.write(1, (json.dumps([os.getpid(), os.getsid(0), sys.argv, ready]) + "\\n").encode())
+        os.write(2, b"said\\n")
+        time.sleep(float(sys.argv[2]))
+    return run
+
+program = WaitingProgram("baker", load)
+"""
+
+
+OWN_PROCESS = """
+try:
+    program.start(["baker", "-", "0"])
+except FileNotFoundError:
+    print(True)
+"""
+
+
+def run_script(script, **options):
+    command = [sys.executable, "-c", CHILD + script, "a", "command", "line", "that", "is", "long", "enough"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **options)
+
+
+def test_a_fork_becomes_the_program_that_it_is_sent_with_its_output_and_a_session_of_its_own():
+    done = run_script(
+        "time.sleep(0.3)\n"
+        "sent = time.monotonic()\n"
+        "made = program.start(['baker', '--token', '0'], start_new_session=True)\n"
+        "made.wait(30)\n"
+        "print(json.dumps([made.pid, os.getsid(0), sent]))\n"
+    )
+    (pid, session, arguments, ready), (started, parents_session, sent) = map(json.loads, done.stdout.splitlines())
+    assert pid == started and session == pid != parents_session
+    assert arguments == ["baker", "--token", "0"] and done.stderr == "said\n"
+    # It had made ready what it needs before anybody sent it anything.
+    assert ready < sent
+
+
+def test_one_without_output_says_nothing():
+    done = run_script(
+        "nothing = subprocess.DEVNULL\n"
+        "program.start(['baker', '--token', '0'], stdout=nothing, stderr=nothing).wait(30)\n"
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_systems_tools_show_its_name_and_its_environment_and_no_arguments():
+    script = (
+        "import psutil\n"
+        "made = program.start(['baker', '--token', '20'])\n"
+        "seen = psutil.Process(made.pid)\n"
+        "while 'baker' not in seen.cmdline(): time.sleep(0.02)\n"
+        "print(' '.join(seen.cmdline()).strip(), seen.environ()['MARK'])\n"
+        "made.terminate()\n"
+        "made.wait(30)\n"
+    )
+    done = run_script(script, env=os.environ | {"MARK": "here"})
+    assert done.stdout.splitlines()[-1] == "baker here"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "program.start(['baker', '-', '0']).wait(30)",
+        "program.terminate(); program.wait(30)",
+        "program.forget(); program.wait(30)",
+    ],
+    ids=["started", "killed", "given up"],
+)
+def test_what_it_cannot_start_is_started_as_flower_would(first):
+    done = run_script(f"{first}\nprogram.start(['sh', '-c', 'echo baker $0', 'x']).wait()\n" + OWN_PROCESS)
+    assert done.stdout.splitlines()[-2:] == ["baker x", "True"]
+
+
+def test_a_long_wait_for_one_that_does_not_end_says_so():
+    done = run_script(
+        "made = program.start(['baker', '-', '30'])\n"
+        "try:\n    made.wait(0.2)\n"
+        "except subprocess.TimeoutExpired as error:\n    print(error.cmd)\n"
+        "made.terminate()\nmade.wait(30)\n"
+    )
+    assert done.stdout.splitlines()[-1] == "baker"
+
+
+def test_it_ends_without_having_been_anything_when_nobody_can_send_it_arguments_any_more():
+    done = run_script("print(program.pid, flush=True)\nos._exit(0)\n")
+    pid, deadline = int(done.stdout), time.monotonic() + 30
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert done.stderr == ""
+
+
+def test_a_simulation_waits_with_its_libraries_and_without_a_module_of_ours():
+    script = (
+        "import sys\n"
+        "from flower_app.launch.simulation_superlink import load_simulation\n"
+        "run = load_simulation(['colorsys', 'no_such_module'])\n"
+        "ours = [name for name in sys.modules if name.startswith(('flower_app', 'strategies', 'client_pipeline'))]\n"
+        "print(run.__module__, ours, [name in sys.modules for name in ('torch', 'ray', 'colorsys')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "flwr.simulation.app [] [True, True, True]"
+
+
+def test_the_installed_flower_starts_both_by_what_is_replaced():
+    script = (
+        "import json, subprocess, sys\n"
+        "from types import SimpleNamespace\n"
+        "from strategies.flower_internals import flower_superlink_module as flower, subprocess_executor_module as own\n"
+        "from flwr.supercore.superexec.executor import ExecutionSpec\n"
+        "from flwr.supercore.constant import TaskType\n"
+        "def start(command, **options):\n    print(json.dumps([command[0], options == SILENT, sorted(options)]))\n"
+        "SILENT = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "own.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)\n"
+        "flower.subprocess = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)\n"
+        "spec = dict(runtime_api_address='127.0.0.1:1', token='secret', insecure=True, root_certificates_path=None,\n"
+        "    runtime_dependency_install=False, parent_pid=5, task_id=1, suppress_output=True)\n"
+        "own.SubprocessExecutor().launch(ExecutionSpec(task_type=TaskType.SIMULATION, **spec))\n"
+        "config = dict(isolation='subprocess', host='127.0.0.1', port=1, certificates=None, ssl_ca_certfile=None,\n"
+        "    runtime_dependency_install=False)\n"
+        "lifespan = SimpleNamespace(config=SimpleNamespace(**config))\n"
+        "flower.SuperLinkLifespan._start_superexec_if_needed(lifespan)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines()[-2:]]
+    assert rows == [[SIMULATION, True, ["stderr", "stdout"]], ["flower-superexec", False, ["start_new_session"]]]

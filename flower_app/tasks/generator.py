@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
-from typing import Any
+from itertools import accumulate, islice
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from flower_app.tasks.lexicon import (
     ADJECTIVES,
@@ -35,6 +35,8 @@ from flower_app.tasks.lexicon import (
     relative_pronoun,
 )
 
+T = TypeVar("T")
+
 SPLITS = ("train", "validation", "test")
 _ACTORS = tuple(noun for noun in NOUNS if noun.kind in ("male", "female", "animal"))
 _PERSONS = tuple(noun for noun in NOUNS if noun.kind in ("male", "female"))
@@ -49,8 +51,7 @@ _COPULA_EN = {"1sg": "am", "3sg": "is", "pl": "are"}
 _THIRD_PERSON = {"m": ("er", "ihn"), "f": ("sie", "sie"), "n": ("es", "es")}
 
 
-@dataclass(frozen=True)
-class _Phrase:
+class _Phrase(NamedTuple):
     """A noun phrase or pronoun in one case."""
 
     english: str
@@ -60,8 +61,7 @@ class _Phrase:
     noun: Noun | None = None
 
 
-@dataclass(frozen=True)
-class _Clause:
+class _Clause(NamedTuple):
     """One clause, before either language puts it in order. ``verb`` None: a copula with ``predicate``."""
 
     subject: _Phrase
@@ -126,7 +126,23 @@ class _Clause:
 
 
 def _join(words: list[str]) -> str:
-    return " ".join(word for word in words if word)
+    return " ".join(filter(None, words))
+
+
+class _Weighted(Generic[T]):
+    """Options that are drawn as ``random.choices`` draws one of them, but for adding the weights up each time."""
+
+    def __init__(self, options: Sequence[T], weights: Sequence[int]) -> None:
+        self._options, self._sums = options, tuple(accumulate(weights))
+
+    def draw(self, rng: random.Random) -> T:
+        return self._options[bisect(self._sums, rng.random() * self._sums[-1], 0, len(self._sums) - 1)]
+
+
+_KINDS = _Weighted(("main", "question", "that", "because", "relative"), (50, 10, 14, 14, 12))
+_PATTERNS = _Weighted(("none", "acc", "dat", "both"), (3, 5, 1, 2))
+_SHORT_PATTERNS = _Weighted(("none", "acc", "dat"), (3, 5, 1))
+_DRAWN_MODES = _Weighted(_MODES, (5, 4, 1, 1, 1, 1))
 
 
 class _Grammar:
@@ -188,8 +204,8 @@ class _Grammar:
             adverb = self.rng.choice(_TIMES) if time and self.chance(0.4) else ""
             predicate = self.rng.choice(_ADJECTIVES)
             return _Clause(subject, None, predicate=predicate, negated=self.chance(0.25), time=adverb)
-        pattern = self.rng.choices(("none", "acc", "dat", "both"), (3, 5, 1, 0 if short else 2))[0]
-        mode = self.rng.choices(_MODES, (5, 4, 1, 1, 1, 1))[0]
+        pattern = (_SHORT_PATTERNS if short else _PATTERNS).draw(self.rng)
+        mode = _DRAWN_MODES.draw(self.rng)
         verb, parts = self.rng.choice(_BY_PATTERN[pattern]), dict[str, Any]()
         negated = mode != "must" and self.chance(0.2)
         no_object = negated and pattern in ("acc", "both")
@@ -212,7 +228,7 @@ class _Grammar:
 
     def sentence(self) -> tuple[str, Callable[[], str]]:
         """Draw one sentence, and what makes its translation; both without capital and full stop."""
-        kind = self.rng.choices(("main", "question", "that", "because", "relative"), (50, 10, 14, 14, 12))[0]
+        kind = _KINDS.draw(self.rng)
         if kind == "main":
             clause = self.clause()
             first = bool(clause.time) and self.chance(0.6)
@@ -239,7 +255,7 @@ class _Grammar:
             it = _Phrase("it", _THIRD_PERSON[direct_object.noun.gender][0], "3sg", True)
             reason = _Clause(it, None, predicate=self.rng.choice(_ADJECTIVES))
         else:
-            reason = replace(self.clause(short=True), subject=self.pronoun("nom"))
+            reason = self.clause(short=True)._replace(subject=self.pronoun("nom"))
         return (
             f"{main.english()} because {reason.english()}",
             lambda: f"{main.german('main')}, weil {reason.german('last')}",
@@ -255,7 +271,7 @@ class _Grammar:
         gender = "pl" if plural else noun.gender
         case = "acc" if about_object else "nom"
         gap = _Phrase("", "", person)
-        clause = replace(clause, accusative=None) if about_object else replace(clause, subject=gap)
+        clause = clause._replace(accusative=None) if about_object else clause._replace(subject=gap)
         head_en = f"the {noun.english(plural)} that {clause.english()}"
 
         def german() -> str:

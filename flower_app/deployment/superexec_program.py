@@ -11,6 +11,7 @@ message, which ends with it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,8 @@ from flower_app.deployment.app_digest import app_digest
 CLIENT_APP = "flwr-clientapp"
 """The program that Flower starts for a message."""
 _OURS = ("flower_app", "strategies", "client_pipeline")
+_SHORT_HASH = 8
+"""Of an app's hash, in the name of the folder that Flower unpacks it to."""
 
 
 class ForkServer:
@@ -117,7 +121,9 @@ def load_client_app(release: str) -> Callable[[], None]:
 def install_app(
     install: Callable[..., Any], release: str, modules: Mapping[str, ModuleType], bundle: bytes, **options: Any
 ) -> Any:
-    """Install a message's app; that of the release that is installed here is imported already.
+    """Install a message's app; that of the release that is installed here is imported already, and unpacked once.
+
+    Flower unpacks an app for each message, and then finds that it lies there.
 
     Parameters
     ----------
@@ -125,11 +131,26 @@ def install_app(
     release : digest of the release's app
     modules : that app, by name
     bundle, options : what Flower calls its function with
+
+    Returns
+    -------
+    Folder of the app.
     """
     with contextlib.suppress(ValueError):
         if app_digest(bundle) == release:
             sys.modules.update(modules)
+            # Nothing is read in there any more but which object is the app.
+            if place := _unpacked(bundle):
+                return place
     return install(bundle, **options)
+
+
+def _unpacked(bundle: bytes) -> Path | None:
+    """Where Flower has unpacked an app, if it has; a release that puts it elsewhere unpacks it again."""
+    if not (home := os.environ.get("FLWR_HOME")):
+        return None
+    places = Path(home, "apps").glob(f"*.{hashlib.sha256(bundle).hexdigest()[:_SHORT_HASH]}")
+    return next((place for place in places if (place / "pyproject.toml").is_file()), None)
 
 
 def main() -> None:

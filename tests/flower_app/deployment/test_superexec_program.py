@@ -121,26 +121,28 @@ def _bundle(text):
 
 
 @pytest.mark.slow
-def test_a_message_s_process_imports_nothing_of_the_app_of_this_release(tmp_path):
+def test_a_message_s_process_neither_imports_nor_unpacks_again_the_app_of_this_release(tmp_path):
     """In a process of its own, with the app as the server sends it and Flower's own way of loading it."""
     script = (
         "import sys\n"
         "from pathlib import Path\n"
         "from flower_app.deployment.app_digest import app_digest\n"
-        "from flower_app.deployment.superexec_program import load_client_app, _our_modules\n"
+        "from flower_app.deployment.superexec_program import load_client_app\n"
         "from flower_app.launch.app_folder import assemble_app\n"
-        "from strategies.flower_internals import build_fab_from_disk\n"
+        "from flwr.supercore.object_ref import load_app\n"
+        "from strategies.flower_internals import build_fab_from_disk, run_clientapp_module as flower\n"
+        "unpack, unpacked = flower.install_from_fab, []\n"
+        "flower.install_from_fab = lambda *given, **more: unpacked.append(1) or unpack(*given, **more)\n"
         "bundle = build_fab_from_disk(assemble_app(Path(sys.argv[1]) / 'app'))\n"
         "load_client_app(app_digest(bundle))\n"
-        "from strategies.flower_internals import run_clientapp_module as flower\n"
-        "for name in _our_modules(): del sys.modules[name]\n"
-        "place = flower.install_from_fab(bundle, skip_prompt=True)\n"
+        "for name in [name for name in sys.modules if name.startswith(('flower_app', 'strategies', 'client_pipe'))]:\n"
+        "    del sys.modules[name]\n"
+        "places = {flower.install_from_fab(bundle, skip_prompt=True) for _ in range(3)}\n"
         "before = set(sys.modules)\n"
-        "from flwr.supercore.object_ref import load_app\n"
-        "app = load_app('flower_app.client_app:app', ValueError, place)\n"
-        "print(type(app).__name__, sorted(set(sys.modules) - before))\n"
+        "app = load_app('flower_app.client_app:app', ValueError, min(places))\n"
+        "print(type(app).__name__, sorted(set(sys.modules) - before), len(places), unpacked)\n"
     )
     environment = os.environ | {"FLWR_HOME": str(tmp_path)}
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.stdout.splitlines()[-1:] == ["ClientApp []"], done.stderr
+    assert done.stdout.splitlines()[-1:] == ["ClientApp [] 1 [1]"], done.stderr

@@ -116,17 +116,34 @@ def _become(name: str, arguments: int, load: Callable[[], Callable[[], Any]]) ->
     sys.exit(run())
 
 
+def _command_line() -> tuple[int, int]:
+    """Where this process's command line lies in its memory, from and to; the same twice if the system does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        begin, end = (int(field) for field in fields[_ARGUMENTS : _ARGUMENTS + 2])
+    except (OSError, ValueError):
+        return 0, 0
+    return begin, end
+
+
 def show_as(title: str) -> None:
     """Have the system's tools show another command line of this process; its environment stays to be seen."""
-    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    begin, end = (int(field) for field in fields[_ARGUMENTS : _ARGUMENTS + 2])
+    begin, end = _command_line()
+    if begin >= end:
+        return
     text = title.encode()[: end - begin - 1]
     ctypes.memset(begin, 0, end - begin)
     ctypes.memmove(begin, text, len(text))
 
 
-def load_simulation(modules: Sequence[str]) -> Callable[[], Any]:
-    """Import what a simulation needs beside its app."""
+def load_simulation(modules: Sequence[str], folder: str = "") -> Callable[[], Any]:
+    """Import what a simulation needs beside its app.
+
+    Parameters
+    ----------
+    modules : beside those that every simulation needs
+    folder : where ours were found, and are no more looked for once: the app brings its own
+    """
     from client_pipeline.quick_imports import quick_import, quick_imports
 
     with quick_imports():
@@ -135,18 +152,20 @@ def load_simulation(modules: Sequence[str]) -> Callable[[], Any]:
         # Whoever needs it says what is the matter.
         with contextlib.suppress(ImportError):
             quick_import(module)
-    # The app brings its own.
     for name in [name for name in sys.modules if name.split(".")[0] in _OURS]:
         del sys.modules[name]
+    if folder and folder in sys.path:
+        sys.path.remove(folder)
     return flwr_simulation
 
 
 def main() -> None:
     """Run ``flower-superlink`` beside the two that wait."""
     folder, modules, *options = sys.argv[1:]
+    # Without an installation all of ours is here, and nowhere else. Some have Python not look where it starts.
+    started_in = os.getcwd() if sys.path[0] == os.getcwd() else ""
     os.chdir(folder)
-    # Where this was found without an installation; Flower's programs look in the environment's folders, and the app's.
-    del sys.path[0]
+    sys.argv = [SUPERLINK, *options]
     from client_pipeline.quick_imports import quick_imports
 
     with quick_imports():
@@ -158,13 +177,16 @@ def main() -> None:
     flower: Any = flower_superlink_module
     executor: Any = subprocess_executor_module
 
-    simulation = WaitingProgram(SIMULATION, lambda: load_simulation([name for name in modules.split(",") if name]))
-    executor.subprocess = SimpleNamespace(Popen=simulation.start, DEVNULL=subprocess.DEVNULL)
-    superexec = WaitingProgram(SUPEREXEC, lambda: flower_superexec)
-    simulation.forget()
-    flower.subprocess = SimpleNamespace(Popen=superexec.start, TimeoutExpired=subprocess.TimeoutExpired)
-    sys.argv = [SUPERLINK, *options]
-    show_as(" ".join(sys.argv))
+    begin, end = _command_line()
+    # The launcher knows the simulation by its command line.
+    if begin < end:
+        needed = [name for name in modules.split(",") if name]
+        simulation = WaitingProgram(SIMULATION, lambda: load_simulation(needed, started_in))
+        executor.subprocess = SimpleNamespace(Popen=simulation.start, DEVNULL=subprocess.DEVNULL)
+        superexec = WaitingProgram(SUPEREXEC, lambda: flower_superexec)
+        simulation.forget()
+        flower.subprocess = SimpleNamespace(Popen=superexec.start, TimeoutExpired=subprocess.TimeoutExpired)
+        show_as(" ".join(sys.argv))
     flower.flower_superlink()
 
 

@@ -22,7 +22,8 @@ from helpers.tiny_models import library_config
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 3
+ROUNDS = 6
+"""More than end between the round that a machine leaves and the run's interruption."""
 SCENARIO = """
 format = "collapipe-scenario/1"
 

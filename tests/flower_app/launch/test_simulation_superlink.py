@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-from flower_app.launch.simulation_superlink import SIMULATION
+from flower_app.launch.simulation_superlink import SIMULATION, show_as
 
 pytestmark = [
     pytest.mark.slow,
@@ -116,16 +117,25 @@ def test_it_ends_without_having_been_anything_when_nobody_can_send_it_arguments_
     assert done.stderr == ""
 
 
-def test_a_simulation_waits_with_its_libraries_and_without_a_module_of_ours():
+def test_a_simulation_waits_with_its_libraries_and_without_a_module_of_ours_or_a_way_to_them():
     script = (
         "import sys\n"
         "from flower_app.launch.simulation_superlink import load_simulation\n"
-        "run = load_simulation(['colorsys', 'no_such_module'])\n"
+        "sys.path.insert(0, '/ours')\n"
+        "run = load_simulation(['colorsys', 'no_such_module'], '/ours')\n"
+        "assert '/ours' not in sys.path\n"
         "ours = [name for name in sys.modules if name.startswith(('flower_app', 'strategies', 'client_pipeline'))]\n"
         "print(run.__module__, ours, [name in sys.modules for name in ('torch', 'ray', 'colorsys')])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines()[-1] == "flwr.simulation.app [] [True, True, True]"
+
+
+@pytest.mark.parametrize("shown", ["", "0 0", "no numbers"])
+def test_where_the_system_does_not_say_where_a_command_line_lies_nothing_is_written(monkeypatch, shown):
+    fields = " ".join(["7"] * 45)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"1 (a) name) {fields} {shown}")
+    show_as("baker")
 
 
 def test_the_installed_flower_starts_both_by_what_is_replaced():

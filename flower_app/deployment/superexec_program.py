@@ -25,10 +25,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from flower_app.deployment.app_digest import app_digest
+from flower_app.our_modules import forget_our_modules, our_modules
 
 CLIENT_APP = "flwr-clientapp"
 """The program that Flower starts for a message."""
-_OURS = ("flower_app", "strategies", "client_pipeline")
 _SHORT_HASH = 8
 """Of an app's hash, in the name of the folder that Flower unpacks it to."""
 
@@ -67,8 +67,7 @@ def serve_forks(orders: int, load: Callable[[], Callable[[], None]]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     run = load()
     # The app that the server has sent brings its own modules, and not all need be those of this release.
-    for name in _our_modules():
-        del sys.modules[name]
+    forget_our_modules()
     with open(orders, encoding="utf-8") as lines:
         order = next((line for line in lines if os.fork() == 0), "")
     if not order:
@@ -86,10 +85,6 @@ def _forget_random_numbers() -> None:
 
     random.seed()
     numpy.random.seed()
-
-
-def _our_modules() -> dict[str, ModuleType]:
-    return {name: module for name, module in sys.modules.items() if name.split(".")[0] in _OURS}
 
 
 def load_client_app(release: str) -> Callable[[], None]:
@@ -114,7 +109,7 @@ def load_client_app(release: str) -> Callable[[], None]:
     look_again_soon(run_clientapp_module, "pull_and_inflate_object_from_tree")
     flower: Any = run_clientapp_module
     if (install := getattr(flower, "install_from_fab", None)) is not None:
-        flower.install_from_fab = partial(install_app, install, release, _our_modules())
+        flower.install_from_fab = partial(install_app, install, release, our_modules())
     return flwr_clientapp
 
 

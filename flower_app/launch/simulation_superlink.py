@@ -25,8 +25,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from flower_app.our_modules import forget_our_modules
+
 SUPERLINK, SUPEREXEC, SIMULATION = "flower-superlink", "flower-superexec", "flwr-simulation"
-_OURS = ("flower_app", "strategies", "client_pipeline")
 _LIBRARIES = ("numpy", "ray", "torch", "safetensors.torch", "tokenizers")
 _SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 _POLL_S = 0.02
@@ -152,8 +153,7 @@ def load_simulation(modules: Sequence[str], folder: str = "") -> Callable[[], An
         # Whoever needs it says what is the matter.
         with contextlib.suppress(ImportError):
             quick_import(module)
-    for name in [name for name in sys.modules if name.split(".")[0] in _OURS]:
-        del sys.modules[name]
+    forget_our_modules()
     if folder and folder in sys.path:
         sys.path.remove(folder)
     return flwr_simulation

@@ -1,5 +1,6 @@
 """Flower's programs of a simulation are forks that wait with their libraries: they become what they are sent, once."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -131,11 +132,14 @@ def test_a_simulation_waits_with_its_libraries_and_without_a_module_of_ours_or_a
     assert done.stdout.splitlines()[-1] == "flwr.simulation.app [] [True, True, True]"
 
 
-@pytest.mark.parametrize("shown", ["", "0 0", "no numbers"])
-def test_where_the_system_does_not_say_where_a_command_line_lies_nothing_is_written(monkeypatch, shown):
-    fields = " ".join(["7"] * 45)
+@pytest.mark.parametrize(("shown", "is_written"), [("", 0), ("0 0", 0), ("no numbers", 0), ("4096 4200", 1)])
+def test_where_the_system_does_not_say_where_a_command_line_lies_nothing_is_written(monkeypatch, shown, is_written):
+    fields, written = " ".join(["7"] * 45), []
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"1 (a) name) {fields} {shown}")
+    for name in ("memset", "memmove"):
+        monkeypatch.setattr(ctypes, name, lambda *place: written.append(place))
     show_as("baker")
+    assert written == is_written * [(4096, 0, 104), (4096, b"baker", 5)]
 
 
 def test_the_installed_flower_starts_both_by_what_is_replaced():

@@ -202,6 +202,12 @@ INTERNALS: dict[str, Internal] = {
         "how it starts a client app's process",
         "as for flower_superexec",
     ),
+    "superexec_loop_module": Internal(
+        "flwr.supercore.superexec.run_superexec",
+        None,
+        "how long it waits before it asks for work again: a simulation's has started all there is",
+        "an interval that grows while there is none",
+    ),
     "flwr_simulation": Internal(
         "flwr.simulation.app",
         "flwr_simulation",

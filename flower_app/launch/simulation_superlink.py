@@ -3,7 +3,8 @@
 A SuperLink starts ``flower-superexec``, and this ``flwr-simulation``. Each is a program that imports Flower, FastAPI
 and SQLAlchemy for one to two seconds, and the latter Ray and PyTorch besides, one after the other. Here one process
 imports what they share, and both wait as forks of it, the simulation's with its libraries, until whoever starts them
-in Flower sends their arguments. All else is as in Flower's.
+in Flower sends their arguments. Once the simulation has started, the SuperExec asks seldom for more work, as there is
+none. All else is as in Flower's.
 
 ``python -m flower_app.launch.simulation_superlink FOLDER MODULES OPTIONS`` runs ``flower-superlink OPTIONS`` in
 ``FOLDER``; the simulation imports ``MODULES``, with commas between, beside those that every one needs. Linux alone:
@@ -31,6 +32,9 @@ SUPERLINK, SUPEREXEC, SIMULATION = "flower-superlink", "flower-superexec", "flwr
 _LIBRARIES = ("numpy", "ray", "torch", "safetensors.torch", "tokenizers")
 _SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 _POLL_S = 0.02
+_NOTHING_LEFT_S = 10.0
+"""How often a SuperExec asks for work once the only run has started [s]: a hundredth of a second of the SuperLink's
+processor each time, a tenth of a core for as long as the run lasts if it went on as often as before."""
 _ARGUMENTS = 45
 """Of the fields after the name in ``/proc/self/stat``, where the command line begins; the next one is its end."""
 
@@ -66,6 +70,11 @@ class WaitingProgram:
                 json.dump({"arguments": command[1:], "silent": "stdout" in options}, pipe)
                 return self
         return subprocess.Popen(command, **options)
+
+    @property
+    def waits(self) -> bool:
+        """Whether this process can still start it."""
+        return self._arguments >= 0
 
     def forget(self) -> None:
         """Leave it to others to start."""
@@ -137,6 +146,11 @@ def show_as(title: str) -> None:
     ctypes.memmove(begin, text, len(text))
 
 
+def pause(simulation: WaitingProgram, seconds: float) -> None:
+    """Wait before the SuperExec asks for work again: ``seconds``, or long when the simulation has started."""
+    time.sleep(seconds if simulation.waits else _NOTHING_LEFT_S)
+
+
 def load_simulation(modules: Sequence[str], folder: str = "") -> Callable[[], Any]:
     """Import what a simulation needs beside its app.
 
@@ -173,9 +187,11 @@ def main() -> None:
             flower_superexec,
             flower_superlink_module,
             subprocess_executor_module,
+            superexec_loop_module,
         )
     flower: Any = flower_superlink_module
     executor: Any = subprocess_executor_module
+    loop: Any = superexec_loop_module
 
     begin, end = _command_line()
     # The launcher knows the simulation by its command line.
@@ -183,6 +199,7 @@ def main() -> None:
         needed = [name for name in modules.split(",") if name]
         simulation = WaitingProgram(SIMULATION, lambda: load_simulation(needed, started_in))
         executor.subprocess = SimpleNamespace(Popen=simulation.start, DEVNULL=subprocess.DEVNULL)
+        loop.time = SimpleNamespace(sleep=lambda seconds: pause(simulation, seconds))
         superexec = WaitingProgram(SUPEREXEC, lambda: flower_superexec)
         simulation.forget()
         flower.subprocess = SimpleNamespace(Popen=superexec.start, TimeoutExpired=subprocess.TimeoutExpired)

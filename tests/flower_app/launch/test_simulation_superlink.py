@@ -164,3 +164,31 @@ def test_the_installed_flower_starts_both_by_what_is_replaced():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()[-2:]]
     assert rows == [[SIMULATION, True, ["stderr", "stdout"]], ["flower-superexec", False, ["start_new_session"]]]
+
+
+def test_the_installed_flower_waits_between_two_questions_as_it_is_told():
+    script = (
+        "import os\n"
+        "from types import SimpleNamespace\n"
+        "from strategies.flower_internals import superexec_loop_module as loop\n"
+        "from flwr.proto.runtime_pb2 import AcquireTaskResponse\n"
+        "os.environ['FLWR_SUPEREXEC_TASK_POLL_INTERVAL'] = '0.25'\n"
+        "client = SimpleNamespace(AcquireTask=lambda request: AcquireTaskResponse(), close=lambda: None)\n"
+        "loop.RuntimeHttpClient = SimpleNamespace(from_server_address=lambda **options: client)\n"
+        "def sleep(seconds):\n    raise SystemExit(f'waits {seconds}')\n"
+        "loop.time = SimpleNamespace(sleep=sleep)\n"
+        "loop.run_superexec('127.0.0.1:1', insecure=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr.splitlines()[-1] == "waits 0.25"
+
+
+def test_a_simulations_superexec_asks_seldom_once_the_simulation_has_started():
+    done = run_script(
+        "from flower_app.launch import simulation_superlink as ours\n"
+        "ours.time = type('', (), {'sleep': print})\n"
+        "ours.pause(program, 0.1)\n"
+        "program.start(['baker', '-', '0'])\n"
+        "ours.pause(program, 0.1)\n"
+    )
+    assert done.stdout.splitlines()[:2] == ["0.1", "10.0"]

@@ -146,9 +146,15 @@ class Namespaces(Hosts):
             _try("ip", "netns", "del", space)
 
     def processes(self, name):
-        command = ["ip", "netns", "pids", f"{self.prefix}-{name}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return [int(pid) for pid in done.stdout.split()]
+        # As `ip netns pids` does, without a program for each question: tests ask many times a second.
+        pids = []
+        with contextlib.suppress(FileNotFoundError):
+            space = os.stat(f"/run/netns/{self.prefix}-{name}")
+            for entry in os.scandir("/proc"):
+                with contextlib.suppress(OSError):
+                    if entry.name.isdigit() and os.path.samestat(os.stat(f"/proc/{entry.name}/ns/net"), space):
+                        pids.append(int(entry.name))
+        return pids
 
     def actors(self, name):
         """Ids of a machine's Ray workers that have been called: with the first call Ray loads what it reads it with.

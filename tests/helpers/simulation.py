@@ -1,6 +1,7 @@
-"""Real Flower simulations in processes of their own: in this one their end would take the tests' Ray along.
+"""A real Flower simulation in a process of its own: in this one its end would take the tests' Ray along.
 
-Each serves all tests that want its number of nodes, one after the other: Ray and the clients' processes start once.
+It serves all tests, one after the other: Ray and the clients' processes start once. A test sees as many of its nodes as
+it wants.
 """
 
 import os
@@ -16,20 +17,23 @@ import psutil
 
 from client_pipeline.runtime.private_ray import private_environment
 
-PAIR = 2
-"""So many clients answer at once. More than these do so one after the other: a process for each costs seconds."""
+MOST_NODES, AT_ONCE = 7, 2
+"""Nodes that there are, and how many of them answer at once: a process for each costs seconds."""
 TIMEOUT_S = 560.0
-_STARTED = {}
+_PLACE = "query.place"
+"""A message that a node answers with its cluster."""
+_STARTED = []
 
 
 def simulate(server, client, num_nodes=2):
     """Run ``server(grid)`` and ``client(message, cluster)``, or a ClientApp; returns what the server returned."""
-    if num_nodes not in _STARTED:
-        _STARTED[num_nodes] = _Simulation(num_nodes)
+    assert num_nodes <= MOST_NODES
+    if not _STARTED:
+        _STARTED.append(_Simulation())
     try:
-        kind, value = _STARTED[num_nodes].run(server, client)
+        kind, value = _STARTED[0].run(server, client, num_nodes)
     except BaseException:
-        _STARTED.pop(num_nodes).end()
+        end_simulations()
         raise
     if kind == "error":
         raise value
@@ -37,28 +41,28 @@ def simulate(server, client, num_nodes=2):
 
 
 def end_simulations():
-    """End all that were started."""
+    """End it, if it was started."""
     while _STARTED:
-        _STARTED.popitem()[1].end()
+        _STARTED.pop().end()
 
 
 class _Simulation:
     """The process, and the folder through which it gets its jobs."""
 
-    def __init__(self, num_nodes):
+    def __init__(self):
         self.files = tempfile.TemporaryDirectory()
         self.folder = Path(self.files.name)
         self.number = 0
         with (self.folder / "log").open("wb") as log:
-            command = [sys.executable, __file__, str(self.folder), str(num_nodes)]
+            command = [sys.executable, __file__, str(self.folder)]
             # Else Flower's simulation would join a Ray that somebody has started on this machine.
             environment = os.environ | private_environment() | {"RAY_ADDRESS": "local"}
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
-    def run(self, server, client):
+    def run(self, server, client, num_nodes):
         self.number += 1
         (self.folder / f"client-{self.number}").write_bytes(cloudpickle.dumps(client))
-        _write(self.folder / f"server-{self.number}", cloudpickle.dumps(server))
+        _write(self.folder / f"server-{self.number}", cloudpickle.dumps((server, num_nodes)))
         outcome, deadline = self.folder / f"outcome-{self.number}", time.monotonic() + TIMEOUT_S
         while not outcome.exists():
             alive = self.process.poll() is None
@@ -84,7 +88,18 @@ def _write(path, data):
     aside.rename(path)
 
 
-def _main(folder, num_nodes):
+def _nodes_by_cluster(grid):
+    """Node ids, sorted by what the nodes say that they are."""
+    from flwr.app import Message, RecordDict
+
+    while len(nodes := list(grid.get_node_ids())) < MOST_NODES:
+        time.sleep(0.02)
+    answers = grid.send_and_receive([Message(RecordDict(), node, _PLACE) for node in nodes])
+    places = {answer.metadata.src_node_id: answer.content["c"]["partition"] for answer in answers}
+    return sorted(nodes, key=places.__getitem__)
+
+
+def _main(folder):
     from flwr.app import ConfigRecord, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
@@ -94,7 +109,7 @@ def _main(folder, num_nodes):
 
     @server_app.main()
     def main(grid, context):
-        number = 1
+        number, nodes = 1, _nodes_by_cluster(grid)
         while os.getppid() == parent and not (folder / "end").exists():
             job = folder / f"server-{number}"
             if not job.exists():
@@ -102,7 +117,9 @@ def _main(folder, num_nodes):
                 continue
             (folder / "number").write_text(str(number))
             try:
-                result = ("value", cloudpickle.loads(job.read_bytes())(grid))
+                server, num_nodes = cloudpickle.loads(job.read_bytes())
+                grid.get_node_ids = lambda seen=nodes[:num_nodes]: [*seen]
+                result = ("value", server(grid))
             except Exception as error:
                 # Its traceback stays behind in this process.
                 error.add_note(traceback.format_exc())
@@ -116,20 +133,22 @@ def _main(folder, num_nodes):
         number = None
 
         def __call__(self, message, context):
+            cluster, kind = int(context.node_config["partition-id"]), message.metadata.message_type
+            if kind == _PLACE:
+                return self.place(message, cluster)
             number = (folder / "number").read_text()
             if number != self.number:
                 self.number, self.client = number, cloudpickle.loads((folder / f"client-{number}").read_bytes())
             if isinstance(self.client, ClientApp):
                 return self.client(message, context)
-            cluster = int(context.node_config["partition-id"])
-            if message.metadata.message_type == "train":
-                return self.client(message, cluster)
+            return self.client(message, cluster) if kind == "train" else self.place(message, cluster)
+
+        def place(self, message, cluster):
             return Message(RecordDict({"c": ConfigRecord({"partition": cluster})}), reply_to=message)
 
-    at_once = num_nodes if num_nodes <= PAIR else 1
-    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": at_once}}
-    run_simulation(server_app, Relay(), num_supernodes=num_nodes, backend_config=backend)
+    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": AT_ONCE}}
+    run_simulation(server_app, Relay(), num_supernodes=MOST_NODES, backend_config=backend)
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]))
+    _main(Path(sys.argv[1]))

@@ -257,7 +257,7 @@ def check_places(stack):
         if places == expected:
             return
         assert time.monotonic() < deadline, f"{places}: {stack.said()}"
-        time.sleep(0.1)
+        time.sleep(0.3)
 
 
 def wait_for_rounds(stack, run, run_dir, enough):

@@ -17,6 +17,8 @@ from strategies.grid.bounded import LOST_S
 pytestmark = pytest.mark.slow
 
 CLUSTERS, ROUNDS = 3, 200
+PACED = ('device-emulation="paced"', "time-scale=0.1")
+"""Rounds take some seconds, most of them asleep: those that are lost are waited for, and nothing is in a hurry."""
 NORMAL_ROUNDS = 3
 """A round that a cluster leaves may take this many times as long as one before, beside the time until it is out."""
 
@@ -66,7 +68,7 @@ def history(tmp_path_factory):
     with Namespaces(["server", *(f"cu{cluster}" for cluster in range(CLUSTERS))]) as hosts:
         stack = lone_stack(hosts, folder, CLUSTERS, ROUNDS)
         stack.start()
-        history = History(stack, *stack.begin(config=folder / "server" / "run.toml"))
+        history = History(stack, *stack.begin(*PACED, config=folder / "server" / "run.toml"))
         history.until(lambda: len(history.rounds) >= 3)
         yield history
 

@@ -25,8 +25,8 @@ devices = 2
 [[cluster]]
 devices = 1
 """
-LOCAL_STEPS = 50
-"""A round takes some seconds, so that a fault falls into its midst."""
+PACED = ("local-steps=8", 'device-emulation="paced"', "time-scale=0.05")
+"""A round takes some seconds, most of them asleep, so that a fault falls into its midst and is seen at once."""
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_kill_a_freeze_and_a_cut_of_machines_are_on_the_page_within_two_second
         stack.start()
         stack.start_device(0, 1)
         stack.wait_for("d01", "is up")
-        run, run_dir = stack.begin(f"local-steps={LOCAL_STEPS}", config=tmp_path / "server" / "run.toml")
+        run, run_dir = stack.begin(*PACED, config=tmp_path / "server" / "run.toml")
         history = History(stack, run, run_dir)
         page = page_of(run_dir)
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient as ControlHttpClient
     from flwr.supercore.date import now as now
     from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM as KEY_CLIPPING_NORM, KEY_NORM_BIT as KEY_NORM_BIT
+    from flwr.supercore.error.base import ApiErrorCode as ApiErrorCode, FlowerError as FlowerError
     from flwr.supercore.fab import Fab as Fab
     from flwr.supercore.http_logging import get_uvicorn_log_config as get_uvicorn_log_config
     from flwr.supercore.inflatable import inflatable_utils as inflatable_utils
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from flwr.superlink.main import create_app as create_app
     from flwr.supernode.cli.flower_supernode import flower_supernode as flower_supernode
     from flwr.supernode.cli.flwr_clientapp import flwr_clientapp as flwr_clientapp
+    from flwr.supernode.fleet_http_client import FleetHttpClient as FleetHttpClient
 
 
 def missing_internals() -> list[str]:

@@ -184,6 +184,18 @@ INTERNALS: dict[str, Internal] = {
         "its connection to the SuperLink is wrapped, so that foreign apps are refused",
         "as for get_all_nested_objects",
     ),
+    "FleetHttpClient": Internal(
+        "flwr.supernode.fleet_http_client",
+        "FleetHttpClient",
+        "a SuperNode that the SuperLink takes for connected asks again, instead of ending",
+        "an option of flower-supernode that has it wait",
+    ),
+    "FlowerError": Internal(
+        "flwr.supercore.error.base", "FlowerError", "as for FleetHttpClient", "as for FleetHttpClient"
+    ),
+    "ApiErrorCode": Internal(
+        "flwr.supercore.error.base", "ApiErrorCode", "as for FleetHttpClient", "as for FleetHttpClient"
+    ),
     "flower_supernode": Internal(
         "flwr.supernode.cli.flower_supernode",
         "flower_supernode",

@@ -1,5 +1,7 @@
 """Flower's SuperNode with a veto: it runs no app but that of its own release, and those that its owner allows.
 
+It also waits where Flower's own ends: as long as the SuperLink takes it for connected, whose predecessor has died.
+
 ``python -m flower_app.deployment.supernode_program ALLOWED OPTIONS`` runs ``flower-supernode OPTIONS``. ``ALLOWED`` are
 digests of further apps (:func:`~flower_app.deployment.app_digest.app_digest`), separated by commas, or empty. The check
 is the SuperNode's own, before any code of the app has been imported: code that the server sends cannot leave it out.
@@ -21,8 +23,10 @@ from flwr.app import Error, Message
 
 from flower_app.deployment.app_digest import app_digest, release_digest
 from strategies.flower_internals import (
+    ApiErrorCode,
     ErrorCode,
     Fab,
+    FlowerError,
     Run,
     TaskType,
     get_all_nested_objects,
@@ -32,9 +36,14 @@ from strategies.flower_internals import (
 )
 from strategies.grid.piece_waits import look_again_soon
 
-_ERROR = 40
+_INFO, _ERROR = 20, 40
 _LOOK_S, _LOOKS = 0.5, 60
 """Time between two looks for a message [s], and how many until Flower has its turn: it would look every 3 s alone."""
+_IDLE_S, _IDLE_LOOK_S = 60.0, 2.0
+"""Without a message for so long a control unit looks less often: each look takes ten milliseconds of the server's."""
+_ADMITTED_S, _AGAIN_S = 90.0, 2.0
+"""How long, and how often, a SuperNode asks to be admitted that the SuperLink takes for connected [s]: it waits for
+its predecessor's heartbeats for a minute, of which it hears nothing where a machine has lost its power."""
 
 Connection = tuple[Any, ...]
 """What Flower's SuperNode calls the server by: node id, receive, send, get_run, get_fab, pull_object, push_object,
@@ -97,10 +106,14 @@ def vetoed(connection: AbstractContextManager[Connection], veto: Veto) -> Iterat
     with connection as connection_values:
         node_id, receive, send, get_run, get_fab, pull_object, push_object, confirm = connection_values
 
+        idle_since = time.monotonic()
+
         def receive_allowed() -> Any:
-            received_message = _soon(receive)
+            nonlocal idle_since
+            received_message = _soon(receive, idle_since)
             if received_message is None:
                 return None
+            idle_since = time.monotonic()
             message = received_message[0]
             reason = veto.refusal(message.metadata.run_id, get_run, get_fab)
             if not reason:
@@ -118,12 +131,50 @@ def vetoed(connection: AbstractContextManager[Connection], veto: Veto) -> Iterat
         yield node_id, receive_allowed, send, get_run, checked_app, pull_object, push_object, confirm
 
 
-def _soon(receive: Callable[[], Any]) -> Any:
+def admitted(activate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Have a SuperNode wait until the SuperLink does not wait for its predecessor any more.
+
+    Flower's own ends, and would be started again: seconds of a processor, every few seconds for a minute.
+
+    Parameters
+    ----------
+    activate : of Flower's client: takes it and the request
+    """
+
+    def activate_when_free(client: Any, request: Any) -> Any:
+        deadline, is_told = time.monotonic() + _ADMITTED_S, False
+        while True:
+            try:
+                return activate(client, request)
+            except Exception as error:
+                if not _is_taken(error) or time.monotonic() > deadline:
+                    raise
+            if not is_told:
+                log(
+                    _INFO,
+                    "the SuperLink takes this control unit for connected, and admits it when heartbeats were missed, "
+                    "within a minute; asking every %g s",
+                    _AGAIN_S,
+                )
+                is_told = True
+            time.sleep(_AGAIN_S)
+
+    return activate_when_free
+
+
+def _is_taken(error: Exception) -> bool:
+    """Whether the SuperLink has answered that it takes this node for connected."""
+    text = getattr(getattr(error, "response", None), "text", "")
+    answer = FlowerError.from_json(text) if text else None
+    return answer is not None and answer.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+
+
+def _soon(receive: Callable[[], Any], idle_since: float) -> Any:
     """Look for a message until one is there, or Flower is to have its turn."""
     for _ in range(_LOOKS):
         if (received_message := receive()) is not None:
             return received_message
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S if time.monotonic() - idle_since < _IDLE_S else _IDLE_LOOK_S)
     return None
 
 
@@ -161,9 +212,10 @@ def start_superexec(release: str, command: Sequence[str]) -> subprocess.Popen[by
 def main() -> None:
     """Run ``flower-supernode``; the first argument are digests of apps that are allowed."""
     allowed_digests = frozenset(filter(None, sys.argv.pop(1).split(",")))
-    from strategies.flower_internals import flower_supernode, supernode_module
+    from strategies.flower_internals import FleetHttpClient, flower_supernode, supernode_module
 
     flower: Any = supernode_module
+    client: Any = FleetHttpClient
 
     connect = getattr(flower, "http_request_response", None)
     if connect is None:
@@ -172,6 +224,7 @@ def main() -> None:
     veto = Veto(release, allowed_digests)
     print(f"apps that may run here: {', '.join([release, *sorted(allowed_digests)])}", flush=True)
     flower.http_request_response = lambda *arguments, **named: vetoed(connect(*arguments, **named), veto)
+    client.ActivateNode = admitted(client.ActivateNode)
     flower.subprocess = SimpleNamespace(Popen=partial(start_superexec, release))
     look_again_soon(flower, "pull_objects")
     flower_supernode()

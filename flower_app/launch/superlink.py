@@ -34,7 +34,7 @@ OWN_CONNECTION = "own"
 _START_S = 240.0
 _TASK_POLL_S, _SIMULATED_TASK_POLL_S = 0.5, 0.1
 """How often Flower's SuperExec asks for work [s]. Each time costs the SuperLink ten milliseconds of its processor: a
-deployment's has to answer all day, a simulation's for as long as its run lasts."""
+deployment's has to answer all day, a simulation's until its run has started."""
 _TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 _ANSWER_S = 60.0
 """How long the SuperLink may take to say how a run ended [s]."""

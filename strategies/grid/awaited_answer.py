@@ -84,7 +84,8 @@ class AwaitedAnswer(Thread):
         self._reply: Message | None = None
         self._fails = 0
         """Errors of the SuperLink's in a row."""
-        self._grid, self._poll_s, self._last_look = grid, poll_s, Event()
+        self._grid, self._poll_s = grid, poll_s
+        self._is_last, self._look_now = False, Event()
         self._late: AwaitedAnswer | None = None
         """Looks again, after nobody waits any more."""
         self._began_at = time.monotonic()
@@ -94,13 +95,17 @@ class AwaitedAnswer(Thread):
         """Look until the answer is there, whose time is noted on it, or nobody waits for it any more."""
         try:
             while True:
-                last = self._last_look.is_set()
+                self._look_now.clear()
+                last = self._is_last
                 reply = self._pull()
                 if reply is not None:
                     note_exchange(reply, time.monotonic() - self._began_at)
                     self._reply, self.has_come = reply, True
                     return
-                if last or self._last_look.wait(self._poll_s):
+                if last:
+                    return
+                self._look_now.wait(self._poll_s)
+                if self._is_last:
                     return
         except BaseException as error:
             self.error = error
@@ -108,8 +113,10 @@ class AwaitedAnswer(Thread):
             self._ended.set()
 
     def expect(self, poll_s: float) -> None:
-        """Look so often from now on: the answer is on its way."""
-        self._poll_s = poll_s
+        """Look so often from now on, and at once if that is more often than before: the answer is on its way."""
+        is_sooner, self._poll_s = poll_s < self._poll_s, poll_s
+        if is_sooner:
+            self._look_now.set()
 
     def take(self) -> Message | None:
         """Return the answer if it is there, once: nothing of it stays here."""
@@ -118,7 +125,8 @@ class AwaitedAnswer(Thread):
 
     def give_up(self) -> None:
         """Look no more; an answer that is on its way is still taken."""
-        self._last_look.set()
+        self._is_last = True
+        self._look_now.set()
 
     def look(self, seconds: float) -> bool:
         """Whether the answer has come after all; takes twice so long at most [s]."""

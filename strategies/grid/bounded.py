@@ -51,6 +51,10 @@ _LATE_S = 2.0
 """How long an answer that is long overdue may take to be fetched before the next round begins [s]."""
 _DUE, _MANY = 0.1, 40
 """An answer whose control unit has said goodbye to the decoder is looked for ten times as often, unless many are."""
+_TRAINS = 5.0
+"""One whose control unit still trains comes, if at all, with an error: it is looked for a fifth as often."""
+_NOTICE_S = 0.2
+"""How often this process looks where its clusters stand [s]; that asks nobody else."""
 _NO_HEARTBEAT = "its SuperNode has sent no heartbeat for a minute: it ended, was stopped, or is cut off"
 
 
@@ -155,10 +159,12 @@ class BoundedGrid(ForwardingGrid):
                     del answer
                 missing_from = [awaited_orders[message_id] for message_id in pending]
                 self._tell(exchange.missing(missing_from))
-                for message_id in exchange.due(missing_from):
-                    pending[message_id].expect(self._poll_s * max(len(pending) / _MANY, _DUE))
+                due_s = self._poll_s * max(len(pending) / _MANY, _DUE)
+                for order, place in zip(missing_from, exchange.places(missing_from), strict=True):
+                    often_s = {"finished": due_s, "trains": self._poll_s * _TRAINS}.get(place, self._poll_s)
+                    pending[order.metadata.message_id].expect(often_s)
                 if pending:
-                    self._ended.wait(self._poll_s)
+                    self._ended.wait(min(self._poll_s, _NOTICE_S))
         finally:
             for awaited in pending.values():
                 awaited.give_up()
@@ -296,13 +302,11 @@ class _Exchange:
                 reasons[message.metadata.message_id] = f"it has not begun the round within {BEGIN_S:g} s"
         return reasons
 
-    def due(self, orders: Sequence[Message]) -> list[str]:
-        """Ids of the orders whose cluster has trained, so that its answer is on its way."""
-        if self._decoder is None:
-            return []
-        standings = self._decoder.current.standings()
-        finished = {cluster for cluster, standing in standings.items() if standing.place == "finished"}
-        return [m.metadata.message_id for m in orders if self._clusters.get(m.metadata.dst_node_id) in finished]
+    def places(self, orders: Sequence[Message]) -> list[str]:
+        """Where each order's cluster stands in the decoder's round; empty where there is none."""
+        standings = self._decoder.current.standings() if self._decoder is not None else {}
+        found = (standings.get(self._clusters.get(m.metadata.dst_node_id, -1)) for m in orders)
+        return [standing.place if standing is not None else "" for standing in found]
 
     def missing(self, orders: Sequence[Message]) -> list[Missing]:
         """Clusters that the exchange waits for, where something is amiss with them."""

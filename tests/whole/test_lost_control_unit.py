@@ -93,6 +93,8 @@ def test_a_control_unit_whose_machine_dies_is_left_out_and_comes_back(history):
     assert history.rounds_until_back(1)[0] <= 2
     history.until(lambda: 2 not in history.rounds[-1].clusters and 1 in history.rounds[-1].clusters)
     assert all(0 in round_.clusters for round_ in history.rounds)
+    # Whoever came back has waited to be admitted, and was not started again and again.
+    assert "it is started again" not in history.stack.log("cu1").read_text(errors="replace")
     # The terminal has said whom it waited for.
     terminal = history.stack.log("run").read_text()
     assert "waiting for cluster 1: its" in terminal and "waiting for cluster 2: its" in terminal, terminal

@@ -8,6 +8,7 @@ import time
 import zipfile
 from multiprocessing import get_context
 
+import httpx
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app.message.message import make_message
@@ -15,12 +16,13 @@ from flwr.app.metadata import Metadata
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import ErrorCode
 from flwr.supercore.constant import TaskType
+from flwr.supercore.error.base import ApiErrorCode
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 
 from flower_app.deployment.app_digest import app_digest, release_digest
 from flower_app.deployment.control_unit_box import ControlUnitBox
-from flower_app.deployment.supernode_program import Veto, vetoed
+from flower_app.deployment.supernode_program import Veto, admitted, vetoed
 from flower_app.launch.app_folder import assemble_app
 
 
@@ -131,6 +133,70 @@ def test_a_control_unit_looks_for_its_order_twice_a_second_and_leaves_flower_its
         assert receive()[0].metadata.run_id == 1 and sleeps == [0.5, 0.5]
         sleeps.clear()
         assert receive() is None and sum(sleeps) == 30.0
+
+
+def test_a_control_unit_without_an_order_for_a_minute_looks_every_two_seconds(sleeps, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("flower_app.deployment.supernode_program.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("flower_app.deployment.supernode_program.time.sleep", lambda s: [sleeps.append(s), tick(s)])
+
+    def tick(seconds):
+        now[0] += seconds
+
+    server = Server({1: [GOOD]})
+    with vetoed(server.connection(), Veto(**VETO)) as (_, receive, *_):
+        for _ in range(3):
+            assert receive() is None
+        assert sleeps == 120 * [0.5] + 60 * [2.0]
+        sleeps.clear()
+        server.order(1)
+        assert receive() is not None and receive() is None
+        assert sleeps == 60 * [0.5]
+
+
+def refused(code):
+    """What Flower's client raises when the SuperLink answers with an error of its own."""
+    request = httpx.Request("POST", "https://server/v1/fleet/activate-node")
+    answer = httpx.Response(409, json={"code": code, "detail": "no"} if code else None, request=request)
+    return httpx.HTTPStatusError("409", request=request, response=answer)
+
+
+def test_a_supernode_whose_predecessor_has_died_waits_until_the_superlink_admits_it(sleeps):
+    answers = [refused(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)] * 3 + ["node 7"]
+
+    def activate(client, request):
+        assert (client, request) == ("client", "request")
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    assert admitted(activate)("client", "request") == "node 7"
+    assert sleeps == 3 * [2.0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [refused(2001), refused(None), httpx.ConnectError("nobody"), ValueError("another")],
+    ids=["another refusal", "no words", "nobody there", "another error"],
+)
+def test_a_supernode_that_is_refused_otherwise_ends_as_flowers_does(error, sleeps):
+    def activate(client, request):
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        admitted(activate)(None, None)
+    assert raised.value is error and sleeps == []
+
+
+def test_a_supernode_does_not_wait_to_be_admitted_for_ever(sleeps, monkeypatch):
+    monkeypatch.setattr("flower_app.deployment.supernode_program.time.monotonic", iter(range(0, 1000, 30)).__next__)
+
+    def activate(client, request):
+        raise refused(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)
+
+    with pytest.raises(httpx.HTTPStatusError):
+        admitted(activate)(None, None)
+    assert len(sleeps) == 3
 
 
 def test_orders_of_an_app_that_is_not_allowed_are_answered_with_an_error_and_the_others_handed_on(sleeps):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -152,6 +153,7 @@ def test_what_a_command_starts_refuses_a_stranger_and_passes(tmp_path, name):
     with subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, text=True, preexec_fn=default_signals) as command:
         doors = []
         while command.poll() is None and not doors:
+            time.sleep(0.1)
             family = [child.pid for child in psutil.Process(command.pid).children(recursive=True)]
             heard = [row for row in listeners(family) if "gcs_server" in row[0].split(" ")[0]]
             # It takes callers from the moment that it refuses one.

@@ -128,3 +128,43 @@ def test_a_late_answer_that_takes_longer_than_the_look_for_it_is_not_lost():
     assert not awaited.look(0.05)
     assert awaited.look(10.0) and len(pulls) == 2
     assert awaited.take() is None
+
+
+class CountingGrid(FakeGrid):
+    """Has an answer from the second look on."""
+
+    def __init__(self):
+        super().__init__(None, 1)
+        self.order = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
+        self.looks, self.looked = 0, threading.Event()
+
+    def pull_messages(self, message_ids):
+        self.looks += 1
+        self.looked.set()
+        return [Message(RecordDict(), reply_to=self.order)] if self.looks > 1 else []
+
+
+def awaited_answer_of(grid, poll_s):
+    answer = AwaitedAnswer(grid, "order", 1, 0, "", poll_s, FetchTurns(), threading.Event())
+    assert grid.looked.wait(10.0)
+    return answer
+
+
+def test_an_answer_that_is_expected_sooner_is_looked_for_at_once():
+    awaited = awaited_answer_of(CountingGrid(), 1000.0)
+    awaited.expect(900.0)
+    awaited.join(10.0)
+    assert awaited.take() is not None
+
+
+def test_one_that_is_expected_later_is_not_looked_for_until_then():
+    grid = CountingGrid()
+    awaited = awaited_answer_of(grid, 1000.0)
+    awaited.expect(2000.0)
+    awaited.expect(2000.0)
+    awaited.join(0.3)
+    assert grid.looks == 1 and awaited.is_alive()
+    awaited.give_up()
+    awaited.join(10.0)
+    # Whoever gives up looks no more.
+    assert grid.looks == 1 and not awaited.is_alive()

@@ -8,6 +8,7 @@ import pytest
 from helpers.decoder_cases import batch_of, service_of, train_round
 from helpers.link_state import FOR_EVER, Link
 from strategies.grid import bounded as bounded_grid
+from strategies.grid.awaited_answer import AwaitedAnswer
 from strategies.grid.bounded import Missing, NobodyConnected
 
 pytestmark = pytest.mark.usefixtures("flower_process")
@@ -74,6 +75,41 @@ def test_a_node_that_beats_and_never_answers_holds_a_round_only_for_the_grace_af
         assert set(grid.get_node_ids()) == {link.nodes[0]}
         link.answer(second)
         assert set(grid.get_node_ids()) == set(link.nodes)
+
+
+def test_answers_are_looked_for_as_often_as_their_clusters_are_near_them(monkeypatch):
+    """Each look costs the SuperLink ten milliseconds of its processor, for each cluster."""
+    link, expected = Link(3), {}
+    expect = AwaitedAnswer.expect
+
+    def note(awaited, poll_s):
+        expected.setdefault(awaited.node_id, []).append(poll_s)
+        expect(awaited, poll_s)
+
+    monkeypatch.setattr(AwaitedAnswer, "expect", note)
+    with service_of(3) as service:
+        addresses = service.open_round(1, [0, 1, 2], 1)
+        exchange = Exchange(link.bounded(service.trainer), link.orders(0, 1, 2))
+        orders = [link.pull(n) for n in range(3)]
+        trainings = [threading.Thread(target=train_round, args=(addresses[n], [batch_of(n, 4)])) for n in range(3)]
+        # None ends a step before all have begun it.
+        trainings[0].start()
+        wait_until(lambda: expected.get(link.nodes[0], [0])[-1] == 5 * link.grid.pull_interval)
+        assert {often for node in link.nodes[1:] for often in expected[node]} == {link.grid.pull_interval}
+        for training in trainings[1:]:
+            training.start()
+        wait_until(lambda: all(expected[node][-1] < link.grid.pull_interval for node in link.nodes))
+        for training, order in zip(trainings, orders, strict=True):
+            training.join()
+            link.answer(order)
+        assert set(exchange.end().values()) == {None}
+
+
+def wait_until(true):
+    deadline = time.monotonic() + 30.0
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.slow

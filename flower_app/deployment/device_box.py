@@ -9,7 +9,7 @@ from pathlib import Path
 
 from client_pipeline.link.hosts import HostPort, is_loopback, split_address
 from flower_app.deployment.credentials import DeviceFiles
-from flower_app.deployment.head_check import wait_for_head
+from flower_app.deployment.head_check import HeadWatch, wait_for_head
 from flower_app.deployment.programs import Program, listens, wait_until_listens
 from flower_app.deployment.ray_node import (
     FIRST_PORT,
@@ -86,7 +86,10 @@ class DeviceBox:
         listening = node.services["node-manager-port"]
         ray = Program(name=name, command=node.command(), answers=lambda: listens(self.host, listening), again_s=SLOW_S)
         environment = past_proxies(with_ray, self.host, head.host)
-        return run_node([ray], environment, temp_folder / "work", temp_folder, say, self.until)
+        watch = HeadWatch(head, tls)
+        return run_node(
+            [ray], environment, temp_folder / "work", temp_folder, say, lambda: self.until() or watch.reason()
+        )
 
 
 def cu_address(cu: str) -> HostPort:

@@ -12,6 +12,8 @@ from client_pipeline.runtime.node_tls import NodeTls
 
 _TIMEOUT_S = 15.0
 _AGAIN_S = 2.0
+_WATCH_S, _WATCH_TIMEOUT_S = 5.0, 2.0
+"""How often a machine looks whether its head is still the same, and how long a look may take [s]."""
 _ALPN = ["h2"]
 """Without it gRPC hangs up."""
 _COPY = "start all machines of the cluster with folders of the same collapipe certs, or of the same edge server"
@@ -80,6 +82,48 @@ def wait_for_head(head: HostPort, tls: NodeTls | None, timeout_s: float, say: Ca
                 say(f"{error}; trying for {timeout_s:g} s")
                 is_told = True
             time.sleep(_AGAIN_S)
+
+
+class HeadWatch:
+    """Notices that a control unit's Ray was started anew: Ray itself asks the new one in vain for a minute, and busily.
+
+    A control unit signs itself a certificate at each start. Where it has a lasting one, or none, nothing is noticed here.
+
+    Parameters
+    ----------
+    head : its address
+    tls : this machine's; None: it speaks plain text
+    """
+
+    def __init__(self, head: HostPort, tls: NodeTls | None) -> None:
+        self._head, self._tls = head, tls
+        self._certificate: bytes | None = None
+        """Of the head that this machine has joined."""
+        self._look_at = 0.0
+
+    def reason(self) -> str:
+        """Why this machine has to join anew; empty while its head is there, or nobody is. Takes a look now and then."""
+        if self._tls is None or time.monotonic() < self._look_at:
+            return ""
+        present = self._present(self._tls)
+        self._look_at = time.monotonic() + _WATCH_S
+        self._certificate = self._certificate or present
+        if present in (None, self._certificate):
+            return ""
+        return f"the control unit's Ray at {self._head} was started anew, and this machine has joined the one before"
+
+    def _present(self, tls: NodeTls) -> bytes | None:
+        """The certificate of who answers there, of this cluster's authority; None: nobody, or somebody else."""
+        context = tls.client_context()
+        context.set_alpn_protocols(_ALPN)
+        try:
+            with (
+                socket.create_connection((self._head.bare_host, self._head.port), timeout=_WATCH_TIMEOUT_S) as raw,
+                context.wrap_socket(raw, server_hostname=self._head.bare_host) as connection,
+            ):
+                return connection.getpeercert(binary_form=True)
+        except OSError:
+            return None
 
 
 def _anybody() -> ssl.SSLContext:

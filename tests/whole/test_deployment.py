@@ -268,9 +268,11 @@ def wait_for_rounds(stack, run, run_dir, enough):
 
 
 def rejoin(stack, cluster, device, since):
-    """A device whose control unit has a new Ray joins it: by itself in its first minutes, else it is started again."""
+    """A device whose control unit was started anew ends, and a service manager would start it again."""
     name, deadline = f"d{cluster}{device}", time.monotonic() + PATIENCE_S
-    while "ended with exit code" not in (said := stack.log(name).read_text(errors="replace")[since:]):
+    # It knows the control unit by its certificate. Without one Ray ends, and is started again in its first minutes.
+    ends = "ended with exit code" if stack.shared_ports else "was started anew"
+    while ends not in (said := stack.log(name).read_text(errors="replace")[since:]):
         assert time.monotonic() < deadline, said
         time.sleep(0.2)
     if "it is started again" not in said:

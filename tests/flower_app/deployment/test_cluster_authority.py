@@ -21,7 +21,7 @@ from flower_app.deployment.authority import read_certificate
 from flower_app.deployment.certs import CertsRequest, certificate_hosts, make_certificates
 from flower_app.deployment.cluster_authority import forget_node_key, node_tls
 from flower_app.deployment.credentials import CuFiles, DeviceFiles, ServerFiles
-from flower_app.deployment.head_check import check_head, wait_for_head
+from flower_app.deployment.head_check import HeadWatch, check_head, wait_for_head
 from flower_app.deployment.revocation import revoke
 from helpers.rings import TIMEOUT_S, Threads
 
@@ -128,6 +128,29 @@ def test_machines_with_and_without_certificates_are_told_apart(certs, tmp_path):
             check_head(address, None)
     # Nobody is there: Ray says so.
     check_head(address, device)
+
+
+def test_a_device_notices_that_its_control_unit_was_started_anew_and_nothing_else(certs, tmp_path, monkeypatch):
+    monkeypatch.setattr(head_check, "_WATCH_S", 0.0)
+    device = machine(certs / "devices-0", tmp_path, "device")
+    first, second = (machine(certs / "cu-0", tmp_path, name) for name in ("first", "second"))
+    other = machine(certs / "cu-1", tmp_path, "other")
+    with ray_like(first) as address:
+        watch, plain = HeadWatch(address, device), HeadWatch(address, None)
+        assert [watch.reason(), watch.reason(), plain.reason()] == ["", "", ""]
+    # Nobody is there; then somebody who is not of this cluster; then the same again.
+    assert watch.reason() == ""
+    for tls, is_noticed in ((other, False), (first, False), (second, True)):
+        with ray_like(tls) as address:
+            watch._head = address
+            assert ("was started anew" in watch.reason()) == is_noticed
+    assert plain.reason() == ""
+
+
+def test_a_device_looks_after_its_control_unit_every_few_seconds(certs, tmp_path, monkeypatch):
+    watch, looks = HeadWatch(("127.0.0.1", 1), machine(certs / "devices-0", tmp_path, "device")), []
+    monkeypatch.setattr(HeadWatch, "_present", lambda self, tls: looks.append(tls))
+    assert [watch.reason() for _ in range(10)] == [""] * 10 and len(looks) == 1
 
 
 def test_a_head_that_is_given_other_certificates_is_waited_for(certs, tmp_path, monkeypatch):

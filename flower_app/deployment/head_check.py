@@ -87,7 +87,7 @@ def wait_for_head(head: HostPort, tls: NodeTls | None, timeout_s: float, say: Ca
 class HeadWatch:
     """Notices that a control unit's Ray was started anew: Ray itself asks the new one in vain for a minute, and busily.
 
-    A control unit signs itself a certificate at each start. Where it has a lasting one, or none, nothing is noticed here.
+    A control unit signs itself a certificate at each start. Where it has a lasting one, or none, nothing is noticed.
 
     Parameters
     ----------

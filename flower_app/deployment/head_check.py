@@ -114,9 +114,9 @@ class HeadWatch:
 
     def _present(self, tls: NodeTls) -> bytes | None:
         """The certificate of who answers there, of this cluster's authority; None: nobody, or somebody else."""
-        context = tls.client_context()
-        context.set_alpn_protocols(_ALPN)
         try:
+            context = tls.client_context()
+            context.set_alpn_protocols(_ALPN)
             with (
                 socket.create_connection((self._head.bare_host, self._head.port), timeout=_WATCH_TIMEOUT_S) as raw,
                 context.wrap_socket(raw, server_hostname=self._head.bare_host) as connection,

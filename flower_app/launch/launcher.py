@@ -76,6 +76,9 @@ class LaunchOrder:
     ends the launch."""
     watch: Callable[[], None] = lambda: None
     """Called after each poll, to show progress."""
+    finished: Callable[[], None] = lambda: None
+    """Called once a run has finished, by a launcher whose programs take a while to end: work that can be done until
+    then."""
     say: Callable[[str], None] = lambda text: None
     """Told what the user may have to look after while the run goes on."""
     poll_s: float = 0.5

@@ -6,7 +6,7 @@ A killed simulation shows as running for a minute: so the launcher looks at the 
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 from flower_app.launch.launcher import LaunchOrder, Outcome, last_error
 from flower_app.launch.processes import interruptible, is_alive
@@ -49,6 +49,9 @@ class SimulationLauncher:
                         superlink.submit()
                         outcome = _follow(superlink, order)
                         if outcome.status == FINISHED:
+                            # Who is asked to end meanwhile has finished.
+                            with suppress(KeyboardInterrupt):
+                                order.finished()
                             superlink.pass_log_on(_LOG_S)
                     # The port was free when it was chosen.
                     if not superlink.lost_its_port or attempt == _PORTS - 1:

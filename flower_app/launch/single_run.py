@@ -192,8 +192,15 @@ def launch_run(
     """
     run_dir, config, _ = run
     progress = progress or RunProgress(run_dir, config.num_rounds)
+    reports: list[Path | None] = []
+
+    def draw() -> None:
+        # One that is interrupted is not begun again.
+        reports.append(None)
+        reports.append(write_pictures(run_dir))
+
     try:
-        outcome = _launch(run, say, launcher, progress)
+        outcome = _launch(run, say, launcher, progress, draw)
     except _Unfit as unfit:
         # Nobody knows of it yet.
         shutil.rmtree(run_dir)
@@ -209,7 +216,9 @@ def launch_run(
         if superlink_of(launcher) and (hint := local_steps_hint(progress.rounds, config.local_steps)):
             say(hint)
     # The run's own processes leave this to us.
-    if report := write_pictures(run_dir):
+    if not reports:
+        draw()
+    if report := reports[-1]:
         say(f"report: {report}")
     return outcome
 
@@ -222,8 +231,14 @@ class _Unfit(Exception):
         self.reason = reason
 
 
-def _launch(run: NewRun, say: Callable[[str], None], launcher: Launcher | None, progress: RunProgress) -> Outcome:
-    """Launch a run and follow it.
+def _launch(
+    run: NewRun,
+    say: Callable[[str], None],
+    launcher: Launcher | None,
+    progress: RunProgress,
+    finished: Callable[[], None],
+) -> Outcome:
+    """Launch a run and follow it; ``finished`` may be called before its programs have ended.
 
     Raises
     ------
@@ -269,6 +284,7 @@ def _launch(run: NewRun, say: Callable[[str], None], launcher: Launcher | None, 
             actor_idle_s=config.runtime.actor_idle,
             begin=begin if begins_later else lambda: None,
             watch=progress.update,
+            finished=finished,
             say=say,
             inherited_fds=[lock],
         )

@@ -96,9 +96,9 @@ def left_over(run_dir):
     return found
 
 
-def launch_tiny_app(app, run_dir, behave, watch=lambda: None, say=lambda text: None):
-    """Launch it; ``behave`` is well, raise, refuse or hang."""
+def launch_tiny_app(app, run_dir, behave, watch=lambda: None, say=lambda text: None, **more):
+    """Launch it; ``behave`` is well, raise, refuse or hang, ``more`` other fields of the order."""
     config = run_dir / "config.toml"
     config.write_text(tomli_w.dumps({"behave": behave, "run-dir": str(run_dir)}))
-    order = LaunchOrder(run_dir=run_dir, app=app, run_config=config, num_clusters=2, watch=watch, say=say)
+    order = LaunchOrder(run_dir=run_dir, app=app, run_config=config, num_clusters=2, watch=watch, say=say, **more)
     return SimulationLauncher().launch(order)

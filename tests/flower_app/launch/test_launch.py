@@ -57,10 +57,13 @@ def test_a_run_whose_port_was_taken_finishes_with_all_nodes_at_once_and_leaves_n
             return chosen[-1]
 
         monkeypatch.setattr(superlink, "_free_port", choose)
-        outcome = launch_tiny_app(tiny_app, run_dir, "well")
+        there = []
+        outcome = launch_tiny_app(tiny_app, run_dir, "well", finished=lambda: there.append(left_over(run_dir)))
         assert list(Path(folder).iterdir()) == []
     assert outcome == Outcome("finished", "", {"status": "finished", "rounds": 1})
     assert outcome.exit_code == 0
+    # What is left to do once it has finished is done while its programs end.
+    assert len(there) == 1 and any("flower-superlink" in command for command in there[0].values())
     [first] = read_rounds(run_dir)[0]
     assert first["replies"] == 2
     assert first["cwd"] == str(run_dir / "flower" / "work")
@@ -75,7 +78,7 @@ def test_a_run_whose_port_was_taken_finishes_with_all_nodes_at_once_and_leaves_n
 
 @pytest.mark.slow
 def test_a_server_app_that_raises_is_a_failed_run_with_its_exception(tiny_app, run_dir):
-    outcome = launch_tiny_app(tiny_app, run_dir, "raise")
+    outcome = launch_tiny_app(tiny_app, run_dir, "raise", finished=lambda: pytest.fail("it has not"))
     assert outcome.exit_code == 1
     log = run_dir / "logs" / "simulation.log"
     assert outcome.error == f"the simulation ended without a result: RuntimeError: the oven is cold; see {log}"

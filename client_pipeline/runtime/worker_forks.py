@@ -39,8 +39,8 @@ _PACKAGES = ("client_pipeline", "flower_app", "strategies")
 _FIELDS = ("arguments", "environment", "folder", "modules", "leads_group")
 _STARTED_S = 50.0
 """How long a worker waits for its fork: the server may still import [s]. Ray waits for a minute."""
-_LOOK_S = 1.0
-"""How often the server looks whether the raylet is still there [s]."""
+_LOOK_S = 0.2
+"""How often the server looks whether the raylet is still there [s]: the end of a run waits for it."""
 _READ_S = 5.0
 """How long the server waits for an order's next piece, and everybody else for it [s]."""
 _LENGTH = struct.Struct("!I")

@@ -179,7 +179,9 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
     before = rounds_of(run_dir)
     assert len(before) < ROUNDS
-    assert ("device", 0) in [(fault["kind"], fault["device"]) for line in before for fault in line["faults"]]
+    lost_in = next(
+        line["round"] for line in before for f in line["faults"] if (f["kind"], f["device"]) == ("device", 0)
+    )
 
     names = ("cu1", *(f"d1{device}" for device in range(NUM_DEVICES[1])))
     since = {name: len(stack.log(name).read_text(errors="replace")) for name in names}
@@ -206,7 +208,8 @@ def test_a_training_on_machines_that_start_again_has_the_losses_of_its_simulatio
         untouched &= not mine["faults"]
         assert losses[0] == losses[1] or not untouched, mine["round"]
         assert [cluster["name"] for cluster in mine["virtual"]["clusters"]] == ["workshop", "depot"]
-        if all(fault["kind"] != "device" for fault in mine["faults"]):
+        # In between it may still be on its way back when a round is planned.
+        if mine["round"] < lost_in or mine["round"] > len(before):
             for here, there in zip(mine["clusters"], theirs["clusters"], strict=True):
                 assert here["cluster"] == there["cluster"] and here["plan"] == there["plan"]
                 assert len(here["devices"]) == NUM_DEVICES[here["cluster"]] == len(here["plan"]["delta"])

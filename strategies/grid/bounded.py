@@ -305,8 +305,8 @@ class _Exchange:
     def places(self, orders: Sequence[Message]) -> list[str]:
         """Where each order's cluster stands in the decoder's round; empty where there is none."""
         standings = self._decoder.current.standings() if self._decoder is not None else {}
-        found = (standings.get(self._clusters.get(m.metadata.dst_node_id, -1)) for m in orders)
-        return [standing.place if standing is not None else "" for standing in found]
+        clusters = (self._clusters.get(message.metadata.dst_node_id, -1) for message in orders)
+        return [standings[cluster].place if cluster in standings else "" for cluster in clusters]
 
     def missing(self, orders: Sequence[Message]) -> list[Missing]:
         """Clusters that the exchange waits for, where something is amiss with them."""

@@ -275,10 +275,10 @@ def rejoin(stack, cluster, device, since):
     name, deadline = f"d{cluster}{device}", time.monotonic() + PATIENCE_S
     # It knows the control unit by its certificate. Without one Ray ends, and is started again in its first minutes.
     ends = "ended with exit code" if stack.shared_ports else "was started anew"
-    while ends not in (said := stack.log(name).read_text(errors="replace")[since:]):
-        assert time.monotonic() < deadline, said
+    while ends not in (log := stack.log(name).read_text(errors="replace")[since:]):
+        assert time.monotonic() < deadline, log
         time.sleep(0.2)
-    if "it is started again" not in said:
+    if "it is started again" not in log:
         stack.gone(name)
         stack.start_device(cluster, device)
         stack.wait_for(name, "is up", since)

@@ -43,9 +43,15 @@ except FileNotFoundError:
 """
 
 
+def run_python(script, *arguments, check=True, **options):
+    """Run a script in a process of its own."""
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=check, **options)
+
+
 def run_script(script, **options):
-    command = [sys.executable, "-c", CHILD + script, "a", "command", "line", "that", "is", "long", "enough"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **options)
+    """Run a script that has the program which waits."""
+    return run_python(CHILD + script, "a", "command", "line", "that", "is", "long", "enough", **options)
 
 
 def test_a_fork_becomes_the_program_that_it_is_sent_with_its_output_and_a_session_of_its_own():
@@ -128,7 +134,7 @@ def test_a_simulation_waits_with_its_libraries_and_without_a_module_of_ours_or_a
         "ours = [name for name in sys.modules if name.startswith(('flower_app', 'strategies', 'client_pipeline'))]\n"
         "print(run.__module__, ours, [name in sys.modules for name in ('torch', 'ray', 'colorsys')])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    done = run_python(script)
     assert done.stdout.splitlines()[-1] == "flwr.simulation.app [] [True, True, True]"
 
 
@@ -161,7 +167,7 @@ def test_the_installed_flower_starts_both_by_what_is_replaced():
         "lifespan = SimpleNamespace(config=SimpleNamespace(**config))\n"
         "flower.SuperLinkLifespan._start_superexec_if_needed(lifespan)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    done = run_python(script)
     rows = [json.loads(line) for line in done.stdout.splitlines()[-2:]]
     assert rows == [[SIMULATION, True, ["stderr", "stdout"]], ["flower-superexec", False, ["start_new_session"]]]
 
@@ -179,7 +185,7 @@ def test_the_installed_flower_waits_between_two_questions_as_it_is_told():
         "loop.time = SimpleNamespace(sleep=sleep)\n"
         "loop.run_superexec('127.0.0.1:1', insecure=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(script, check=False)
     assert done.stderr.splitlines()[-1] == "waits 0.25"
 
 

@@ -9,17 +9,20 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from client_pipeline.runtime import worker_forks
+from client_pipeline.runtime import ray_agents, worker_forks
 from client_pipeline.runtime.memory import ONE_HEAP
 from client_pipeline.runtime.node_tls import TLS_VARIABLES
 
 TOKEN_BYTES = 32
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where Ray would not speak to other machines it takes the loopback address, on every system."""
-_START_RAYLET = "start_raylet"
+_START_RAYLET, _COMMAND_OF = "start_raylet", "_build_python_executable_command_memory_profileable"
+"""Method of Ray's ``Node`` and function of its ``services``."""
+_AGENTS = ("dashboard_agent", "runtime_env_agent")
+"""As Ray calls these programs of a node; the second makes environments for workers."""
 _SECRETS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", *TLS_VARIABLES)
 ADDRESS_FILE = "COLLAPIPE_RAY_ADDRESS_FILE"
 """Environment variable: the file that the address of a simulation's Ray is written into, once it is there."""
@@ -39,21 +42,24 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def lean_head(*, shows_output: bool = True) -> Iterator[None]:
-    """Start a head of Ray within, by ``ray.init`` or ``ray start``, with what a cluster of ours needs, and no more.
+def lean_head(*, shows_output: bool = True, environments: bool = False) -> Iterator[None]:
+    """Start a node of Ray within, by ``ray.init`` or ``ray start``, with what a cluster of ours needs, and no more.
 
     The autoscaler's monitor would add machines of a cloud, the dashboard's server has nothing to show without its
     dashboard, and Ray Client's server would let programs of other machines in. Each is a process of 50 to 60 MB that
     imports for a second, and ``ray.init`` waits for the second. Ray has an option against the first alone, in ``ray
     start``; a release in which the methods are called otherwise starts all. The workers of what is started have one
     heap each, unless the environment says how many; on Linux they are forks
-    (:mod:`client_pipeline.runtime.worker_forks`).
+    (:mod:`client_pipeline.runtime.worker_forks`), and what nobody needs of a node's two agents waits
+    (:mod:`client_pipeline.runtime.ray_agents`).
 
     Parameters
     ----------
     shows_output : whether drivers may ask for what workers print; the log monitor, a process that reads it from files
         ten times a second, starts for that alone
+    environments : whether the first worker comes with an environment of its own; the agent that makes it starts at once
     """
+    from ray._private import services
     from ray._private.node import Node
 
     added = {name: value for name, value in ONE_HEAP.items() if name not in os.environ}
@@ -69,9 +75,15 @@ def lean_head(*, shows_output: bool = True) -> Iterator[None]:
     if sys.platform == "linux" and _START_RAYLET in vars(Node):
         originals[_START_RAYLET] = vars(Node)[_START_RAYLET]
         setattr(Node, _START_RAYLET, _with_forks(originals[_START_RAYLET]))
+    command_of = getattr(services, _COMMAND_OF, None)
+    if sys.platform == "linux" and command_of is not None:
+        agents = _AGENTS[:1] if environments else _AGENTS
+        setattr(services, _COMMAND_OF, _with_waiting_agents(command_of, agents))
     try:
         yield
     finally:
+        if command_of is not None:
+            setattr(services, _COMMAND_OF, command_of)
         for name, method in originals.items():
             setattr(Node, name, method)
         for name in added:
@@ -84,6 +96,14 @@ def _with_forks(start_raylet: Callable[..., Any]) -> Callable[..., Any]:
         return start_raylet(node, *arguments, **options)
 
     return start
+
+
+def _with_waiting_agents(command_of: Callable[..., list[str]], agents: Sequence[str]) -> Callable[..., list[str]]:
+    def begin_command(component: str, *arguments: Any, **options: Any) -> list[str]:
+        command = command_of(component, *arguments, **options)
+        return [sys.executable, "-I", "-S", ray_agents.__file__, *command] if component in agents else command
+
+    return begin_command
 
 
 @contextlib.contextmanager

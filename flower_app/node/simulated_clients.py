@@ -78,7 +78,7 @@ def _join_ray(backend: Any, start: Callable[[Any, Mapping[str, Any]], None], con
         init_args = {k: v for k, v in config.get("init_args", {}).items() if not k.startswith("num_")}
         config = {**config, "init_args": init_args}
     try:
-        with lean_head():
+        with lean_head(environments=True):
             start(backend, config)
     finally:
         # A Ray that anybody starts from here is another.

@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from ray._private import ray_constants, services
 from ray._private.node import Node
 
-from client_pipeline.runtime import ray_program, worker_forks
+from client_pipeline.runtime import ray_agents, ray_program, worker_forks
 from client_pipeline.runtime.private_ray import lean_head
 from helpers.repository import ROOT
 
@@ -45,6 +46,24 @@ def test_its_workers_are_forks_on_linux_alone(system, forks, monkeypatch):
     assert started == [(("a",), {"b": 1})]
     paths = {node._ray_params.worker_path, node._ray_params.setup_worker_path}
     assert paths == ({worker_forks.__file__} if forks else {"ray's"})
+
+
+@pytest.mark.parametrize(("options", "waiting"), [({}, 2), ({"environments": True}, 1)])
+def test_its_agents_wait_but_for_one_that_is_needed_at_once(options, waiting):
+    def commands():
+        components = ("dashboard_agent", "runtime_env_agent", "dashboard")
+        return [services._build_python_executable_command_memory_profileable(name, "/s") for name in components]
+
+    of_ray = commands()
+    with lean_head(**options):
+        started = commands()
+    ahead = [sys.executable, "-I", "-S", ray_agents.__file__]
+    assert started == [[*ahead, *command] for command in of_ray[:waiting]] + of_ray[waiting:]
+    assert commands() == of_ray
+    assert {ray_constants.PROCESS_TYPE_DASHBOARD_AGENT, ray_constants.PROCESS_TYPE_RUNTIME_ENV_AGENT} == {
+        "dashboard_agent",
+        "runtime_env_agent",
+    }
 
 
 def test_its_workers_have_one_heap_each_unless_the_environment_says_how_many(monkeypatch):
@@ -88,7 +107,8 @@ finally:
 def test_a_head_that_was_started_so_has_no_server_of_ray_client(local_ray, ray_secret):
     import psutil
 
-    names = " ".join(" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
+    commands = [child.cmdline() for child in psutil.Process().children(recursive=True)]
+    names = " ".join(" ".join(command) for command in commands)
     assert "raylet" in names and "gcs_server" in names
     assert (
         "ray.util.client.server" not in names
@@ -96,4 +116,6 @@ def test_a_head_that_was_started_so_has_no_server_of_ray_client(local_ray, ray_s
         and "autoscaler/_private/monitor.py" not in names
         # Nobody asks this Ray for what its workers print.
         and "log_monitor.py" not in names
+        and sum(ray_agents.__file__ in command for command in commands) == 2
+        and "ray::DashboardAgent" not in names
     )

@@ -268,9 +268,14 @@ import ray
 from client_pipeline.runtime.private_ray import private_ray
 from test_worker_forks import Asked
 import json, os, subprocess, sys
+import psutil
+def agents():
+    names = [child.name() for child in psutil.Process().children(recursive=True)]
+    return [name for name in names if "Agent" in name]
 with private_ray(num_cpus=2) as environment:
     made = ray.remote(Asked).options(num_cpus=0).remote()
     first = ray.get(made.says.remote(), timeout=120)
+    assert agents() == []
     other = '''
 import json, os, ray, sys
 from test_worker_forks import Asked
@@ -289,12 +294,14 @@ print(json.dumps([of_job, of_its_own]))
     assert of_job[1] == first[1] and of_job[-1] == ["none", True], (first, of_job)
     # A library may have read the variable when it was imported: that worker imports its own.
     assert of_its_own[1] != first[1] and of_its_own[-1] == ["its value", True], (first, of_its_own)
+    # Who makes environments has come with the first that asked for one.
+    assert agents() == ["ray::RuntimeEnvAgent"], agents()
 print("all as it should be")
 """
 
 
 @pytest.mark.slow
-def test_one_server_serves_all_jobs_also_with_an_environment_of_their_own():
+def test_one_server_serves_all_jobs_also_with_an_environment_of_their_own_whose_agent_comes_then():
     assert_script_ends_well(JOBS)
 
 

@@ -50,7 +50,7 @@ from flower_app.runs.run_inputs import data_digest
 from flower_app.training.cluster_data import load_cluster_data
 from strategies.clusters import ClusterState
 from strategies.flower_internals import ErrorCode, log
-from strategies.grid.packed_arrays import unpack_message
+from strategies.grid.parcels import unpack_message
 from strategies.records import (
     ARRAYS,
     BASE_KEY,
@@ -75,9 +75,9 @@ app = ClientApp()
 @app.query("setup")
 def answer_setup(message: Message, context: Context) -> Message:
     """Start the control unit with its data; answer with what the planner must know of the cluster."""
-    record = message.content.config_records[CONFIG]
     try:
         unpack_message(message)
+        record = message.content.config_records[CONFIG]
         setup_values = {key: cast(Any, value) for key, value in record.items()}
         sent = to_numpy(message.content.array_records[ARRAYS])
         answer = _setup(context, setup_values, sent, message.metadata.dst_node_id)

@@ -9,7 +9,7 @@ from flwr.app import Context, Message
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 
 from strategies.flower_internals import ClientAppCallable, Mod
-from strategies.grid.packed_arrays import packed_messages, unpack_message
+from strategies.grid.parcels import packed_messages, unpack_message
 
 _CLIPPING: dict[str, Mod] = {"client-fixed": fixedclipping_mod, "client-adaptive": adaptiveclipping_mod}
 

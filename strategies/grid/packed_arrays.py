@@ -5,18 +5,16 @@ SuperLink's database, on its way to the node and back. The biases and norms of a
 language model, are hundreds of arrays of a few kilobytes: the requests cost more than the bytes.
 
 What is packed are whole arrays as Flower serializes them, one after the other; who unpacks has the very arrays that
-were sent, in their order. The server packs what it sends; a node packs its answer if its order came packed, so that
-stock servers meet what they know.
+were sent, in their order.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord
 
-from strategies.flower_internals import make_message
 from strategies.grid.update_spool import data_bytes
 
 PACK = "collapipe/packed"
@@ -37,25 +35,58 @@ class UnfitPack(ValueError):
 
 def pack_arrays(arrays: ArrayRecord) -> ArrayRecord:
     """Put small arrays into one; a record that has no two of them, or far too many, is returned as it is."""
-    small, left = dict[str, Array](), _PACK_BYTES
-    for name, array in arrays.items():
-        if data_bytes(array) < min(_SMALL_BYTES, left):
-            small[name] = array
-            left -= data_bytes(array)
-    index = [
-        [name, array.dtype, list(array.shape), array.stype, data_bytes(array)] if name in small else [name]
-        for name, array in arrays.items()
-    ]
-    header = json.dumps(index).encode()
-    if len(small) < 2 or PACK in arrays or len(header) > _INDEX_BYTES:
+    small = _small_arrays(arrays)
+    content = _pack(arrays, small)
+    if len(small) < 2 or content is None:
         return arrays
-    content = b"".join([len(header).to_bytes(_LENGTH_BYTES, "big"), header, *(array.data for array in small.values())])
     record = ArrayRecord()
     record[PACK] = Array("uint8", (len(content),), _STYPE, content)
     for name, array in arrays.items():
         if name not in small:
             record[name] = array
     return record
+
+
+def pack_all(arrays: ArrayRecord, most_bytes: int) -> bytes | None:
+    """Put all arrays of a record into one; None if they are not all small, or together not."""
+    if sum(map(data_bytes, arrays.values())) > most_bytes:
+        return None
+    small = _small_arrays(arrays)
+    return _pack(arrays, small) if len(small) == len(arrays) else None
+
+
+def unpack_all(content: bytes) -> ArrayRecord:
+    """Return the record that :func:`pack_all` was given.
+
+    Raises
+    ------
+    UnfitPack
+        If the pack is not what it says it is.
+    """
+    record = ArrayRecord()
+    record[PACK] = Array("uint8", (len(content),), _STYPE, content)
+    return unpack_arrays(record)
+
+
+def _small_arrays(arrays: ArrayRecord) -> dict[str, Array]:
+    small, left = dict[str, Array](), _PACK_BYTES
+    for name, array in arrays.items():
+        if data_bytes(array) < min(_SMALL_BYTES, left):
+            small[name] = array
+            left -= data_bytes(array)
+    return small
+
+
+def _pack(arrays: ArrayRecord, small: Mapping[str, Array]) -> bytes | None:
+    """Index of a record and the bytes of its small arrays; None if there can be no such pack."""
+    index = [
+        [name, array.dtype, list(array.shape), array.stype, data_bytes(array)] if name in small else [name]
+        for name, array in arrays.items()
+    ]
+    header = json.dumps(index).encode()
+    if PACK in arrays or len(header) > _INDEX_BYTES:
+        return None
+    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "big"), header, *(array.data for array in small.values())])
 
 
 def unpack_arrays(arrays: ArrayRecord) -> ArrayRecord:
@@ -105,31 +136,3 @@ def _index(text: bytes) -> Iterable[object]:
     if not isinstance(index, list):
         raise UnfitPack(f"{PACK}: expected a list as its index, found {type(index).__name__}")
     return index
-
-
-def packed_messages(messages: Iterable[Message]) -> list[Message]:
-    """Pack what is sent: other messages of the same metadata, in which Flower notes their numbers."""
-    packs: dict[int, ArrayRecord] = {}
-    """By the record's identity: most messages of a round have the same."""
-
-    def of(message: Message) -> Message:
-        if message.has_error():
-            return message
-        content = RecordDict()
-        for name, record in message.content.items():
-            if isinstance(record, ArrayRecord) and id(record) not in packs:
-                packs[id(record)] = pack_arrays(record)
-            content[name] = packs.get(id(record), record)
-        return make_message(metadata=message.metadata, content=content)
-
-    return [of(message) for message in messages]
-
-
-def unpack_message(message: Message) -> bool:
-    """Unpack all records of a message, in place; returns whether one was packed."""
-    if message.has_error():
-        return False
-    packs = {name: record for name, record in message.content.array_records.items() if PACK in record}
-    for name, pack in packs.items():
-        message.content[name] = unpack_arrays(pack)
-    return bool(packs)

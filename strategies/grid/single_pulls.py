@@ -37,7 +37,7 @@ from strategies.flower_internals import (
     now,
 )
 from strategies.grid.forwarding import ForwardingGrid
-from strategies.grid.packed_arrays import packed_messages, unpack_message
+from strategies.grid.parcels import packed_messages, unpack_message
 from strategies.grid.piece_waits import look_again_soon
 from strategies.grid.received_values import excerpt
 from strategies.grid.update_spool import SMALL_BYTES, SpooledArray, UpdateSpool, record_bytes

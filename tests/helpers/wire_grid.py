@@ -9,6 +9,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from helpers.fake_grid import FakeGrid
 from helpers.replies import answer_to
 from strategies.baselines.stock import make_stock
+from strategies.grid.parcels import unpack_message
 from strategies.grid.recording import RecordingGrid
 from strategies.grid.single_pulls import SinglePulls
 from strategies.records import to_arrays, to_tensors
@@ -29,6 +30,8 @@ class WireGrid(FakeGrid):
         self.tamper, self.pieces = tamper, {}
 
     def answer(self, message, cluster):
+        """Answer in many pieces, whatever the order came in: there is more to tamper with."""
+        unpack_message(message)
         return answer_to(message, cluster, {name: value + cluster for name, value in START.items()})
 
     def push_messages(self, messages):

@@ -5,12 +5,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord
 
-from flower_app.node.client_mods import packed_mod
-from helpers.wire_grid import HOSTILE, NUM_CLUSTERS, START, WireGrid, round_of
 from strategies.grid import packed_arrays
-from strategies.grid.packed_arrays import PACK, UnfitPack, pack_arrays, packed_messages, unpack_arrays
+from strategies.grid.packed_arrays import PACK, UnfitPack, pack_all, pack_arrays, unpack_all, unpack_arrays
 from strategies.grid.update_spool import UpdateSpool
 
 pytestmark = pytest.mark.usefixtures("flower_process")
@@ -61,6 +59,19 @@ def test_what_is_unpacked_is_what_was_packed_in_its_order():
 )
 def test_a_record_without_two_small_arrays_stays_as_it_is(record):
     assert pack_arrays(record) is record and unpack_arrays(record) is record
+
+
+@pytest.mark.parametrize("num_arrays", [0, 1, 4])
+def test_all_of_a_record_is_packed_if_all_is_small(num_arrays):
+    small = {name: value for name, value in MANY.items() if name != "large"}
+    record = record_with(**dict(list(small.items())[:num_arrays]))
+    num_bytes = sum(len(array.data) for array in record.values())
+    content = pack_all(record, num_bytes)
+    assert [(name, array.data) for name, array in unpack_all(content).items()] == [
+        (name, array.data) for name, array in record.items()
+    ]
+    assert num_arrays == 0 or pack_all(record, num_bytes - 1) is None
+    assert pack_all(record_with(**MANY), 1 << 30) is None
 
 
 def test_more_names_than_an_index_may_have_are_sent_one_by_one(monkeypatch):
@@ -132,67 +143,3 @@ def test_a_pack_of_empty_arrays_takes_little():
         unpack_arrays(record)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
-
-
-def order(record):
-    return Message(RecordDict({"arrays": record, "config": ConfigRecord({"round": 3})}), 7, MessageType.TRAIN)
-
-
-def answered(message, context):
-    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
-
-
-def test_an_answer_is_packed_if_its_order_was():
-    context = Context(1, 7, {}, RecordDict(), {})
-    record = record_with(**MANY)
-    (sent,) = packed_messages([order(record)])
-    assert list(sent.content["arrays"]) == [PACK, "large"] and sent.content["config"]["round"] == 3
-    reply = packed_mod(sent, context, answered)
-    assert list(unpack_arrays(reply.content["arrays"])) == list(MANY)
-    plain = packed_mod(order(record), context, answered)
-    assert list(plain.content["arrays"]) == list(MANY)
-    failed = packed_mod(sent, context, lambda message, _: Message(Error(3, "no"), reply_to=message))
-    assert failed.has_error()
-
-
-def test_messages_of_one_record_have_one_pack_and_their_own_numbers():
-    record = record_with(**MANY)
-    orders = [order(record), order(record)]
-    first, second = packed_messages(orders)
-    assert first.content["arrays"] is second.content["arrays"]
-    assert first.metadata is orders[0].metadata and list(orders[0].content["arrays"]) == list(MANY)
-
-
-def test_a_round_over_the_wire_has_few_pieces_and_the_same_weights(monkeypatch):
-    numbers = []
-
-    def count(reply, pieces):
-        numbers.append(sum(piece.startswith(b"Array ") for piece in pieces.values()))
-        return pieces
-
-    def answering(self, message, cluster):
-        assert list(message.content["arrays"]) == [PACK]
-        context = Context(1, cluster, {}, RecordDict(), {})
-        return packed_mod(message, context, lambda order, _: plain(self, order, cluster))
-
-    plain = WireGrid.answer
-    monkeypatch.setattr(WireGrid, "answer", answering)
-    weights, record = round_of(count)
-    # Of the one that the grid tampers with.
-    assert numbers == [1] and record["failed"] == []
-    for name, value in START.items():
-        assert weights[name].tolist() == (value + (NUM_CLUSTERS - 1) / 2).tolist()
-
-
-def test_a_reply_with_a_false_pack_is_that_replys_error(monkeypatch):
-    def lie(self, message, cluster):
-        reply = plain(self, message, cluster)
-        if cluster == HOSTILE:
-            reply.content["arrays"] = as_pack([["a"]])
-        return reply
-
-    plain = WireGrid.answer
-    monkeypatch.setattr(WireGrid, "answer", lie)
-    _, record = round_of(lambda reply, pieces: pieces)
-    assert [entry["cluster"] for entry in record["failed"]] == [HOSTILE]
-    assert record["failed"][0]["reason"].startswith(f"its reply cannot be put together: {PACK}: an entry")

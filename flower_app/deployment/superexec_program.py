@@ -1,11 +1,11 @@
-"""Flower's SuperExec for a SuperNode, with a fork server for client apps: their libraries are imported once.
+"""Flower's SuperExec for a SuperNode, as a fork of that, with a fork server for client apps: libraries come once.
 
-``python -m flower_app.deployment.superexec_program RELEASE OPTIONS`` runs ``flower-superexec OPTIONS``. Flower starts a
-program for each message, which imports Flower, NumPy, Ray and the app before it looks at the message: most of the
-processor time that a message takes on a control unit's machine. Here it is a fork of a process that has them
-(:func:`serve_forks`), the app too if it is that of the release that is installed here, whose digest
-(:func:`~flower_app.deployment.app_digest.app_digest`) is ``RELEASE``. All else is as in Flower's: a process for each
-message, which ends with it.
+Flower starts a program for each message, which imports Flower, NumPy, Ray and the app before it looks at the message:
+most of the processor time that a message takes on a control unit's machine. Here it is a fork of a process that has
+them (:func:`serve_forks`), the app too if it is that of the release that is installed here, whose digest
+(:func:`~flower_app.deployment.app_digest.app_digest`) is known. The SuperExec itself is a fork of the SuperNode's
+program, which has imported Flower, and the fork server one of the SuperExec. It asks for work when the SuperNode says
+so, and seldom besides. All else is as in Flower's: a process for each message, which ends with it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,18 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from flower_app.deployment.app_digest import app_digest
+from flower_app.deployment.bell import Bell
+from flower_app.launch.waiting_program import show_as
 from flower_app.our_modules import forget_our_modules, our_modules
 
+SUPEREXEC = "flower-superexec"
+"""The program that Flower starts for a SuperNode."""
 CLIENT_APP = "flwr-clientapp"
-"""The program that Flower starts for a message."""
+"""The program that it starts for a message."""
+_UNASKED_S = 5.0
+"""How often a SuperExec asks for work of which nobody has told it [s]."""
+_LIBRARIES = ("numpy", "ray", "httpcore", "ray._common.pydantic_compat", "ray._common.usage.usage_lib")
+"""The last three when a message's process speaks to its SuperNode and joins its Ray."""
 _SHORT_HASH = 8
 """Of an app's hash, in the name of the folder that Flower unpacks it to."""
 
@@ -76,6 +84,7 @@ def serve_forks(orders: int, load: Callable[[], Callable[[], None]]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _forget_random_numbers()
     sys.argv = [CLIENT_APP, *json.loads(order)]
+    show_as(CLIENT_APP)
     run()
 
 
@@ -101,7 +110,7 @@ def load_client_app(release: str) -> Callable[[], None]:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     with quick_imports():
-        for library in ("numpy", "ray"):
+        for library in _LIBRARIES:
             quick_import(library)
         from strategies.flower_internals import flwr_clientapp, run_clientapp_module
 
@@ -148,24 +157,26 @@ def _unpacked(bundle: bytes) -> Path | None:
     return next((place for place in places if (place / "pyproject.toml").is_file()), None)
 
 
-def main() -> None:
-    """Run ``flower-superexec`` beside its fork server; a client app's process comes back from here, too."""
-    release = sys.argv.pop(1)
+def load_superexec(run: Callable[[], Any], release: str, bell: Bell) -> Callable[[], Any]:
+    """Make ready what a SuperExec needs, its fork server with it; a client app's process never returns from here.
+
+    Parameters
+    ----------
+    run : the SuperExec, and what is returned
+    release : digest of the app that is installed here
+    bell : rung when there is work
+    """
     read, write = os.pipe()
     if os.fork() == 0:
         os.close(write)
+        show_as(f"{SUPEREXEC}: {CLIENT_APP}")
         serve_forks(read, partial(load_client_app, release))
-        return
+        sys.exit()
     os.close(read)
-    from client_pipeline.quick_imports import quick_imports
-
-    with quick_imports():
-        from strategies.flower_internals import flower_superexec, subprocess_executor_module
+    from strategies.flower_internals import subprocess_executor_module, superexec_loop_module
 
     executor: Any = subprocess_executor_module
+    loop: Any = superexec_loop_module
     executor.subprocess = SimpleNamespace(Popen=ForkServer(write).start, DEVNULL=subprocess.DEVNULL)
-    flower_superexec()
-
-
-if __name__ == "__main__":
-    main()
+    loop.time = SimpleNamespace(sleep=lambda seconds: bell.wait(max(seconds, _UNASKED_S)))
+    return run

@@ -10,10 +10,9 @@ is the SuperNode's own, before any code of the app has been imported: code that 
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -21,7 +20,11 @@ from typing import Any
 
 from flwr.app import Error, Message
 
+from client_pipeline.quick_imports import quick_imports
 from flower_app.deployment.app_digest import app_digest, release_digest
+from flower_app.deployment.bell import Bell, GrowingPause
+from flower_app.deployment.superexec_program import SUPEREXEC, load_superexec
+from flower_app.launch.waiting_program import WaitingProgram
 from strategies.flower_internals import (
     ApiErrorCode,
     ErrorCode,
@@ -101,15 +104,18 @@ class Veto:
 
 
 @contextmanager
-def vetoed(connection: AbstractContextManager[Connection], veto: Veto) -> Iterator[Connection]:
-    """A connection that hands on the messages of allowed runs alone; others are answered with an error."""
+def vetoed(connection: AbstractContextManager[Connection], veto: Veto, bell: Bell) -> Iterator[Connection]:
+    """A connection that hands on the messages of allowed runs alone; others are answered with an error.
+
+    ``bell`` is rung for each that is handed on, when Flower has made a task of it.
+    """
     with connection as connection_values:
         node_id, receive, send, get_run, get_fab, pull_object, push_object, confirm = connection_values
 
-        idle_since = time.monotonic()
+        idle_since, is_announced = time.monotonic(), True
 
         def receive_allowed() -> Any:
-            nonlocal idle_since
+            nonlocal idle_since, is_announced
             received_message = _soon(receive, idle_since)
             if received_message is None:
                 return None
@@ -117,6 +123,7 @@ def vetoed(connection: AbstractContextManager[Connection], veto: Veto) -> Iterat
             message = received_message[0]
             reason = veto.refusal(message.metadata.run_id, get_run, get_fab)
             if not reason:
+                is_announced = False
                 return received_message
             log(_ERROR, "run %s is refused: %s", message.metadata.run_id, reason)
             confirm(message.metadata.run_id, message.metadata.message_id)
@@ -128,7 +135,15 @@ def vetoed(connection: AbstractContextManager[Connection], veto: Veto) -> Iterat
             del fab_hash
             return veto.app(run_id)
 
-        yield node_id, receive_allowed, send, get_run, checked_app, pull_object, push_object, confirm
+        def pull_announced(run_id: int, object_id: str) -> bytes:
+            nonlocal is_announced
+            # Its task is there before its pieces are.
+            if not is_announced:
+                is_announced = True
+                bell.ring()
+            return bytes(pull_object(run_id, object_id))
+
+        yield node_id, receive_allowed, send, get_run, checked_app, pull_announced, push_object, confirm
 
 
 def admitted(activate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -190,29 +205,14 @@ def _answer(
         push_object(message.metadata.run_id, session, name, parts[name])
 
 
-def start_superexec(release: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the SuperNode's SuperExec as :mod:`flower_app.deployment.superexec_program` has it.
-
-    Parameters
-    ----------
-    release : digest of the app that is installed here
-    command : of the program that Flower would start
-
-    Raises
-    ------
-    RuntimeError
-        If the command is another: this release of flwr starts something else.
-    """
-    if command[0] != "flower-superexec":
-        raise RuntimeError(f"this release of flwr starts {command[0]} for a SuperNode; install flwr 1.41")
-    module = "flower_app.deployment.superexec_program"
-    return subprocess.Popen([sys.executable, "-P", "-m", module, release, *command[1:]])
-
-
 def main() -> None:
     """Run ``flower-supernode``; the first argument are digests of apps that are allowed."""
     allowed_digests = frozenset(filter(None, sys.argv.pop(1).split(",")))
-    from strategies.flower_internals import FleetHttpClient, flower_supernode, supernode_module
+    release, bell = release_digest(), Bell()
+    with quick_imports():
+        from strategies.flower_internals import FleetHttpClient, flower_superexec, flower_supernode, supernode_module
+    # Before Flower starts a thread.
+    superexec = WaitingProgram(SUPEREXEC, partial(load_superexec, flower_superexec, release, bell))
 
     flower: Any = supernode_module
     client: Any = FleetHttpClient
@@ -220,12 +220,12 @@ def main() -> None:
     connect = getattr(flower, "http_request_response", None)
     if connect is None:
         sys.exit("supernode_program: this release of flwr connects its SuperNode differently; install flwr 1.41")
-    release = release_digest()
     veto = Veto(release, allowed_digests)
     print(f"apps that may run here: {', '.join([release, *sorted(allowed_digests)])}", flush=True)
-    flower.http_request_response = lambda *arguments, **named: vetoed(connect(*arguments, **named), veto)
+    flower.http_request_response = lambda *arguments, **named: vetoed(connect(*arguments, **named), veto, bell)
     client.ActivateNode = admitted(client.ActivateNode)
-    flower.subprocess = SimpleNamespace(Popen=partial(start_superexec, release))
+    flower.subprocess = SimpleNamespace(Popen=superexec.start)
+    flower.time = GrowingPause()
     look_again_soon(flower, "pull_objects")
     flower_supernode()
 

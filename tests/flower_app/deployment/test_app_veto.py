@@ -21,6 +21,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 
 from flower_app.deployment.app_digest import app_digest, release_digest
+from flower_app.deployment.bell import Bell
 from flower_app.deployment.control_unit_box import ControlUnitBox
 from flower_app.deployment.supernode_program import Veto, admitted, vetoed
 from flower_app.launch.app_folder import assemble_app
@@ -109,7 +110,7 @@ class Server:
 
         receive = lambda: self.queue.pop(0) if self.queue else None  # noqa: E731
         confirm = lambda run_id, message_id: self.confirmed.append((run_id, message_id))  # noqa: E731
-        yield 5, receive, send, self.get_run, self.get_fab, None, None, confirm
+        yield 5, receive, send, self.get_run, self.get_fab, lambda run_id, piece: piece.encode(), None, confirm
 
 
 GOOD, ALLOWED, BAD = (bundle([("client.py", name)]) for name in ("good", "allowed", "bad"))
@@ -129,7 +130,7 @@ def test_a_control_unit_looks_for_its_order_twice_a_second_and_leaves_flower_its
     server = Server({1: [GOOD]})
     server.queue = [None, None]
     server.order(1)
-    with vetoed(server.connection(), Veto(**VETO)) as (_, receive, *_):
+    with vetoed(server.connection(), Veto(**VETO), Bell()) as (_, receive, *_):
         assert receive()[0].metadata.run_id == 1 and sleeps == [0.5, 0.5]
         sleeps.clear()
         assert receive() is None and sum(sleeps) == 30.0
@@ -140,7 +141,7 @@ def test_a_control_unit_without_an_order_for_a_minute_looks_every_two_seconds(sl
     before = [0.0]
     monkeypatch.setattr("flower_app.deployment.supernode_program.time.monotonic", lambda: before[0] + sum(sleeps))
     server = Server({1: [GOOD]})
-    with vetoed(server.connection(), Veto(**VETO)) as (_, receive, *_):
+    with vetoed(server.connection(), Veto(**VETO), Bell()) as (_, receive, *_):
         for _ in range(3):
             assert receive() is None
         assert sleeps == 120 * [0.5] + 60 * [2.0]
@@ -200,7 +201,7 @@ def test_orders_of_an_app_that_is_not_allowed_are_answered_with_an_error_and_the
     server = Server({1: [GOOD], 2: [BAD], 3: [ALLOWED]})
     for run_id in (2, 1, 2, 3):
         server.order(run_id)
-    with vetoed(server.connection(), Veto(**VETO)) as (_, receive, _, _, get_fab, *_):
+    with vetoed(server.connection(), Veto(**VETO), Bell()) as (_, receive, _, _, get_fab, *_):
         received = [receive() for _ in range(5)]
         assert [one and one[0].metadata.run_id for one in received] == [None, 1, None, 3, None]
         assert get_fab("", 3).content == ALLOWED
@@ -211,18 +212,30 @@ def test_orders_of_an_app_that_is_not_allowed_are_answered_with_an_error_and_the
     assert server.confirmed == [(2, "order 2")] * 2
 
 
+def test_work_is_announced_once_when_the_first_piece_of_an_allowed_order_is_fetched(sleeps):
+    server, bell = Server({1: [GOOD], 2: [BAD]}), Bell()
+    for run_id in (2, 1, 1):
+        server.order(run_id)
+    with vetoed(server.connection(), Veto(**VETO), bell) as (_, receive, _, _, _, pull_object, *_):
+        assert receive() is None and not bell.wait(0.0)
+        for _ in range(2):
+            assert receive() is not None and not bell.wait(0.0)
+            assert pull_object(1, "a") == b"a" and bell.wait(0.0)
+            assert pull_object(1, "b") == b"b" and not bell.wait(0.0)
+
+
 def test_a_server_that_shows_one_app_and_sends_another_runs_neither():
     # First the good one, then the other under its hash: what was looked at is what runs here.
     server = Server({1: [GOOD, BAD, BAD]})
     server.order(1)
-    with vetoed(server.connection(), Veto(**VETO)) as (_, receive, _, _, get_fab, *_):
+    with vetoed(server.connection(), Veto(**VETO), Bell()) as (_, receive, _, _, get_fab, *_):
         assert receive() is not None and get_fab("", 1).content == GOOD
     server = Server({1: [BAD]})
     run = server.get_run(1)
     run.fab_hash = hashlib.sha256(GOOD).hexdigest()
     server.get_run = lambda run_id: run
     server.order(1)
-    with vetoed(server.connection(), Veto(**VETO)) as (_, receive, *_):
+    with vetoed(server.connection(), Veto(**VETO), Bell()) as (_, receive, *_):
         assert receive() is None
     assert "sent an app other than the run's" in server.sent[0].error.reason
 
@@ -230,7 +243,7 @@ def test_a_server_that_shows_one_app_and_sends_another_runs_neither():
 def test_a_control_unit_runs_no_agents():
     server = Server({1: [GOOD]}, TaskType.AGENT_APP)
     server.order(1)
-    with vetoed(server.connection(), Veto(**VETO)) as (_, receive, *_):
+    with vetoed(server.connection(), Veto(**VETO), Bell()) as (_, receive, *_):
         assert receive() is None
     assert "runs only client apps" in server.sent[0].error.reason
 

@@ -12,6 +12,7 @@ import pytest
 
 from flower_app.deployment import superexec_program
 from flower_app.deployment.app_digest import app_digest
+from flower_app.deployment.bell import Bell
 from flower_app.deployment.superexec_program import CLIENT_APP, ForkServer, install_app
 
 CHILD = """
@@ -79,9 +80,8 @@ def test_a_client_app_comes_from_there_and_all_else_as_flower_would_start_it(mon
 def test_the_installed_flower_starts_client_apps_by_what_is_replaced():
     """The program is Flower's, with what it starts client apps by in place of Flower's own."""
     script = (
-        "import os, sys\n"
         "from flower_app.deployment import superexec_program\n"
-        "from strategies import flower_internals\n"
+        "from flower_app.deployment.bell import Bell\n"
         "from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor\n"
         "from flwr.supercore.constant import TaskType\n"
         "superexec_program.serve_forks = lambda read, load: print(open(read).read())\n"
@@ -89,14 +89,26 @@ def test_the_installed_flower_starts_client_apps_by_what_is_replaced():
         "    runtime_dependency_install=False, parent_pid=5, task_id=1, suppress_output=False)\n"
         "def superexec():\n"
         "    SubprocessExecutor().launch(ExecutionSpec(task_type=TaskType.CLIENT_APP, **spec))\n"
-        "flower_internals.__dict__['flower_superexec'] = superexec\n"
-        "sys.argv = ['superexec_program', 'digest']\n"
-        "superexec_program.main()\n"
+        "superexec_program.load_superexec(superexec, 'digest', Bell())()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and not done.stderr, done.stderr
     for part in ("--runtime-api-address", "127.0.0.1:1", "--token", "secret", "--insecure", "--parent-pid"):
         assert part in done.stdout, done.stdout
+
+
+def test_a_superexec_asks_when_it_is_told_of_work_and_seldom_besides(monkeypatch):
+    from strategies.flower_internals import subprocess_executor_module, superexec_loop_module
+
+    monkeypatch.setattr(superexec_program.os, "fork", lambda: 1)
+    monkeypatch.setattr(subprocess_executor_module, "subprocess", subprocess)
+    monkeypatch.setattr(superexec_loop_module, "time", None)
+    bell, waits = Bell(), []
+    monkeypatch.setattr(bell, "wait", waits.append)
+    assert superexec_program.load_superexec(print, "digest", bell) is print
+    superexec_loop_module.time.sleep(0.5)
+    superexec_loop_module.time.sleep(7.0)
+    assert waits == [5.0, 7.0]
 
 
 @pytest.mark.parametrize("sent", ["this release", "another release", "no archive"])

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flower_app.launch.simulation_superlink import SIMULATION, show_as
+from flower_app.launch.simulation_superlink import SIMULATION
+from flower_app.launch.waiting_program import show_as
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,7 +21,7 @@ pytestmark = [
 
 CHILD = """
 import json, os, subprocess, sys, time
-from flower_app.launch.simulation_superlink import WaitingProgram
+from flower_app.launch.waiting_program import WaitingProgram
 
 def load():
     ready = time.monotonic()

@@ -96,12 +96,13 @@ def _forget_random_numbers() -> None:
     numpy.random.seed()
 
 
-def load_client_app(release: str) -> Callable[[], None]:
+def load_client_app(release: str, answers: Bell) -> Callable[[], None]:
     """Import all that a client app needs, and this release's; nothing of it starts a thread.
 
     Parameters
     ----------
     release : digest of the app that is installed here
+    answers : to be rung when it has left its answer
     """
     from client_pipeline.quick_imports import quick_import, quick_imports
     from strategies.grid.piece_waits import look_again_soon
@@ -119,7 +120,15 @@ def load_client_app(release: str) -> Callable[[], None]:
     flower: Any = run_clientapp_module
     if (install := getattr(flower, "install_from_fab", None)) is not None:
         flower.install_from_fab = partial(install_app, install, release, our_modules())
+    if (push := getattr(flower, "push_message", None)) is not None:
+        flower.push_message = partial(push_and_ring, push, answers)
     return flwr_clientapp
+
+
+def push_and_ring(push: Callable[..., None], answers: Bell, *arguments: Any) -> None:
+    """Leave an answer with the SuperNode, as Flower does, and say so; ``arguments`` are those of ``push``."""
+    push(*arguments)
+    answers.ring()
 
 
 def install_app(
@@ -157,20 +166,21 @@ def _unpacked(bundle: bytes) -> Path | None:
     return next((place for place in places if (place / "pyproject.toml").is_file()), None)
 
 
-def load_superexec(run: Callable[[], Any], release: str, bell: Bell) -> Callable[[], Any]:
+def load_superexec(run: Callable[[], Any], release: str, work: Bell, answers: Bell) -> Callable[[], Any]:
     """Make ready what a SuperExec needs, its fork server with it; a client app's process never returns from here.
 
     Parameters
     ----------
     run : the SuperExec, and what is returned
     release : digest of the app that is installed here
-    bell : rung when there is work
+    work : rung when there is some
+    answers : to be rung when a client app has left its answer
     """
     read, write = os.pipe()
     if os.fork() == 0:
         os.close(write)
         show_as(f"{SUPEREXEC}: {CLIENT_APP}")
-        serve_forks(read, partial(load_client_app, release))
+        serve_forks(read, partial(load_client_app, release, answers))
         sys.exit()
     os.close(read)
     from strategies.flower_internals import subprocess_executor_module, superexec_loop_module
@@ -178,5 +188,5 @@ def load_superexec(run: Callable[[], Any], release: str, bell: Bell) -> Callable
     executor: Any = subprocess_executor_module
     loop: Any = superexec_loop_module
     executor.subprocess = SimpleNamespace(Popen=ForkServer(write).start, DEVNULL=subprocess.DEVNULL)
-    loop.time = SimpleNamespace(sleep=lambda seconds: bell.wait(max(seconds, _UNASKED_S)))
+    loop.time = SimpleNamespace(sleep=lambda seconds: work.wait(max(seconds, _UNASKED_S)))
     return run

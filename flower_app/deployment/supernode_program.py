@@ -22,7 +22,7 @@ from flwr.app import Error, Message
 
 from client_pipeline.quick_imports import quick_imports
 from flower_app.deployment.app_digest import app_digest, release_digest
-from flower_app.deployment.bell import Bell, GrowingPause
+from flower_app.deployment.bell import Bell
 from flower_app.deployment.superexec_program import SUPEREXEC, load_superexec
 from flower_app.launch.waiting_program import WaitingProgram
 from strategies.flower_internals import (
@@ -208,11 +208,11 @@ def _answer(
 def main() -> None:
     """Run ``flower-supernode``; the first argument are digests of apps that are allowed."""
     allowed_digests = frozenset(filter(None, sys.argv.pop(1).split(",")))
-    release, bell = release_digest(), Bell()
+    release, work, answers = release_digest(), Bell(), Bell()
     with quick_imports():
         from strategies.flower_internals import FleetHttpClient, flower_superexec, flower_supernode, supernode_module
     # Before Flower starts a thread.
-    superexec = WaitingProgram(SUPEREXEC, partial(load_superexec, flower_superexec, release, bell))
+    superexec = WaitingProgram(SUPEREXEC, partial(load_superexec, flower_superexec, release, work, answers))
 
     flower: Any = supernode_module
     client: Any = FleetHttpClient
@@ -222,10 +222,11 @@ def main() -> None:
         sys.exit("supernode_program: this release of flwr connects its SuperNode differently; install flwr 1.41")
     veto = Veto(release, allowed_digests)
     print(f"apps that may run here: {', '.join([release, *sorted(allowed_digests)])}", flush=True)
-    flower.http_request_response = lambda *arguments, **named: vetoed(connect(*arguments, **named), veto, bell)
+    flower.http_request_response = lambda *arguments, **named: vetoed(connect(*arguments, **named), veto, work)
     client.ActivateNode = admitted(client.ActivateNode)
     flower.subprocess = SimpleNamespace(Popen=superexec.start)
-    flower.time = GrowingPause()
+    # It looks for the answer twice a second, and at once when it has been left here.
+    flower.time = SimpleNamespace(sleep=answers.wait)
     look_again_soon(flower, "pull_objects")
     flower_supernode()
 

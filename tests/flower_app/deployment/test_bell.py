@@ -1,12 +1,11 @@
-"""A bell is heard once however often it was rung, on the other side of a fork, too; a pause grows with its loop."""
+"""A bell is heard once however often it was rung, on the other side of a fork, too."""
 
 import os
 import time
 
 import pytest
 
-from flower_app.deployment import bell as bells
-from flower_app.deployment.bell import Bell, GrowingPause
+from flower_app.deployment.bell import Bell
 
 
 def test_it_is_heard_once_also_if_nobody_waited_when_it_was_rung():
@@ -31,25 +30,3 @@ def test_whoever_waits_in_a_fork_is_woken():
     finally:
         _, status = os.waitpid(fork, 0)
     assert status == 0 and not bell.wait(0.0)
-
-
-def test_a_pause_is_short_at_first_and_no_longer_than_asked_for(monkeypatch):
-    clock, slept = [100.0], []
-
-    class Time:
-        monotonic = staticmethod(lambda: clock[0])
-
-        @staticmethod
-        def sleep(seconds):
-            slept.append(round(seconds, 2))
-            clock[0] += seconds
-
-    monkeypatch.setattr(bells, "time", Time)
-    pause = GrowingPause()
-    while clock[0] < 105.0:
-        pause.sleep(0.5)
-    assert slept[:3] == [0.05, 0.05, 0.05] and slept == sorted(slept) and slept[-3:] == [0.5, 0.5, 0.5]
-    # Another loop.
-    clock[0] += 1.0
-    pause.sleep(0.5)
-    assert slept[-1] == 0.05

@@ -89,7 +89,7 @@ def test_the_installed_flower_starts_client_apps_by_what_is_replaced():
         "    runtime_dependency_install=False, parent_pid=5, task_id=1, suppress_output=False)\n"
         "def superexec():\n"
         "    SubprocessExecutor().launch(ExecutionSpec(task_type=TaskType.CLIENT_APP, **spec))\n"
-        "superexec_program.load_superexec(superexec, 'digest', Bell())()\n"
+        "superexec_program.load_superexec(superexec, 'digest', Bell(), Bell())()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and not done.stderr, done.stderr
@@ -105,7 +105,7 @@ def test_a_superexec_asks_when_it_is_told_of_work_and_seldom_besides(monkeypatch
     monkeypatch.setattr(superexec_loop_module, "time", None)
     bell, waits = Bell(), []
     monkeypatch.setattr(bell, "wait", waits.append)
-    assert superexec_program.load_superexec(print, "digest", bell) is print
+    assert superexec_program.load_superexec(print, "digest", bell, Bell()) is print
     superexec_loop_module.time.sleep(0.5)
     superexec_loop_module.time.sleep(7.0)
     assert waits == [5.0, 7.0]
@@ -139,6 +139,7 @@ def test_a_message_s_process_neither_imports_nor_unpacks_again_the_app_of_this_r
         "import sys\n"
         "from pathlib import Path\n"
         "from flower_app.deployment.app_digest import app_digest\n"
+        "from flower_app.deployment.bell import Bell\n"
         "from flower_app.deployment.superexec_program import load_client_app\n"
         "from flower_app.launch.app_folder import assemble_app\n"
         "from flwr.supercore.object_ref import load_app\n"
@@ -146,7 +147,11 @@ def test_a_message_s_process_neither_imports_nor_unpacks_again_the_app_of_this_r
         "unpack, unpacked = flower.install_from_fab, []\n"
         "flower.install_from_fab = lambda *given, **more: unpacked.append(1) or unpack(*given, **more)\n"
         "bundle = build_fab_from_disk(assemble_app(Path(sys.argv[1]) / 'app'))\n"
-        "load_client_app(app_digest(bundle))\n"
+        "answers = Bell()\n"
+        "flower.push_message = lambda *given: print(given, answers.wait(0.0))\n"
+        "load_client_app(app_digest(bundle), answers)\n"
+        "flower.push_message('an', 'answer')\n"
+        "print(answers.wait(0.0))\n"
         "for name in [name for name in sys.modules if name.startswith(('flower_app', 'strategies', 'client_pipe'))]:\n"
         "    del sys.modules[name]\n"
         "places = {flower.install_from_fab(bundle, skip_prompt=True) for _ in range(3)}\n"
@@ -157,4 +162,7 @@ def test_a_message_s_process_neither_imports_nor_unpacks_again_the_app_of_this_r
     environment = os.environ | {"FLWR_HOME": str(tmp_path)}
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.stdout.splitlines()[-1:] == ["ClientApp [] 1 [1]"], done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "ClientApp [] 1 [1]", done.stderr
+    # Whoever waits for an answer is told of it afterwards.
+    assert lines[lines.index("('an', 'answer') False") + 1] == "True"

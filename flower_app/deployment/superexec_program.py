@@ -25,16 +25,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from flower_app.deployment.app_digest import app_digest
-from flower_app.deployment.bell import Bell
-from flower_app.launch.waiting_program import show_as
+from flower_app.deployment.bell import Bell, when_told
+from flower_app.launch.waiting_program import SUPEREXEC, show_as
 from flower_app.our_modules import forget_our_modules, our_modules
 
-SUPEREXEC = "flower-superexec"
-"""The program that Flower starts for a SuperNode."""
 CLIENT_APP = "flwr-clientapp"
-"""The program that it starts for a message."""
-_UNASKED_S = 5.0
-"""How often a SuperExec asks for work of which nobody has told it [s]."""
+"""The program that Flower's starts for a message."""
 _LIBRARIES = ("numpy", "ray", "httpcore", "ray._common.pydantic_compat", "ray._common.usage.usage_lib")
 """The last three when a message's process speaks to its SuperNode and joins its Ray."""
 _SHORT_HASH = 8
@@ -186,7 +182,5 @@ def load_superexec(run: Callable[[], Any], release: str, work: Bell, answers: Be
     from strategies.flower_internals import subprocess_executor_module, superexec_loop_module
 
     executor: Any = subprocess_executor_module
-    loop: Any = superexec_loop_module
     executor.subprocess = SimpleNamespace(Popen=ForkServer(write).start, DEVNULL=subprocess.DEVNULL)
-    loop.time = SimpleNamespace(sleep=lambda seconds: work.wait(max(seconds, _UNASKED_S)))
-    return run
+    return when_told(work, superexec_loop_module, run)

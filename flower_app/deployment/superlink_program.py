@@ -3,21 +3,26 @@
 Flower serves three APIs on one port: Fleet (SuperNodes, by their keys), Control (runs and the register of nodes) and
 Runtime (server apps); the latter two ask nobody who they are. ``python -m flower_app.deployment.superlink_program
 HOST:PORT OPTIONS`` runs ``flower-superlink OPTIONS``, whose ``--host`` and ``--port`` are the control door, and opens
-the fleet door at ``HOST:PORT`` beside it.
+the fleet door at ``HOST:PORT`` beside it. Its SuperExec is a fork of this program, and told when a run is started.
 """
 
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
+from types import SimpleNamespace
 from typing import Any
 
 from client_pipeline.link.hosts import split_address
 from client_pipeline.quick_imports import quick_imports
+from flower_app.deployment.bell import Bell, when_told
+from flower_app.launch.waiting_program import SUPEREXEC, WaitingProgram
 
 FLEET_PATHS = "/v1/fleet/"
 HEALTH_PATH = "/health"
+START_PATH = "/v1/control/start-run"
 MAX_BODY_BYTES = 64 * 2**20
 """Longest body of a request at the fleet door; Flower sends arrays in pieces of 5 MiB."""
 
@@ -35,20 +40,28 @@ class Doors:
     application : the SuperLink's
     control : ``(host, port)`` of the listening socket where everything is answered
     max_body_bytes : longest body of a request at another address [byte]
+    started : called when somebody has asked for a run at the control door
     """
 
     def __init__(
-        self, application: Application, control: tuple[str, int], max_body_bytes: int = MAX_BODY_BYTES
+        self,
+        application: Application,
+        control: tuple[str, int],
+        max_body_bytes: int = MAX_BODY_BYTES,
+        started: Callable[[], None] = lambda: None,
     ) -> None:
         self._application = application
         self._control = control
         self._max_body_bytes = max_body_bytes
+        self._started = started
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection."""
         # The address of the socket that took the connection: no header can change it.
         if scope["type"] == "lifespan" or scope.get("server") == self._control:
             await self._application(scope, receive, send)
+            if scope.get("path") == START_PATH:
+                self._started()
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
         elif not _is_for_supernodes(scope):
@@ -101,7 +114,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=2048)
 
 
-def serve(application: Application, config: Any, fleet: tuple[str, int]) -> None:
+def serve(
+    application: Application, config: Any, fleet: tuple[str, int], started: Callable[[], None] = lambda: None
+) -> None:
     """Serve until told to end, at the control door of ``config`` and at the ``fleet`` door, under TLS both.
 
     Parameters
@@ -109,6 +124,7 @@ def serve(application: Application, config: Any, fleet: tuple[str, int]) -> None
     application : the SuperLink's
     config : Flower's own configuration of the SuperLink
     fleet : host and port
+    started : as of :class:`Doors`
     """
     import uvicorn
 
@@ -120,7 +136,7 @@ def serve(application: Application, config: Any, fleet: tuple[str, int]) -> None
     host, port = control_socket.getsockname()[:2]
     server = uvicorn.Server(
         uvicorn.Config(
-            app=Doors(application, (host, port)),
+            app=Doors(application, (host, port), started=started),
             log_config=get_uvicorn_log_config(console_handler.level),
             ssl_certfile=config.ssl_certfile,
             ssl_keyfile=config.ssl_keyfile,
@@ -136,12 +152,22 @@ def main() -> None:
     """Run ``flower-superlink``; the first argument is ``HOST:PORT`` of the fleet door."""
     place = split_address("superlink_program", sys.argv.pop(1))
     with quick_imports():
-        from strategies.flower_internals import create_app, flower_superlink_module
+        from strategies.flower_internals import (
+            create_app,
+            flower_superexec,
+            flower_superlink_module,
+            superexec_loop_module,
+        )
 
     flower: Any = flower_superlink_module
+    work = Bell()
+    # Before Flower starts a thread.
+    superexec = WaitingProgram(SUPEREXEC, lambda: when_told(work, superexec_loop_module, flower_superexec))
+    flower.subprocess = SimpleNamespace(Popen=superexec.start, TimeoutExpired=subprocess.TimeoutExpired)
 
     def run(lifespan_config: Any) -> None:
-        serve(create_app(lifespan_config, flower.SuperLinkLifespan), lifespan_config, (place.host, place.port))
+        application = create_app(lifespan_config, flower.SuperLinkLifespan)
+        serve(application, lifespan_config, (place.host, place.port), work.ring)
 
     if not hasattr(flower, "_run_superlink_http_api"):
         sys.exit("superlink_program: this release of flwr starts its SuperLink differently; install flwr 1.41")

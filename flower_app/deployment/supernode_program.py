@@ -23,8 +23,8 @@ from flwr.app import Error, Message
 from client_pipeline.quick_imports import quick_imports
 from flower_app.deployment.app_digest import app_digest, release_digest
 from flower_app.deployment.bell import Bell
-from flower_app.deployment.superexec_program import SUPEREXEC, load_superexec
-from flower_app.launch.waiting_program import WaitingProgram
+from flower_app.deployment.superexec_program import load_superexec
+from flower_app.launch.waiting_program import SUPEREXEC, WaitingProgram
 from strategies.flower_internals import (
     ApiErrorCode,
     ErrorCode,

@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from flower_app.launch.waiting_program import WaitingProgram, can_show_as, show_as
+from flower_app.launch.waiting_program import SUPEREXEC, WaitingProgram, can_show_as, show_as
 from flower_app.our_modules import forget_our_modules
 
-SUPERLINK, SUPEREXEC, SIMULATION = "flower-superlink", "flower-superexec", "flwr-simulation"
+SUPERLINK, SIMULATION = "flower-superlink", "flwr-simulation"
 _LIBRARIES = ("numpy", "ray", "torch", "safetensors.torch", "tokenizers")
 _NOTHING_LEFT_S = 10.0
 """How often a SuperExec asks for work once the only run has started [s]: a hundredth of a second of the SuperLink's

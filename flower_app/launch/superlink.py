@@ -32,9 +32,8 @@ from flower_app.training.simulated_actors import NEEDED_MODULES
 OWN_CONNECTION = "own"
 
 _START_S = 240.0
-_TASK_POLL_S, _SIMULATED_TASK_POLL_S = 0.5, 0.1
-"""How often Flower's SuperExec asks for work [s]. Each time costs the SuperLink ten milliseconds of its processor: a
-deployment's has to answer all day, a simulation's until its run has started."""
+_TASK_POLL_S = 0.1
+"""How often a simulation's SuperExec asks for work until its run has started [s]; a deployment's is told of it."""
 _TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 _ANSWER_S = 60.0
 """How long the SuperLink may take to say how a run ended [s]."""
@@ -240,7 +239,7 @@ def launch_environment(home: Path, ray_folder: Path, inherited: Mapping[str, str
         # The parts of a run wait for each other: no use in Ray's being polite with some of them.
         | {"RAY_TMPDIR": str(ray_folder), "RAY_worker_niceness": environment.get("RAY_worker_niceness", "0")}
         | {name: environment.get(name, value) for name, value in ONE_HEAP.items()}
-        | {_TASK_POLL: str(_SIMULATED_TASK_POLL_S)}
+        | {_TASK_POLL: str(_TASK_POLL_S)}
     )
 
 
@@ -266,7 +265,6 @@ def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        _TASK_POLL: str(_TASK_POLL_S),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Workers started ahead would lack the run's environment, and so only take the processor from those needed.
         "RAY_prestart_worker_first_driver": "0",

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+SUPEREXEC = "flower-superexec"
+"""The program that a SuperLink starts, and a SuperNode."""
 _SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 _POLL_S = 0.02
 _ARGUMENTS = 45

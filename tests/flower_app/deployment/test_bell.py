@@ -2,10 +2,11 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from flower_app.deployment.bell import Bell
+from flower_app.deployment.bell import Bell, when_told
 
 
 def test_it_is_heard_once_also_if_nobody_waited_when_it_was_rung():
@@ -30,3 +31,12 @@ def test_whoever_waits_in_a_fork_is_woken():
     finally:
         _, status = os.waitpid(fork, 0)
     assert status == 0 and not bell.wait(0.0)
+
+
+def test_a_superexec_asks_when_it_is_told_of_work_and_seldom_besides(monkeypatch):
+    bell, waits, loop = Bell(), [], SimpleNamespace(time=time)
+    monkeypatch.setattr(bell, "wait", waits.append)
+    assert when_told(bell, loop, print) is print
+    loop.time.sleep(0.5)
+    loop.time.sleep(7.0)
+    assert waits == [5.0, 7.0]

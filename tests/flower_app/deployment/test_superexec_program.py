@@ -12,7 +12,6 @@ import pytest
 
 from flower_app.deployment import superexec_program
 from flower_app.deployment.app_digest import app_digest
-from flower_app.deployment.bell import Bell
 from flower_app.deployment.superexec_program import CLIENT_APP, ForkServer, install_app
 
 CHILD = """
@@ -95,20 +94,6 @@ def test_the_installed_flower_starts_client_apps_by_what_is_replaced():
     assert done.returncode == 0 and not done.stderr, done.stderr
     for part in ("--runtime-api-address", "127.0.0.1:1", "--token", "secret", "--insecure", "--parent-pid"):
         assert part in done.stdout, done.stdout
-
-
-def test_a_superexec_asks_when_it_is_told_of_work_and_seldom_besides(monkeypatch):
-    from strategies.flower_internals import subprocess_executor_module, superexec_loop_module
-
-    monkeypatch.setattr(superexec_program.os, "fork", lambda: 1)
-    monkeypatch.setattr(subprocess_executor_module, "subprocess", subprocess)
-    monkeypatch.setattr(superexec_loop_module, "time", None)
-    bell, waits = Bell(), []
-    monkeypatch.setattr(bell, "wait", waits.append)
-    assert superexec_program.load_superexec(print, "digest", bell, Bell()) is print
-    superexec_loop_module.time.sleep(0.5)
-    superexec_loop_module.time.sleep(7.0)
-    assert waits == [5.0, 7.0]
 
 
 @pytest.mark.parametrize("sent", ["this release", "another release", "no archive"])

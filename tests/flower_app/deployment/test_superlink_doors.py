@@ -30,10 +30,16 @@ async def answers_everything(scope, receive, send):
 
 
 @pytest.fixture(scope="module")
-def doors():
+def starts():
+    """Grows with each run that was asked for."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def doors(starts):
     """Ports of control and fleet."""
     control, fleet = listening_socket("127.0.0.1", 0), listening_socket("127.0.0.1", 0)
-    application = Doors(answers_everything, control.getsockname()[:2], LIMIT)
+    application = Doors(answers_everything, control.getsockname()[:2], LIMIT, lambda: starts.append(1))
     server = uvicorn.Server(uvicorn.Config(application, lifespan="off", log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [control, fleet]})
     thread.start()
@@ -90,6 +96,20 @@ def test_what_supernodes_ask_for_passes_and_nothing_they_say_of_themselves_opens
         ("X-Original-URL", "/v1/control/start-run"),
     )
     assert status(fleet, "/v1/control/start-run", headers=told) == 403
+
+
+def test_the_superexec_is_told_when_a_run_was_asked_for_at_the_control_door(doors, starts):
+    control, fleet = doors
+    starts.clear()
+    for port, path in ((fleet, "/v1/control/start-run"), (control, "/v1/control/list-runs")):
+        status(port, path)
+    assert starts == []
+    status(control, "/v1/control/start-run")
+    deadline = time.monotonic() + 30
+    while not starts:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert starts == [1]
 
 
 def test_a_body_that_is_too_long_is_not_read(doors):

@@ -21,6 +21,8 @@ from strategies.grid.update_spool import SMALL_BYTES
 
 PARCEL = "collapipe/parcel"
 """Name of the record that holds all others, by their names."""
+_MOST_RECORDS = 16
+"""Each takes some kilobytes, whatever it holds."""
 _ARRAYS, _CONFIG, _METRICS = b"a", b"c", b"m"
 """First byte of each: what it is."""
 
@@ -66,7 +68,9 @@ def packed_messages(messages: Iterable[Message]) -> list[Message]:
 
 
 def _parcel(content: RecordDict, packs: _Packs) -> RecordDict | None:
-    """All records in one; None if they are not small."""
+    """All records in one; None if they are not small, or many."""
+    if len(content) > _MOST_RECORDS:
+        return None
     parcel = ConfigRecord()
     left = SMALL_BYTES
     for name, record in content.items():
@@ -104,6 +108,8 @@ def _unpacked(content: RecordDict) -> dict[str, ArrayRecord | ConfigRecord | Met
     parcel = content[PARCEL]
     if not isinstance(parcel, ConfigRecord) or len(content) > 1:
         raise UnfitPack(f"{PARCEL}: expected one record, found {len(content)}")
+    if len(parcel) > _MOST_RECORDS:
+        raise UnfitPack(f"{PARCEL}: at most {_MOST_RECORDS} records are sent in one, found {len(parcel)}")
     contents: dict[str, bytes] = {}
     for name, packed in parcel.items():
         if not isinstance(packed, bytes):

@@ -72,6 +72,12 @@ def test_many_small_arrays_are_no_small_message():
     assert unpack_message(sent) and values(sent.content["arrays"]) == values(record)
 
 
+def test_a_message_of_many_records_is_sent_as_it_is():
+    content = RecordDict({str(i): ConfigRecord({"i": i}) for i in range(17)})
+    (sent,) = packed_messages([Message(content, 7, MessageType.TRAIN)])
+    assert len(sent.content) == 17 and not unpack_message(sent)
+
+
 def test_an_answer_is_packed_if_its_order_was():
     plain = packed_mod(order(record_with(SMALL)), CONTEXT, answered)
     assert list(plain.content) == ["arrays", "metrics"] and list(plain.content["arrays"]) == list(SMALL)
@@ -139,6 +145,7 @@ LIES = {
     "another kind of object": parcel(config=b"c" + MetricRecord({"x": 1}).deflate()),
     "no protocol": parcel(config=b"cConfigRecord  4\x00\xff\xff\xff\xff"),
     "junk for metrics": parcel(metrics=b"m\x00"),
+    "a hundred thousand records": parcel(**{str(i): b"c" + ConfigRecord({}).deflate() for i in range(100_000)}),
     "more bytes than a small message has": parcel(arrays=b"a" + bytes(SMALL_BYTES)),
 }
 

@@ -163,7 +163,7 @@ INTERNALS: dict[str, Internal] = {
     "flower_superlink_module": Internal(
         "flwr.superlink.cli.flower_superlink",
         None,
-        "its SuperLink is served by us, with two ports; both are patched into this module",
+        "its SuperLink is served by us, with two ports, and its SuperExec a fork of it; both are patched in here",
         "an option for a separate address of the Fleet API",
     ),
     "create_app": Internal(
@@ -181,7 +181,7 @@ INTERNALS: dict[str, Internal] = {
     "supernode_module": Internal(
         "flwr.supernode.start_client_internal",
         None,
-        "its connection to the SuperLink is wrapped, so that foreign apps are refused",
+        "foreign apps are refused by its connection to the SuperLink; how it starts a SuperExec, and waits for it",
         "as for get_all_nested_objects",
     ),
     "FleetHttpClient": Internal(
@@ -217,8 +217,8 @@ INTERNALS: dict[str, Internal] = {
     "superexec_loop_module": Internal(
         "flwr.supercore.superexec.run_superexec",
         None,
-        "how long it waits before it asks for work again: a simulation's has started all there is",
-        "an interval that grows while there is none",
+        "how long it waits before it asks for work: it is told of some, and a simulation's has started all there is",
+        "a request that is answered when there is some",
     ),
     "flwr_simulation": Internal(
         "flwr.simulation.app",
@@ -232,7 +232,7 @@ INTERNALS: dict[str, Internal] = {
     "run_clientapp_module": Internal(
         "flwr.supernode.runtime.run_clientapp",
         None,
-        "how long it waits for a piece of its message",
+        "how long it waits for a piece of its message, and who is told of its answer",
         "an option of Flower's, as PULL_INITIAL_BACKOFF is none",
     ),
     "ControlHttpClient": Internal(

@@ -26,6 +26,8 @@ _UNUSED_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_l
 _ENVIRONMENT_PORT, _PORT_OPTION = "runtime_env_agent_port", "runtime-env-agent-port"
 _MINIMAL = "--minimal"
 _BACKLOG = 128
+_LOOK_S = 1.0
+"""How often it looks whether its raylet is there, where the system does not tell it [s]."""
 
 
 def _options(command: Sequence[str]) -> dict[str, str]:
@@ -46,25 +48,38 @@ def _say_port(command: Sequence[str], name: str, port: int) -> None:
 def _wait(raylet: int, server: socket.socket | None = None) -> bool:
     """Wait until somebody connects, or the raylet has ended; returns whether somebody did."""
     try:
+        # Some Pythons have none, and some systems do not let it be.
         end = os.pidfd_open(raylet)
-    except ProcessLookupError:
-        return False
-    awaited = [end] if server is None else [end, server.fileno()]
-    # Its number may have been another's when it was opened.
-    ready = select.select(awaited, [], [])[0] if os.getppid() == raylet else [end]
-    os.close(end)
-    return end not in ready
+    except (AttributeError, OSError):
+        end = -1
+    awaited = [number for number in (end, -1 if server is None else server.fileno()) if number >= 0]
+    # By its parent it knows, too: the number may have been another's when it was opened.
+    while os.getppid() == raylet:
+        if ready := select.select(awaited, [], [], None if end >= 0 else _LOOK_S)[0]:
+            return end not in ready
+    return False
 
 
 def stand_for_dashboard(command: Sequence[str], raylet: int) -> None:
-    """Be the agent of a dashboard that is not installed, until the raylet has ended."""
+    """Be the agent of a dashboard that is not installed, until the raylet has ended.
+
+    Parameters
+    ----------
+    command : Ray's own, with its arguments
+    raylet : process id of this process's parent
+    """
     for name in _UNUSED_PORTS:
         _say_port(command, name, -1)
     _wait(raylet)
 
 
 def stand_for_environments(command: Sequence[str], raylet: int) -> None:
-    """Hold the port of the agent of environments until somebody connects, and be that agent from then on."""
+    """Hold the port of the agent of environments until somebody connects, and be that agent from then on.
+
+    Parameters
+    ----------
+    command, raylet : as of :func:`stand_for_dashboard`
+    """
     options = _options(command)
     port = int(options[_PORT_OPTION])
     family, kind, protocol, _, address = socket.getaddrinfo(options["node-ip-address"], port, type=socket.SOCK_STREAM)[

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 _UNASKED_S = 5.0
 """How often a SuperExec asks for work of which nobody has told it [s]."""
+_PART_S = 0.5
+"""How long a signal of another thread may go unnoticed [s]: Flower's programs end so when their parent has gone."""
 
 
 class Bell:
@@ -32,8 +35,11 @@ class Bell:
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, or until it is rung; returns whether it was."""
-        if not select.select([self._heard], [], [], seconds)[0]:
-            return False
+        deadline = time.monotonic() + seconds
+        # In parts: a signal that another thread has raised is seen in between.
+        while not select.select([self._heard], [], [], max(0.0, min(_PART_S, deadline - time.monotonic())))[0]:
+            if time.monotonic() >= deadline:
+                return False
         with contextlib.suppress(BlockingIOError):
             os.read(self._heard, 1 << 16)
         return True
@@ -50,5 +56,12 @@ def when_told(work: Bell, loop: Any, run: Callable[[], Any]) -> Callable[[], Any
     loop : Flower's module that waits in between
     run : the SuperExec, and what is returned
     """
-    loop.time = SimpleNamespace(sleep=lambda seconds: work.wait(max(seconds, _UNASKED_S)))
+    is_told = False
+
+    def wait(seconds: float) -> None:
+        nonlocal is_told
+        # It takes one thing at a time, and there may have been two.
+        is_told = work.wait(seconds if is_told else max(seconds, _UNASKED_S))
+
+    loop.time = SimpleNamespace(sleep=wait)
     return run

@@ -163,6 +163,8 @@ class ControlUnitBox:
             command=self.supernode_command(),
             # It gives up if the server does not know its key yet.
             again_s=UNKNOWN_S,
+            # Linear algebra starts its threads when it is imported; messages are only passed on.
+            environment={name: environment.get(name, "1") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")},
         )
         work = self.state.resolve() / "work"
         with self._metrics(tls, say):

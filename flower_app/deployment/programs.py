@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flower_app.deployment.box_guard import start_guard
@@ -33,6 +33,8 @@ class Program:
     """Called once, when it answers."""
     again_s: float = 0.0
     """If it ends within this time it is started again: what it needs may come later [s]."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of it alone, beside that of all."""
 
 
 class _Running:
@@ -49,7 +51,7 @@ class _Running:
         return subprocess.Popen(
             list(self.program.command),
             cwd=self._work,
-            env=self._environment,
+            env={**self._environment, **self.program.environment},
             stdin=subprocess.DEVNULL,
             # Ctrl-C at the terminal is ours to handle.
             start_new_session=True,

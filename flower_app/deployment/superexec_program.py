@@ -103,9 +103,6 @@ def load_client_app(release: str, answers: Bell) -> Callable[[], None]:
     from client_pipeline.quick_imports import quick_import, quick_imports
     from strategies.grid.piece_waits import look_again_soon
 
-    # The libraries of linear algebra start their threads when they are imported; messages are only passed on.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
     with quick_imports():
         for library in _LIBRARIES:
             quick_import(library)

@@ -25,7 +25,8 @@ _ARGUMENTS = 45
 class WaitingProgram:
     """A fork that becomes a program when it is sent its arguments; once started, as much of a ``Popen`` as Flower uses.
 
-    It ends without them when nobody is left who could send some.
+    It ends without them when nobody is left who could send some. On other systems than Linux there is no fork: what is
+    started has a process of its own, as in Flower.
 
     Parameters
     ----------
@@ -34,7 +35,10 @@ class WaitingProgram:
     """
 
     def __init__(self, name: str, load: Callable[[], Callable[[], Any]]) -> None:
-        self.name = name
+        self.name, self._arguments, self.pid = name, -1, 0
+        # Other systems' libraries need not survive a fork.
+        if sys.platform != "linux":
+            return
         read, self._arguments = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:

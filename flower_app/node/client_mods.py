@@ -1,4 +1,4 @@
-"""What stands between Flower and a node's training: arrays are unpacked, and the mod that ``[privacy]`` names."""
+"""What stands between Flower and a node's training: messages are unpacked, and the mod that ``[privacy]`` names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLIPPING: dict[str, Mod] = {"client-fixed": fixedclipping_mod, "client-adaptive
 
 
 def packed_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Let what follows see the arrays that were sent; its answer is packed where its order was.
+    """Let what follows see the records that were sent; its answer is packed where its order was.
 
     Raises
     ------

@@ -107,7 +107,7 @@ def unpack_message(message: Message) -> bool:
 def _unpacked(content: RecordDict) -> dict[str, ArrayRecord | ConfigRecord | MetricRecord]:
     parcel = content[PARCEL]
     if not isinstance(parcel, ConfigRecord) or len(content) > 1:
-        raise UnfitPack(f"{PARCEL}: expected one record, found {len(content)}")
+        raise UnfitPack(f"{PARCEL}: expected this ConfigRecord alone, found {type(parcel).__name__} of {len(content)}")
     if len(parcel) > _MOST_RECORDS:
         raise UnfitPack(f"{PARCEL}: at most {_MOST_RECORDS} records are sent in one, found {len(parcel)}")
     contents: dict[str, bytes] = {}

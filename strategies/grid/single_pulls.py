@@ -126,9 +126,10 @@ class BoundedRecord(ArrayRecord):
 
 
 class SinglePulls(ForwardingGrid):
-    """Passes everything on to ``grid``, small arrays in one, and pulls replies one by one.
+    """Passes everything on to ``grid``, small messages as one record, and pulls replies one by one.
 
-    A reply may have twice the bytes of the largest order (weights come back in float32 or float64), and a mebibyte.
+    A reply's arrays may have twice the bytes of the largest order (weights come back in float32 or float64), and a
+    mebibyte; those of a small message have a limit of their own.
 
     Parameters
     ----------

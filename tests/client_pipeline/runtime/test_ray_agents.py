@@ -81,6 +81,28 @@ def test_a_dashboard_that_is_not_installed_has_no_ports_and_its_agent_ends_with_
 
 
 @pytest.mark.slow
+def test_without_the_systems_help_it_looks_for_its_raylet(tmp_path):
+    script = f"""
+import os, runpy, sys
+del os.pidfd_open
+sys.argv = [{FILE!r}, *sys.argv[1:]]
+runpy.run_path({FILE!r}, run_name="__main__")
+"""
+    words = ["/no/such/agent.py", "--minimal", f"--session-dir={tmp_path}", "--node-id=n0"]
+    command = [sys.executable, "-c", script, sys.executable, *words]
+    raylet = subprocess.Popen(
+        [sys.executable, "-c", RAYLET, json.dumps(command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    agent = psutil.Process(int(raylet.stdout.readline()))
+    try:
+        assert content(tmp_path / "metrics_agent_port_n0", agent) == "-1"
+    finally:
+        raylet.kill()
+        raylet.communicate(timeout=60)
+    agent.wait(timeout=60)
+
+
+@pytest.mark.slow
 def test_an_installed_dashboard_has_its_own_agent(raylet, tmp_path):
     script = tmp_path / "agent.py"
     script.write_text("import sys, time\nprint(sys.argv[1:], file=open(sys.argv[1] + '/out', 'w'))\ntime.sleep(60)\n")

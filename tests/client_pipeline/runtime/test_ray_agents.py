@@ -1,5 +1,6 @@
 """What stands where Ray starts two agents beside each raylet: what it says, when it becomes one, and when it ends."""
 
+import contextlib
 import json
 import os
 import socket
@@ -41,7 +42,7 @@ sys.stdin.read()
 @pytest.fixture
 def raylet(tmp_path):
     """Start a process that starts what stands for an agent; yields what does so, and the agent's folder."""
-    started = []
+    started, agents = [], []
 
     def start(*command):
         options = [f"--session-dir={tmp_path}", "--node-id=n0"]
@@ -51,12 +52,14 @@ def raylet(tmp_path):
                 [sys.executable, "-c", RAYLET, words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         )
-        agent = psutil.Process(int(started[-1].stdout.readline()))
-        return started[-1], agent
+        agents.append(psutil.Process(int(started[-1].stdout.readline())))
+        return started[-1], agents[-1]
 
     yield start
+    for process in (*started, *agents):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     for process in started:
-        process.kill()
         process.communicate(timeout=60)
 
 

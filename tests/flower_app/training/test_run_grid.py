@@ -17,6 +17,7 @@ from helpers.replies import answer_to
 from strategies.baselines.stock import make_stock
 from strategies.clusters import ClusterState
 from strategies.grid import bounded
+from strategies.grid.parcels import unpack_message
 from strategies.grid.single_pulls import SinglePulls
 from strategies.records import CONFIG, RUN_KEY, read_train_config, to_arrays
 
@@ -37,6 +38,7 @@ def test_two_rounds_of_fedavg_go_through_all_layers(tmp_path):
     def node(cluster):
         for _ in range(2):
             message = link.pull(cluster)
+            assert unpack_message(message)
             order = read_train_config(message.content.config_records[CONFIG])
             orders.append((order.round, cluster, order.run))
             values = {"w": torch.full((3,), float(cluster + order.round))}

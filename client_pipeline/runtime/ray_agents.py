@@ -82,9 +82,8 @@ def stand_for_environments(command: Sequence[str], raylet: int) -> None:
     """
     options = _options(command)
     port = int(options[_PORT_OPTION])
-    family, kind, protocol, _, address = socket.getaddrinfo(options["node-ip-address"], port, type=socket.SOCK_STREAM)[
-        0
-    ]
+    places = socket.getaddrinfo(options["node-ip-address"], port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = places[0]
     with socket.socket(family, kind, protocol) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(address)

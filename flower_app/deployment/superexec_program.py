@@ -30,7 +30,7 @@ from flower_app.launch.waiting_program import SUPEREXEC, show_as
 from flower_app.our_modules import forget_our_modules, our_modules
 
 CLIENT_APP = "flwr-clientapp"
-"""The program that Flower's starts for a message."""
+"""The program that a SuperExec starts for a message."""
 _LIBRARIES = ("numpy", "ray", "httpcore", "ray._common.pydantic_compat", "ray._common.usage.usage_lib")
 """The last three when a message's process speaks to its SuperNode and joins its Ray."""
 _SHORT_HASH = 8
@@ -105,7 +105,9 @@ def load_client_app(release: str, answers: Bell) -> Callable[[], None]:
 
     with quick_imports():
         for library in _LIBRARIES:
-            quick_import(library)
+            # Another release may have it elsewhere: a message's process imports it then.
+            with contextlib.suppress(ImportError):
+                quick_import(library)
         from strategies.flower_internals import flwr_clientapp, run_clientapp_module
 
         quick_import("flower_app.client_app")

@@ -87,7 +87,7 @@ def test_an_answer_is_packed_if_its_order_was():
 
 
 @pytest.mark.parametrize("arrays", [SMALL, LARGE])
-def test_messages_of_one_record_are_packed_once_and_have_their_own_numbers(arrays, monkeypatch):
+def test_messages_of_one_record_are_packed_once_and_have_their_own_numbers(arrays):
     record = record_with(arrays)
     orders = [order(record), order(record)]
     first, second = packed_messages(orders)

@@ -63,7 +63,7 @@ def test_two_rounds_of_fedavg_go_through_all_layers(tmp_path):
 
 def test_the_file_of_waits_names_who_is_missing_why_and_since_when(tmp_path, monkeypatch):
     """Who follows a run sees no more of an exchange than this file."""
-    monkeypatch.setattr(bounded, "WORTH_TELLING_S", 0.5)
+    monkeypatch.setattr(bounded, "WORTH_TELLING_S", 3.0)
     link = Link(3)
     # As a run leaves it that was killed.
     write_waiting(tmp_path, {9: "its stream to the decoder broke off"})

@@ -61,7 +61,8 @@ def test_a_node_that_beats_and_never_answers_holds_a_round_only_for_the_grace_af
     link = Link(2)
     with service_of(2) as service:
         addresses = service.open_round(1, [0, 1], 1)
-        grid = link.bounded(service.trainer, reply_timeout_s=0.5)
+        # As long as a busy machine may need to pass the first answer on.
+        grid = link.bounded(service.trainer, reply_timeout_s=2.0)
         exchange = Exchange(grid, link.orders(0, 1))
         first, second = link.pull(0), link.pull(1)
         other = threading.Thread(target=train_round, args=(addresses[1], [batch_of(1, 4)]))
@@ -69,7 +70,7 @@ def test_a_node_that_beats_and_never_answers_holds_a_round_only_for_the_grace_af
         train_round(addresses[0], [batch_of(0, 4)])
         other.join()
         link.answer(first)
-        assert "its update did not come within 0.5 s of its goodbye" in exchange.end()[1]
+        assert "its update did not come within 2 s of its goodbye" in exchange.end()[1]
         assert [Missing(1, "it has trained, and its update has not come")] in link.waits and link.waits[-1] == []
         # Until it has answered it is asked nothing more.
         assert set(grid.get_node_ids()) == {link.nodes[0]}

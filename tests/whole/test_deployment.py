@@ -273,9 +273,10 @@ def wait_for_rounds(stack, run, run_dir, enough):
 def rejoin(stack, cluster, device, since):
     """A device whose control unit was started anew ends, and a service manager would start it again."""
     name, deadline = f"d{cluster}{device}", time.monotonic() + PATIENCE_S
-    # It knows the control unit by its certificate. Without one Ray ends, and is started again in its first minutes.
-    ends = "ended with exit code" if stack.shared_ports else "was started anew"
-    while ends not in (log := stack.log(name).read_text(errors="replace")[since:]):
+    # It knows the control unit by its certificate. Without one, or if the control unit is away for a minute, Ray ends,
+    # and is started again in its first minutes.
+    ends = ["ended with exit code", *([] if stack.shared_ports else ["was started anew"])]
+    while not any(end in (log := stack.log(name).read_text(errors="replace")[since:]) for end in ends):
         assert time.monotonic() < deadline, log
         time.sleep(0.2)
     if "it is started again" not in log:

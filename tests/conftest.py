@@ -85,7 +85,9 @@ def local_ray(ray_secret):
 
     from client_pipeline.runtime.private_ray import private_ray
 
-    with private_ray(num_cpus=4) as environment:
+    with private_ray(num_cpus=4) as environment, pytest.MonkeyPatch.context() as patch:
+        # Which worker died, it would say in the middle of whatever test comes next.
+        patch.setattr(ray._private.worker, "print_to_stdstream", lambda *data, **options: None)
         ray_secret.update({name: environment[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")})
         yield ray
 

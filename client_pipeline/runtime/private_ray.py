@@ -21,6 +21,8 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where Ray would not speak to other machines it takes the loopback address, on every system."""
 _START_RAYLET, _COMMAND_OF = "start_raylet", "_build_python_executable_command_memory_profileable"
 """Method of Ray's ``Node`` and function of its ``services``."""
+_SAY = "print_to_stdstream"
+"""Function of Ray's ``worker`` that prints in a driver what others have to say."""
 _AGENTS = ("dashboard_agent", "runtime_env_agent")
 """As Ray calls these programs of a node; the second makes environments for workers."""
 _SECRETS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", *TLS_VARIABLES)
@@ -122,7 +124,7 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]
     The variables that a program needs to speak to this Ray; none of a Ray that was there before.
     """
     import ray
-    from ray._private import ray_constants
+    from ray._private import ray_constants, worker
 
     if ray.is_initialized():
         yield {}
@@ -134,6 +136,9 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]
         os.environ.pop(name, None)
     # Ray has read its settings when it was imported.
     ray_constants.ENABLE_RAY_CLUSTER = False
+    say = getattr(worker, _SAY, None)
+    if say is not None:
+        setattr(worker, _SAY, _on_standard_error(say))
     try:
         read_settings()
         try:
@@ -156,7 +161,14 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]
     finally:
         ray.shutdown()
         ray_constants.ENABLE_RAY_CLUSTER = cluster
+        if say is not None:
+            setattr(worker, _SAY, say)
         read_settings()
+
+
+def _on_standard_error(say: Callable[..., None]) -> Callable[..., None]:
+    """Have a driver's output to itself: Ray would say there which worker died, also between two lines of JSON."""
+    return lambda data, *arguments, **options: say({**data, "is_err": True}, *arguments, **options)
 
 
 def read_settings() -> None:

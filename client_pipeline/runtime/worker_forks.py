@@ -16,6 +16,7 @@ as its job, Ray reads from the environment when it is imported.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -235,13 +236,7 @@ def become_worker(order: Mapping[str, Any]) -> None:
     import torch
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    environment = order["environment"]
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
-    for name, value in environment.items():
-        # What is as it was stays where the system has put it: from there Ray finds where a process's title is.
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+    _take_environment(order["environment"])
     # It may be gone, as a worker's folder may be later.
     with contextlib.suppress(OSError):
         os.chdir(order["folder"])
@@ -250,6 +245,26 @@ def become_worker(order: Mapping[str, Any]) -> None:
     numpy.random.seed()
     torch.default_generator.seed()
     run_worker(order["arguments"])
+
+
+def _take_environment(environment: Mapping[str, str]) -> None:
+    """Have these variables and no others.
+
+    What is as it was stays where the system has put it, and so does the first one: from there Ray finds where a
+    process's title is.
+    """
+    variables = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
+    place = variables[0]
+    room = len(ctypes.string_at(place)) if place else 0
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    first = ctypes.string_at(variables[0]) if variables[0] else b""
+    if variables[0] != place and place and 0 < len(first) <= room:
+        ctypes.memmove(place, first, len(first) + 1)
+        variables[0] = place
 
 
 def run_worker(arguments: Sequence[str]) -> None:

@@ -82,5 +82,6 @@ def index_of(grid, nodes):
     from flwr.app import ConfigRecord, RecordDict
 
     asked = [Message(RecordDict({"c": ConfigRecord()}), dst_node_id=n, message_type="query") for n in nodes]
-    replies = grid.send_and_receive(asked, timeout=60)
+    # On a busy machine whoever answers may import for as long as this.
+    replies = grid.send_and_receive(asked, timeout=300)
     return {int(r.content.config_records["c"]["partition"]): r.metadata.src_node_id for r in replies}

@@ -1,6 +1,8 @@
 """A Ray for one program: what it is started with, and what is left when it has ended."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import ray
@@ -94,3 +96,31 @@ def test_a_ray_that_runs_here_is_kept(started, monkeypatch):
     with private_ray() as environment:
         assert environment == {}
     assert started["init"] == [] and started["shutdown"] == 0
+
+
+A_WORKER_DIES = """
+import io, os, signal, sys, time
+import ray
+from client_pipeline.runtime.private_ray import private_ray
+
+class Short:
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with private_ray(num_cpus=1):
+    real, sys.stderr = sys.stderr, io.StringIO()
+    try:
+        ray.get(ray.remote(Short).remote().die.remote(), timeout=60)
+    except ray.exceptions.RayActorError:
+        deadline = time.monotonic() + 60
+        while "A worker died" not in sys.stderr.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    print(sys.stderr.getvalue(), file=real)
+"""
+
+
+@pytest.mark.slow
+def test_what_ray_says_of_a_worker_that_died_is_not_in_the_programs_output():
+    command, environment = [sys.executable, "-c", A_WORKER_DIES], os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
+    assert done.stdout == "" and "A worker died" in done.stderr

@@ -204,6 +204,37 @@ def test_the_server_ends_when_its_raylet_has(tmp_path):
     server.wait(timeout=60)
 
 
+TITLED = """
+import os, sys
+import numpy, torch
+from client_pipeline.runtime import worker_forks
+
+def run_worker(arguments):
+    import ray
+    ray._raylet.setproctitle("a title")
+    with open("/proc/self/cmdline") as title:
+        print(title.read().partition(chr(0))[0] == "a title", flush=True)
+    os.execv(sys.executable, [sys.executable, "-c", "import os; print(os.environ.get('JOB'), os.environ['OTHER'])"])
+
+worker_forks.run_worker = run_worker
+environment = {name: value for name, value in {**os.environ, "JOB": sys.argv[1], "OTHER": "9"}.items() if value}
+if os.fork() == 0:
+    worker_forks.become_worker({"environment": environment, "folder": "/", "modules": sys.path, "arguments": []})
+os.wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "has_room"), [("02", True), ("3", True), ("", False), ("longer", False)])
+def test_a_fork_has_a_title_also_if_its_own_variable_is_the_first(job, has_room):
+    """Ray puts the job's number into each worker's environment, where it may be the first."""
+    environment = {"JOB": "01", "OTHER": "8", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", TITLED, job, "words that leave room for a title"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    has_title, variables = done.stdout.splitlines()
+    assert variables == f"{job or None} 9" and (has_title == "True" or not has_room)
+
+
 def assert_script_ends_well(script):
     """Run a script in a process of its own, as a Ray of its own needs one."""
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])

@@ -60,7 +60,7 @@ def test_a_run_whose_port_was_taken_finishes_with_all_nodes_at_once_and_leaves_n
         there = []
         outcome = launch_tiny_app(tiny_app, run_dir, "well", finished=lambda: there.append(left_over(run_dir)))
         assert list(Path(folder).iterdir()) == []
-    assert outcome == Outcome("finished", "", {"status": "finished", "rounds": 1})
+    assert outcome == Outcome("finished", "", {"status": "finished", "rounds": 1}), outcome
     assert outcome.exit_code == 0
     # What is left to do once it has finished is done while its programs end.
     assert len(there) == 1 and any("flower-superlink" in command for command in there[0].values())

@@ -26,7 +26,7 @@ class SegmentChoice:
     @property
     def num_segments(self) -> int:
         """S."""
-        return sum(d > 0 for d in self.delta)
+        return len(self.delta) - self.delta.count(0)
 
     def order(self, speed: Any) -> tuple[int, ...]:
         """Busy devices in pipeline order: faster ones first, ``last`` at the end.

@@ -69,17 +69,19 @@ class _Search:
         if len(rows) == 0:
             return [{} for _ in self._limits]
         bound = self._bounds()
-        order = np.argsort(bound, axis=1, kind="stable")
+        column = np.argmin(bound, axis=1)
+        least = bound[rows, column]
         # What is best of a whole cluster makes most of its larger S useless before they are tried.
-        promise = bound[rows, order[:, 0]].reshape(len(self._limits), self._num_sizes)
+        promise = least.reshape(len(self._limits), self._num_sizes)
         leading = np.argmin(promise, axis=1) + np.arange(len(self._limits)) * self._num_sizes
-        self._try(leading, order[leading, 0])
-        for step in range(len(self._m)):
-            column = order[:, step]
-            active = np.flatnonzero(bound[rows, column] < self._to_beat())
-            if len(active) == 0:
-                break
+        self._try(leading, column[leading])
+        # Bounds only rise from one m of a row to the next, and what is to beat only falls.
+        active = rows
+        while len(active := active[least[active] < self._to_beat()[active]]):
             self._try(active, column[active])
+            bound[active, column[active]] = np.inf
+            column[active] = np.argmin(bound[active], axis=1)
+            least[active] = bound[active, column[active]]
         useful = np.isfinite(self._best) & (self._best <= self._to_beat())
         choices: list[dict[int, SegmentChoice]] = [{} for _ in self._limits]
         for row in np.flatnonzero(useful):
@@ -139,15 +141,18 @@ class _Search:
         """Segments that meet the bottleneck: the S roomiest devices, the faster ones filled first."""
         case = self._cases(self._limits_index[[row]], np.array([m]))
         counts, size = case.counts(np.array([bottleneck]))[0], int(self._size[row])
-        devices = [int(k) for k in np.argsort(-counts, kind="stable") if k != forced]
-        devices = devices[:size] if forced < 0 else [int(forced), *devices[: size - 1]]
+        teb_s, link_s = case.teb_s[0], case.link_s[0]
+        devices = np.argsort(-counts, kind="stable")
+        if forced >= 0:
+            devices = np.concatenate([[forced], devices[devices != forced]])
+        devices = devices[:size]
         delta = [0] * len(counts)
         blocks_left = self._instance.L - size
-        for k in sorted(devices, key=lambda k: case.teb_s[0, k]):
+        for k in devices[np.argsort(teb_s[devices], kind="stable")].tolist():
             extra = min(blocks_left, int(counts[k]) - 1)
             delta[k], blocks_left = 1 + extra, blocks_left - extra
-        link = case.link_s[0, devices].tolist()
-        stages = stage_time(np.array(delta)[devices], case.teb_s[0, devices], case.link_s[0, devices]).tolist()
+        link = link_s[devices].tolist()
+        stages = stage_time(np.array(delta)[devices], teb_s[devices], link_s[devices]).tolist()
         seconds = pipeline_latency_paper(stages, link, int(self._m[m]), self._instance.tail)
         return SegmentChoice(tuple(delta), int(self._m[m]), None, seconds)
 

@@ -126,13 +126,13 @@ class Options:
         place = np.repeat(np.arange(len(possible)), end - first)
         entry = first[place] + np.arange(len(place)) - np.searchsorted(place, place)
         row = possible[place]
-        pipeline, sending = sizes.pipeline_s[entry], _sending(pairs, row, sizes.bits[entry])
+        pipeline, bits = sizes.pipeline_s[entry], sizes.bits[entry]
         return cls(
             pair=row // per_pair,
             entry=entry,
             row=row,
-            earliest=pipeline + sending.seconds(pairs.high[row]),
-            settled=pipeline + sending.seconds(cheapest[row]),
+            earliest=pipeline + _upload_seconds(pairs, row, bits, pairs.high),
+            settled=pipeline + _upload_seconds(pairs, row, bits, cheapest),
             settled_cost=sizes.cost[entry] + rents[row] + pairs.cost(cheapest)[row],
             sizes=sizes,
             pairs=pairs,
@@ -162,7 +162,7 @@ class Options:
         """Local steps times D_n(S) of each option [s]."""
         return self.sizes.pipeline_s[self.entry]
 
-    @property
+    @cached_property
     def uplinks(self) -> Uplinks:
         """The uplink of each option."""
         return _sending(self.pairs, self.row, self.sizes.bits[self.entry])
@@ -283,3 +283,9 @@ def _sending(pairs: Uplinks, row: Index, bits: Array) -> Uplinks:
     """Some uplinks that send so many bits more each."""
     uplinks = pairs.select(row)
     return replace(uplinks, k=uplinks.k + bits * uplinks.per_bit) if np.any(bits) else uplinks
+
+
+def _upload_seconds(pairs: Uplinks, row: Index, bits: Array, efficiency: Array) -> Array:
+    """Upload time of some uplinks at the efficiency of each of ``pairs``, with so many bits more each [s]."""
+    # Several options have the same uplink.
+    return _sending(pairs, row, bits).seconds(efficiency[row]) if np.any(bits) else pairs.seconds(efficiency)[row]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -279,10 +280,8 @@ class DeviceArrays:
     @classmethod
     def of(cls, devices: Sequence[Device], noise_psd: float) -> DeviceArrays:
         """Collect the columns; ``noise_psd`` is N0 [W/Hz]."""
-
-        def column(name: str) -> Array:
-            return np.array([getattr(d, name) for d in devices], dtype=np.float64)
-
-        rate = shannon_rate(column("B"), column("p"), column("h"), column("I"), noise_psd)
-        names = ("phi", "f", "kappa", "p", "mem", "Emax", "t0", "lat")
-        return cls(**{name: column(name) for name in names}, rate=rate)
+        names = ("phi", "f", "kappa", "p", "mem", "Emax", "t0", "lat", "B", "h", "I")
+        values = np.array([*map(attrgetter(*names), devices)], dtype=np.float64).reshape(-1, len(names))
+        columns = dict(zip(names, np.ascontiguousarray(values.T), strict=True))
+        B, h, I = (columns.pop(name) for name in "BhI")  # noqa: E741, N806
+        return cls(**columns, rate=shannon_rate(B, columns["p"], h, I, noise_psd))

@@ -12,6 +12,7 @@ from strategies.dssda.branching import DeadlineSearch
 from strategies.dssda.deadline import Options
 from strategies.dssda.evaluation import Match, score
 from strategies.dssda.instance import Instance
+from strategies.dssda.matching import most_matched
 from strategies.dssda.power import Uplinks, uplink_infeasibility
 from strategies.dssda.segments import SegmentTable, segment_tables
 from strategies.dssda.split_band import plan_split_band
@@ -66,10 +67,10 @@ def plan_round(instance: Instance, *, tolerance: float = 1e-6, tables: Sequence[
 def _infeasibilities(instance: Instance, tables: Sequence[SegmentTable], uplinks: Uplinks) -> tuple[Infeasibility, ...]:
     """All that keeps min(N, J) clusters from being matched; empty if nothing does."""
     possible = uplinks.feasible & np.array([[bool(table.choices)] for table in tables])
-    rows, columns = linear_sum_assignment(~possible)
-    num_matched = int(possible[rows, columns].sum())
+    num_matched = most_matched(possible)
     if num_matched == instance.num_matched:
         return ()
+    rows, columns = linear_sum_assignment(~possible)
     faults = [table.infeasible for table in tables if table.infeasible is not None]
     lacking = [uplink_infeasibility(instance, uplinks, n) for n in range(instance.num_clusters)]
     faults += [fault for fault in lacking if fault is not None]

@@ -18,7 +18,7 @@ import numpy as np
 
 from client_pipeline.system.radio import Array
 from strategies.dssda.deadline import Options
-from strategies.dssda.prices import PricedMatching, price_bound
+from strategies.dssda.prices import PricedMatching, match_at_prices, price_bound
 
 INTERVAL_LIMIT = 10_000
 """Intervals looked at before the proof is given up."""
@@ -82,16 +82,16 @@ def bound_interval(
     None if no assignment is possible in the interval.
     """
     ends, costs = (first, last), options.tangents(touch, (first, last))
+    tables = [options.table(at_end) for at_end in costs]
     bounds, cheapest = [-np.inf, -np.inf], dict[int, PricedMatching]()
     if prices is not None:
         bounds = [
-            weight * end + price_bound(options.table(at_end), options.skip, prices)
-            for end, at_end in zip(ends, costs, strict=True)
+            weight * end + price_bound(table, options.skip, prices) for end, table in zip(ends, tables, strict=True)
         ]
         if min(bounds) >= enough:
             return IntervalBound(min(bounds), None, False, prices)
     while (lower := int(bounds[1] < bounds[0])) not in cheapest:
-        matched = options.match(costs[lower], prices)
+        matched = match_at_prices(tables[lower], options.skip, prices)
         if matched is None:
             return None
         cheapest[lower], bounds[lower] = matched, weight * ends[lower] + matched.bound

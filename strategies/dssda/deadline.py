@@ -127,12 +127,18 @@ class Options:
         entry = first[place] + np.arange(len(place)) - np.searchsorted(place, place)
         row = possible[place]
         pipeline, bits = sizes.pipeline_s[entry], sizes.bits[entry]
+        sending = _sending(pairs, row, bits) if np.any(bits) else None
+
+        def upload_seconds(efficiency: Array) -> Array:
+            # Of options that share an uplink once, where they send as much.
+            return pairs.seconds(efficiency)[row] if sending is None else sending.seconds(efficiency[row])
+
         return cls(
             pair=row // per_pair,
             entry=entry,
             row=row,
-            earliest=pipeline + _upload_seconds(pairs, row, bits, pairs.high),
-            settled=pipeline + _upload_seconds(pairs, row, bits, cheapest),
+            earliest=pipeline + upload_seconds(pairs.high),
+            settled=pipeline + upload_seconds(cheapest),
             settled_cost=sizes.cost[entry] + rents[row] + pairs.cost(cheapest)[row],
             sizes=sizes,
             pairs=pairs,
@@ -283,9 +289,3 @@ def _sending(pairs: Uplinks, row: Index, bits: Array) -> Uplinks:
     """Some uplinks that send so many bits more each."""
     uplinks = pairs.select(row)
     return replace(uplinks, k=uplinks.k + bits * uplinks.per_bit) if np.any(bits) else uplinks
-
-
-def _upload_seconds(pairs: Uplinks, row: Index, bits: Array, efficiency: Array) -> Array:
-    """Upload time of some uplinks at the efficiency of each of ``pairs``, with so many bits more each [s]."""
-    # Several options have the same uplink.
-    return _sending(pairs, row, bits).seconds(efficiency[row]) if np.any(bits) else pairs.seconds(efficiency)[row]

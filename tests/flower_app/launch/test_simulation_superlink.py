@@ -48,8 +48,8 @@ except FileNotFoundError:
 
 
 def run_python(script, *arguments, check=True, **options):
-    """Run a script in a process of its own."""
-    command = [sys.executable, "-c", script, *arguments]
+    """Run a script in a process of its own, which writes its lines when it prints them."""
+    command = [sys.executable, "-u", "-c", script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=check, **options)
 
 

@@ -226,6 +226,12 @@ INTERNALS: dict[str, Internal] = {
         "the program of a simulation, which waits with its libraries until the SuperExec starts it",
         "as for flower_superexec",
     ),
+    "simulation_module": Internal(
+        "flwr.simulation.app",
+        None,
+        "where the simulation's app lies, and how it gets there",
+        "a way to run an app as it lies in a folder",
+    ),
     "flwr_clientapp": Internal(
         "flwr.supernode.cli.flwr_clientapp", "flwr_clientapp", "the program of a message", "as for flower_superexec"
     ),

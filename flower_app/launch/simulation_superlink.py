@@ -14,19 +14,26 @@ other systems' libraries need not survive a fork.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from flower_app.launch.app_folder import link_app
 from flower_app.launch.waiting_program import SUPEREXEC, WaitingProgram, can_show_as, show_as
-from flower_app.our_modules import forget_our_modules
+from flower_app.our_modules import forget_our_modules, our_modules
 
 SUPERLINK, SIMULATION = "flower-superlink", "flwr-simulation"
 _LIBRARIES = ("numpy", "ray", "torch", "safetensors.torch", "tokenizers")
+_SERVER_APP = ("flower_app.server_app", "flower_app.training.training_run")
+"""What the app's server side begins with, and what it imports when it trains."""
 _NOTHING_LEFT_S = 10.0
 """How often a SuperExec asks for work once the only run has started [s]: a hundredth of a second of the SuperLink's
 processor each time, a tenth of a core for as long as the run lasts if it went on as often as before."""
@@ -43,20 +50,51 @@ def load_simulation(modules: Sequence[str], folder: str = "") -> Callable[[], An
     Parameters
     ----------
     modules : beside those that every simulation needs
-    folder : where ours were found, and are no more looked for once: the app brings its own
+    folder : where ours were found, and are no more looked for once: an app that is not of these packages brings its own
     """
     from client_pipeline.quick_imports import quick_import, quick_imports
 
     with quick_imports():
-        from strategies.flower_internals import flwr_simulation
-    for module in (*_LIBRARIES, *modules):
+        from strategies.flower_internals import flwr_simulation, simulation_module
+    for module in (*_LIBRARIES, *modules, *_SERVER_APP):
         # Whoever needs it says what is the matter.
         with contextlib.suppress(ImportError):
             quick_import(module)
+    flower: Any = simulation_module
+    if (install := getattr(flower, "install_from_fab", None)) is not None:
+        flower.install_from_fab = partial(install_app, install, flower, our_modules())
     forget_our_modules()
     if folder and folder in sys.path:
         sys.path.remove(folder)
     return flwr_simulation
+
+
+def install_app(
+    install: Callable[..., Any], flower: Any, modules: Mapping[str, ModuleType], bundle: bytes, **options: Any
+) -> Any:
+    """Install the simulation's app; one that is made of the packages here is neither unpacked nor imported again.
+
+    Flower unpacks and copies 600 files, and Python compiles those that it imports.
+
+    Parameters
+    ----------
+    install : Flower's own function
+    flower : its module of the simulation's program, which says where an app lies
+    modules : of the packages here, by name
+    bundle, options : what Flower calls its function with
+
+    Returns
+    -------
+    Folder of the app.
+    """
+    # A release that puts an app elsewhere, or a file system without links: Flower's own way is always there.
+    with contextlib.suppress(AttributeError, OSError, zipfile.BadZipFile):
+        name, version = flower.get_fab_metadata(bundle)
+        place = Path(flower.get_project_dir(name, version, hashlib.sha256(bundle).hexdigest()))
+        if not place.exists() and link_app(bundle, place):
+            sys.modules.update(modules)
+            return place
+    return install(bundle, **options)
 
 
 def main() -> None:

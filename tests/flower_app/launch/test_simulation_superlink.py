@@ -137,6 +137,35 @@ def test_a_simulation_waits_with_its_libraries_and_without_a_module_of_ours_or_a
     assert done.stdout.splitlines()[-1] == "flwr.simulation.app [] [True, True, True]"
 
 
+@pytest.mark.parametrize(("sent", "unpacked"), [("this release", []), ("another", [1])])
+def test_a_simulation_neither_unpacks_nor_imports_an_app_of_this_release(tmp_path, sent, unpacked):
+    """With the app as the SuperLink sends it, and Flower's own way of loading it."""
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from flower_app.launch.app_folder import assemble_app\n"
+        "from flower_app.launch.simulation_superlink import load_simulation\n"
+        "from flwr.supercore.object_ref import load_app\n"
+        "from strategies.flower_internals import build_fab_from_disk, simulation_module as flower\n"
+        "unpack, unpacked = flower.install_from_fab, []\n"
+        "flower.install_from_fab = lambda *given, **more: unpacked.append(1) or unpack(*given, **more)\n"
+        "folder = assemble_app(Path(sys.argv[1]) / 'app')\n"
+        "if sys.argv[2] == 'another':\n"
+        "    (folder / 'flower_app' / 'server_app.py').write_text('app = 1')\n"
+        "bundle = build_fab_from_disk(folder)\n"
+        "load_simulation([])\n"
+        "place = flower.install_from_fab(bundle, skip_prompt=True)\n"
+        "before = set(sys.modules)\n"
+        "app = load_app('flower_app.server_app:app', ValueError, place)\n"
+        "print(type(app).__name__, sorted(set(sys.modules) - before), unpacked)\n"
+        "import flower_app\n"
+        "print(Path(flower_app.__file__).is_relative_to(sys.argv[1]))\n"
+    )
+    done = run_python(script, str(tmp_path), sent, env=os.environ | {"FLWR_HOME": str(tmp_path)})
+    expected = "ServerApp []" if sent == "this release" else "int ['flower_app', 'flower_app.server_app']"
+    assert done.stdout.splitlines()[-2:] == [f"{expected} {unpacked}", str(sent == "another")]
+
+
 @pytest.mark.parametrize(("shown", "is_written"), [("", 0), ("0 0", 0), ("no numbers", 0), ("4096 4200", 1)])
 def test_where_the_system_does_not_say_where_a_command_line_lies_nothing_is_written(monkeypatch, shown, is_written):
     fields, written = " ".join(["7"] * 45), []

@@ -176,17 +176,20 @@ class _Run:
         self._messages: list[tuple[float, int, int, str]] = []
         """Messages for the shared medium: ready, link, micro-batch, kind of the action that made it."""
         self._events: list[Event] = []
+        self._starts = [self._start(s) for s in range(len(todo))]
+        """Each device's next start; it changes with what the device does, and with what arrives there."""
 
     def execute(self) -> Simulation:
         """Take what starts first, until nothing is left."""
         while True:
-            starts = [(start, s) for s in range(self._last_stage + 1) if (start := self._start(s)) is not None]
+            first = min(filter(None, self._starts), default=None)
             message = min(self._messages, default=None)
             # A message that is sent now must have been ready before any other: first all actions that start until then.
             sending_time = None if message is None else max(message[0], self._medium.get(("shared", 0), 0.0))
-            if starts and (sending_time is None or min(starts)[0] <= sending_time):
-                start, stage = min(starts)
+            if first is not None and (sending_time is None or first[0] <= sending_time):
+                start, stage = first
                 self._act(stage, start)
+                self._starts[stage] = self._start(stage)
             elif message is not None and sending_time is not None:
                 self._messages.remove(message)
                 _, link, micro_batch, kind = message
@@ -198,13 +201,13 @@ class _Run:
         events = sorted(self._events, key=lambda e: (e.start, e.end))
         return Simulation(max(e.end for e in events), events)
 
-    def _start(self, stage: int) -> float | None:
-        """When a device starts its next action; None if its input is not on the way or all is done."""
+    def _start(self, stage: int) -> tuple[float, int] | None:
+        """When a device starts its next action, and its stage; None if its input is not on the way or all is done."""
         if self._next_action[stage] == len(self._todo[stage]):
             return None
         action = self._todo[stage][self._next_action[stage]]
         arrival = self._arrival.get((action.kind, stage, action.micro_batch))
-        return None if arrival is None else max(self._free[stage], arrival)
+        return None if arrival is None else (max(self._free[stage], arrival), stage)
 
     def _act(self, stage: int, start: float) -> None:
         action = self._todo[stage][self._next_action[stage]]
@@ -241,6 +244,7 @@ class _Run:
         self._events.append(Event(_MESSAGE[kind], link, micro_batch, start, end))
         receiver = link if kind == "B" else link + 1
         self._arrival[kind, receiver, micro_batch] = end
+        self._starts[receiver] = self._start(receiver)
         return end
 
 

@@ -106,9 +106,9 @@ def reproduce(name: str, options: ReproduceOptions, say: Callable[[str], None]) 
             say(f"{experiment.name}: {experiment.shows}")
             kept = _rows_of_other_curves(folder, curves[experiment.name]) if options.only else []
             rows = write_rows(chain(kept, experiment.run(curves[experiment.name], folder, say)), folder)
-        from flower_app.experiments.style import DPI
+        from flower_app.experiments.style import write_picture
 
-        experiment.draw(rows).savefig(folder / PICTURE, dpi=DPI)
+        write_picture(experiment.draw(rows), folder / PICTURE)
         if experiment.compact is not None:
             write_table(experiment.compact(rows), folder / COMPACT)
         findings_by_name[experiment.name] = experiment.findings(rows)

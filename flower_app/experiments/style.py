@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import matplotlib
 
@@ -10,6 +11,7 @@ matplotlib.use("Agg")
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 LINES = ("-", "--", "-.", ":")
@@ -17,7 +19,7 @@ MARKERS = "osv^Dx*+P"
 HATCHES = ("", "///", "...", "\\\\\\", "xx", "++")
 HEAT = "cividis"
 """Lightness grows with the value, in print too."""
-DPI = 150
+_DPI = 150
 
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
@@ -75,3 +77,9 @@ def label(axes: Axes, x: str, y: str, title: str = "") -> None:
         axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
+
+
+def write_picture(drawn: Figure, path: Path) -> None:
+    """Write a PNG; not by ``savefig``, which draws a figure that has a layout twice, the first time for nothing."""
+    drawn.set_dpi(_DPI)
+    FigureCanvasAgg(drawn).print_png(path)

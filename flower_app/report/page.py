@@ -14,6 +14,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from client_pipeline import durable
@@ -259,7 +260,8 @@ def to_svg(spec: FigureSpec, data: Sequence[RunData]) -> str:
     with matplotlib.rc_context(_LOOK | {"svg.hashsalt": spec.id}):
         figure: Figure = spec.draw(data)
         file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
+        # Not by ``savefig``, which draws all of a figure that has a layout twice, the first time into nothing.
+        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

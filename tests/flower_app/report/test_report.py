@@ -126,9 +126,16 @@ def without_data(path):
     return {name: why[1] for name, body in sections if (why := re.search(r"no data: (.*?)<", body))}
 
 
-def test_the_report_has_every_figure_and_needs_nothing_else(tmp_path):
-    path = write_report([make_run(tmp_path / "run")])
-    assert path == tmp_path / "run" / "report.html"
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    """A run of four rounds, and its report."""
+    run = make_run(tmp_path_factory.mktemp("reported") / "run")
+    return run, write_report([run])
+
+
+def test_the_report_has_every_figure_and_needs_nothing_else(reported):
+    run, path = reported
+    assert path == run / "report.html"
     page = Page(path)
     assert {spec.id for spec in FIGURES} == IDS <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
@@ -147,11 +154,12 @@ def test_the_report_has_every_figure_and_needs_nothing_else(tmp_path):
         "config.toml", "report.html", "rounds.jsonl", "summary.json", "timeline.json"]  # fmt: skip
 
 
-def test_the_header_sums_the_run_up(tmp_path):
-    text = Page(write_report([make_run(tmp_path / "run")])).text
+def test_the_header_sums_the_run_up(reported):
+    run, path = reported
+    text = Page(path).text
     for words in ("demo", "finished", "dssda", "4 of 4", "bleu 41.5", "400.0 s", "48.0 J", "12.5 s"):
         assert words in text
-    assert f"collapipe run --config {tmp_path / 'run' / 'config.toml'} --set run-dir=" in text
+    assert f"collapipe run --config {run / 'config.toml'} --set run-dir=" in text
     assert "No cluster failed or was left out." in text
 
 

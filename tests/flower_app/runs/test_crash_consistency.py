@@ -99,12 +99,23 @@ def resumed(run_dir):
     return training
 
 
+ROUND_BY_FILES = {}
+
+
+def loaded_round(run_dir):
+    """Round of a run's model, which loads. The same files, after a thousand crashes, load as they did."""
+    files = tuple((path.name, path.read_bytes()) for path in sorted((run_dir / "model").iterdir()))
+    if files not in ROUND_BY_FILES:
+        ROUND_BY_FILES[files] = load_model(run_dir).task["round"]
+    return ROUND_BY_FILES[files]
+
+
 def describe(training):
     """What must be as in the run that nothing disturbed; the model is that of the newest of its rounds."""
     lines, _ = run_directory.read_rounds(training.run_dir)
     model = training.run_dir / "model"
     assert model.exists() == model.is_symlink()
-    saved = load_model(training.run_dir).task["round"] if model.exists() else 0
+    saved = loaded_round(training.run_dir) if model.exists() else 0
     return training.round, training.weights["w"].tolist(), list(training.drawn), lines, saved
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -82,4 +83,5 @@ def label(axes: Axes, x: str, y: str, title: str = "") -> None:
 def write_picture(drawn: Figure, path: Path) -> None:
     """Write a PNG; not by ``savefig``, which draws a figure that has a layout twice, the first time for nothing."""
     drawn.set_dpi(_DPI)
-    FigureCanvasAgg(drawn).print_png(path)
+    canvas: Any = FigureCanvasAgg(drawn)  # has no types
+    canvas.print_png(path)

@@ -261,7 +261,8 @@ def to_svg(spec: FigureSpec, data: Sequence[RunData]) -> str:
         figure: Figure = spec.draw(data)
         file = io.StringIO()
         # Not by ``savefig``, which draws all of a figure that has a layout twice, the first time into nothing.
-        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})
+        canvas: Any = FigureCanvasSVG(figure)  # has no types
+        canvas.print_svg(file, metadata={"Date": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

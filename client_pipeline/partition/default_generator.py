@@ -28,7 +28,8 @@ def drawn_from(seed: int) -> Iterator[None]:
 def drawn_aside(seed: int) -> Iterator[None]:
     """Draw on the CPU as of ``seed``, alone; the default generator is as it was afterwards."""
     with _TURN, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # ``torch.manual_seed`` is for the GPUs too: where none is awake it keeps the whole stack of each call for them.
+        torch.default_generator.manual_seed(seed)
         yield
 
 

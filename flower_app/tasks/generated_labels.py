@@ -8,6 +8,8 @@ depends on a word further on.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from itertools import islice
 
 from flower_app.tasks.generator import sentences
 from flower_app.tasks.lexicon import ADJECTIVES, NOUNS, NUMBERS
@@ -26,6 +28,12 @@ def classified(num_examples: int, split: str, seed: int) -> list[tuple[str, str]
     >>> classified(2, "test", 0)
     [('Two boys hope that my boys waited.', 'PERSON'), ('The cow that can love the letter is old.', 'ANIMAL')]
     """
+    return list(_classified(num_examples, split, seed))
+
+
+@lru_cache(maxsize=4)
+def _classified(num_examples: int, split: str, seed: int) -> tuple[tuple[str, str], ...]:
+    # A process may hold several clusters, each of which takes its share of the same sentences.
     labelled: list[tuple[str, str]] = []
     source = sentences(split, seed)
     while len(labelled) < num_examples:
@@ -33,7 +41,7 @@ def classified(num_examples: int, split: str, seed: int) -> list[tuple[str, str]
         kinds = [_KIND[word] for word in _words(text) if word in _KIND]
         if kinds:
             labelled.append((text, kinds[0]))
-    return labelled
+    return tuple(labelled)
 
 
 def tagged(num_examples: int, split: str, seed: int) -> list[tuple[list[str], list[str]]]:
@@ -42,8 +50,12 @@ def tagged(num_examples: int, split: str, seed: int) -> list[tuple[list[str], li
     >>> tagged(1, "test", 0)[0][1]
     ['B-PERSON', 'I-PERSON', 'O', 'O', 'B-PERSON', 'I-PERSON', 'O', 'O']
     """
-    source = sentences(split, seed)
-    return [_tag(_words(next(source)[0], keep_case=True)) for _ in range(num_examples)]
+    return [_tag(_words(text, keep_case=True)) for text in _texts(num_examples, split, seed)]
+
+
+@lru_cache(maxsize=4)
+def _texts(num_examples: int, split: str, seed: int) -> tuple[str, ...]:
+    return tuple(text for text, _ in islice(sentences(split, seed), num_examples))
 
 
 def _words(text: str, keep_case: bool = False) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import target_weight, targets
 from flower_app.config.sources import load_config
+from flower_app.tasks import generated_labels
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.classification import macro_f1
 from flower_app.tasks.corpus import DataConfig
@@ -277,6 +278,7 @@ def test_labels_that_are_numbers_stand_in_their_order():
 
 def test_generated_text_repeats_and_its_splits_are_apart():
     train, test = classified(300, "train", 1), classified(100, "test", 0)
+    generated_labels._classified.cache_clear()
     assert train == classified(300, "train", 1) != classified(300, "train", 2)
     assert not {text for text, _ in train} & {text for text, _ in test}
     assert {label for _, label in train} == set(KINDS)

@@ -6,6 +6,7 @@ import torch
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.parts import IGNORED_LABEL, target_weight, targets
 from flower_app.config.sources import load_config
+from flower_app.tasks import generated_labels
 from flower_app.tasks.base import TaskConfig, task
 from flower_app.tasks.corpus import DataConfig
 from flower_app.tasks.generated_labels import KINDS, tagged
@@ -156,6 +157,7 @@ def test_the_main_type_is_the_most_frequent():
 
 def test_generated_spans_begin_before_their_noun():
     sentences = tagged(300, "train", 1)
+    generated_labels._texts.cache_clear()
     assert sentences == tagged(300, "train", 1) != tagged(300, "train", 2)
     tags = {tag for _, tags in sentences for tag in tags}
     assert tags >= {f"B-{kind}" for kind in KINDS} and any(tag.startswith("I-") for tag in tags)

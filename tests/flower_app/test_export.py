@@ -74,8 +74,9 @@ def test_the_library_loads_an_exported_model_with_equal_outputs(tmp_path, name, 
     assert type(model).__name__ in json.loads((tmp_path / "out/config.json").read_text())["architectures"]
     # And the way back: the same weights, bit for bit.
     again = load_pretrained(str(tmp_path / "out"), head, server_layers=spec.config.get("server_layers", 0))
+    weights = again.weights()
     for key, value in parts.weights().items():
-        assert torch.equal(again.weights()[key], value), key
+        assert torch.equal(weights[key], value), key
 
 
 @pytest.mark.parametrize(("family", "style"), [(f, "[{}]") for f in sorted(CONFIGS)] + [("roberta", "<{}>")])

@@ -122,8 +122,9 @@ def test_each_share_of_the_data_gives_its_batch_to_the_joint_step(central):
             return super().collate(drawn[0] + drawn[1], seed)
 
     central.CentralTraining(expected, [Joint()], sgd, 8, seed=0).train_step()
+    weights = parts.weights()
     for name, value in expected.weights().items():
-        torch.testing.assert_close(parts.weights()[name], value, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_the_central_baseline_refuses_shares_that_do_not_divide_the_joint_batch(run_central):

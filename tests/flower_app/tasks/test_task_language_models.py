@@ -259,10 +259,10 @@ def test_a_classifier_starts_from_a_masked_language_model(tmp_path, prepared):
     found = prepared[MASKED]
     run = save(tmp_path / "run", MASKED, found, build_parts(found.spec, seed=4), SMALL)
     start = prepare("sequence-classification", SMALL, options(from_=run, width=64))
-    parts, before = start.build(seed=0), build_parts(found.spec, seed=4).weights(head=False)
+    weights, before = start.build(seed=0).weights(), build_parts(found.spec, seed=4).weights(head=False)
     assert start.tokenizer_json == found.tokenizer_json
     for key, value in before.items():
-        assert torch.equal(parts.weights()[key], value), key
+        assert torch.equal(weights[key], value), key
     heads = [start.build(seed=seed).head.classifier.weight for seed in (0, 0, 1)]
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
 
@@ -272,9 +272,10 @@ def test_the_same_task_goes_on_with_the_head_too(tmp_path, name, prepared):
     found = prepared[name]
     run = save(tmp_path / "run", name, found, build_parts(found.spec, seed=4), SMALL)
     # Sizes of the table, the server's blocks among them, give way to the run's.
-    parts = prepare(name, SMALL, options(family=MODELS[name].family, decoder_layers=3, from_=run)).build(seed=0)
+    start = prepare(name, SMALL, options(family=MODELS[name].family, decoder_layers=3, from_=run))
+    weights = start.build(seed=0).weights()
     for key, value in build_parts(found.spec, seed=4).weights().items():
-        assert torch.equal(parts.weights()[key], value), key
+        assert torch.equal(weights[key], value), key
 
 
 def test_labels_of_another_name_get_a_new_head(tmp_path):
@@ -293,8 +294,9 @@ def test_a_translation_goes_on_from_a_translation(tmp_path):
     run = save(tmp_path / "run", "translation", found, build_parts(found.spec, seed=4), SMALL)
     again = prepare("translation", SMALL, options(family="transformer", from_=run, label_smoothing=0.1))
     assert again.spec.config["label_smoothing"] == 0.1
+    weights = again.build(seed=0).weights()
     for key, value in build_parts(found.spec, seed=4).weights().items():
-        assert torch.equal(again.build(seed=0).weights()[key], value), key
+        assert torch.equal(weights[key], value), key
 
 
 def test_a_start_that_does_not_fit_is_refused(tmp_path, prepared):

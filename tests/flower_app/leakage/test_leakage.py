@@ -55,7 +55,8 @@ def test_embeddings_themselves_are_read(world, attack):
     assert found.top1 > (0.8 if attack == "learned" else 0.999) and found.top5 >= found.top1
 
 
-def test_a_shift_is_taken_off_a_linear_map_is_learned_and_a_bent_one_needs_a_network(world):
+def test_a_shift_is_taken_off_a_linear_map_is_learned_and_a_bent_one_needs_a_network(world, monkeypatch):
+    monkeypatch.setattr(inversion, "_STEPS", 300)
     _, auxiliary, victims = world
     matrix = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
     changes = {
@@ -72,7 +73,8 @@ def test_a_shift_is_taken_off_a_linear_map_is_learned_and_a_bent_one_needs_a_net
     assert read("bent", "learned") > read("bent", "linear") + 0.05
 
 
-def test_of_noise_nothing_is_read_beyond_what_is_guessed_without_looking(world):
+def test_of_noise_nothing_is_read_beyond_what_is_guessed_without_looking(world, monkeypatch):
+    monkeypatch.setattr(inversion, "_STEPS", 300)
     _, auxiliary, victims = world
     generator = torch.Generator().manual_seed(2)
     noise = [moved(t, lambda h: torch.randn(h.shape, generator=generator)) for t in (auxiliary, victims)]

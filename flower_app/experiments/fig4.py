@@ -64,7 +64,10 @@ def _means(instance: Instance, num_segments: int, m: int) -> Row:
 def _table(rows: Sequence[Row], column: str) -> tuple[list[int], list[int], np.ndarray]:
     """Each S, each m, and the mean over the networks: (sizes, counts)."""
     sizes, counts = distinct(rows, "segments"), distinct(rows, "m")
-    times = [[np.mean([row[column] for row in select(rows, segments=s, m=m)]) for m in counts] for s in sizes]
+    seconds: dict[tuple[int, int], list[float]] = {}
+    for row in rows:
+        seconds.setdefault((row["segments"], row["m"]), []).append(row[column])
+    times = [[np.mean(seconds[s, m]) for m in counts] for s in sizes]
     return sizes, counts, np.array(times)
 
 
@@ -121,9 +124,12 @@ def findings(rows: Sequence[Row]) -> list[PaperFinding]:
 
 def _more_segments(rows: Sequence[Row], column: str) -> list[float]:
     """By network: change of the time from fewer segments to more [%]."""
+    seconds: dict[tuple[int, int], list[float]] = {}
+    for row in rows:
+        seconds.setdefault((row["seed"], row["segments"]), []).append(row[column])
     changes = []
     for seed in distinct(rows, "seed"):
-        few, many = (min(row[column] for row in select(rows, seed=seed, segments=size)) for size in _SIZES)
+        few, many = (min(seconds[seed, size]) for size in _SIZES)
         changes.append(100 * (many - few) / few)
     return changes
 

@@ -21,6 +21,9 @@ stage when the forward pass of the last one has ended there, and the decoder has
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from heapq import heappop, heappush
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +35,8 @@ from client_pipeline.system.latency import Scaling
 Array = NDArray[np.float64]
 LINK_MODES = ("blocking", "overlapping", "shared")
 FUSED = "fused"
+Todo = Sequence[Sequence[Action]]
+"""Actions of each stage in order."""
 
 
 class Event(NamedTuple):
@@ -130,16 +135,12 @@ def simulate_pipeline(
     if shapes != expected:
         raise ValueError(f"times: found shapes {shapes} beside (S, m) = {forward_s.shape}; expected {expected}")
     if schedule == FUSED:
-        todo = [[Action("FB", i) for i in range(num_micro_batches)] for _ in range(num_stages)]
+        todo: Todo = [[Action("FB", i) for i in range(num_micro_batches)] for _ in range(num_stages)]
         chunk = forward_s + backward_s
         chunk[-1] += decoder_s
         compute, send = {"FB": chunk.tolist()}, {"FB": (forward_link_s + backward_link_s).tolist()}
     else:
-        num_devices = num_stages - answers_at_once
-        todo = [actions(schedule, s, num_devices, num_micro_batches, num_slices) for s in range(num_devices)]
-        if answers_at_once:
-            # As the only stage of a pipeline: one micro-batch after the other.
-            todo.append(actions("1f1b", 0, 1, num_micro_batches, num_slices))
+        todo = _todo_of(schedule, num_stages, num_micro_batches, num_slices, answers_at_once)
         puts_off = weight_s if splits_backward(schedule) and weight_s is not None else np.zeros_like(backward_s)
         compute = {"F": forward_s.tolist(), "B": (backward_s - puts_off).tolist(), "W": puts_off.tolist()}
         send = {"F": forward_link_s.tolist(), "B": backward_link_s.tolist()}
@@ -149,13 +150,24 @@ def simulate_pipeline(
     return _Run(todo, compute, send, modes, decoder_s, num_slices, inputs.tolist()).execute()
 
 
+@lru_cache(maxsize=256)
+def _todo_of(schedule: str, num_stages: int, num_micro_batches: int, num_slices: int, answers_at_once: bool) -> Todo:
+    """Actions of each stage: a search for a plan asks for the same ones thousands of times."""
+    num_devices = num_stages - answers_at_once
+    todo = [actions(schedule, s, num_devices, num_micro_batches, num_slices) for s in range(num_devices)]
+    if answers_at_once:
+        # As the only stage of a pipeline: one micro-batch after the other.
+        todo.append(actions("1f1b", 0, 1, num_micro_batches, num_slices))
+    return todo
+
+
 _MESSAGE = {"F": "z", "B": "g", "FB": "zg"}
 
 
 class _Run:
     def __init__(
         self,
-        todo: list[list[Action]],
+        todo: Todo,
         compute: dict[str, list[list[float]]],
         send: dict[str, list[list[float]]],
         links: list[str],
@@ -176,20 +188,21 @@ class _Run:
         self._messages: list[tuple[float, int, int, str]] = []
         """Messages for the shared medium: ready, link, micro-batch, kind of the action that made it."""
         self._events: list[Event] = []
-        self._starts = [self._start(s) for s in range(len(todo))]
-        """Each device's next start; it changes with what the device does, and with what arrives there."""
+        self._starts: list[tuple[float, int]] = []
+        """When each device starts its next action, as a heap, of those whose input is on the way."""
 
     def execute(self) -> Simulation:
         """Take what starts first, until nothing is left."""
+        for stage in range(self._last_stage + 1):
+            self._await(stage)
         while True:
-            first = min(filter(None, self._starts), default=None)
-            message = min(self._messages, default=None)
+            message = min(self._messages) if self._messages else None
             # A message that is sent now must have been ready before any other: first all actions that start until then.
             sending_time = None if message is None else max(message[0], self._medium.get(("shared", 0), 0.0))
-            if first is not None and (sending_time is None or first[0] <= sending_time):
-                start, stage = first
+            if self._starts and (sending_time is None or self._starts[0][0] <= sending_time):
+                start, stage = heappop(self._starts)
                 self._act(stage, start)
-                self._starts[stage] = self._start(stage)
+                self._await(stage)
             elif message is not None and sending_time is not None:
                 self._messages.remove(message)
                 _, link, micro_batch, kind = message
@@ -198,39 +211,44 @@ class _Run:
                 break
         if any(place < len(todo) for place, todo in zip(self._next_action, self._todo, strict=True)):
             raise AssertionError("the schedule dead-locks")
-        events = sorted(self._events, key=lambda e: (e.start, e.end))
-        return Simulation(max(e.end for e in events), events)
+        events = sorted(self._events, key=attrgetter("start", "end"))
+        return Simulation(max(map(attrgetter("end"), events)), events)
 
-    def _start(self, stage: int) -> tuple[float, int] | None:
-        """When a device starts its next action, and its stage; None if its input is not on the way or all is done."""
-        if self._next_action[stage] == len(self._todo[stage]):
-            return None
-        action = self._todo[stage][self._next_action[stage]]
-        arrival = self._arrival.get((action.kind, stage, action.micro_batch))
-        return None if arrival is None else (max(self._free[stage], arrival), stage)
+    def _await(self, stage: int) -> None:
+        """Note when a device starts its next action; not if its input is not on the way yet or all is done.
+
+        Called when it has started the one before, and when the input of this one is sent to it: neither of the two
+        times changes any more once both are known.
+        """
+        place, todo = self._next_action[stage], self._todo[stage]
+        if place < len(todo):
+            kind, micro_batch = todo[place]
+            arrival = self._arrival.get((kind, stage, micro_batch))
+            if arrival is not None:
+                heappush(self._starts, (max(self._free[stage], arrival), stage))
 
     def _act(self, stage: int, start: float) -> None:
-        action = self._todo[stage][self._next_action[stage]]
+        kind, micro_batch = self._todo[stage][self._next_action[stage]]
         self._next_action[stage] += 1
-        end = start + self._compute[action.kind][stage][action.micro_batch]
+        end = start + self._compute[kind][stage][micro_batch]
         self._free[stage] = end
-        self._events.append(Event(action.kind, stage, action.micro_batch, start, end))
-        if action.kind == "W":
+        self._events.append(Event(kind, stage, micro_batch, start, end))
+        if kind == "W":
             return
-        if action.kind == "B":
-            self._arrival["W", stage, action.micro_batch] = end
-        link = stage - 1 if action.kind == "B" else stage
-        if action.kind == "F" and stage == self._last_stage:
-            self._answer(action.micro_batch, end + self._decoder_s)
+        if kind == "B":
+            self._arrival["W", stage, micro_batch] = end
+        link = stage - 1 if kind == "B" else stage
+        if kind == "F" and stage == self._last_stage:
+            self._answer(micro_batch, end + self._decoder_s)
         elif 0 <= link < self._last_stage:
             if self._links[link] == "blocking":
-                self._free[stage] = self._transfer(action.kind, link, action.micro_batch, end, (action.kind, link))
+                self._free[stage] = self._transfer(kind, link, micro_batch, end, (kind, link))
             elif self._links[link] == "overlapping":
-                channel = (action.kind, link)
+                channel = (kind, link)
                 ready = max(end, self._medium.get(channel, 0.0))
-                self._transfer(action.kind, link, action.micro_batch, ready, channel)
+                self._transfer(kind, link, micro_batch, ready, channel)
             else:
-                self._messages.append((end, link, action.micro_batch, action.kind))
+                self._messages.append((end, link, micro_batch, kind))
 
     def _answer(self, number: int, time: float) -> None:
         """Give the last stage the gradients of a micro-batch whose last slice is through; a whole one is its own."""
@@ -244,7 +262,9 @@ class _Run:
         self._events.append(Event(_MESSAGE[kind], link, micro_batch, start, end))
         receiver = link if kind == "B" else link + 1
         self._arrival[kind, receiver, micro_batch] = end
-        self._starts[receiver] = self._start(receiver)
+        place, todo = self._next_action[receiver], self._todo[receiver]
+        if place < len(todo) and todo[place] == (kind, micro_batch):
+            self._await(receiver)
         return end
 
 

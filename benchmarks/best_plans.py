@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ from strategies.estimation.measured_network import MeasuredNetwork, declared_tim
 Array = NDArray[np.float64]
 _SCHEDULE = "gpipe"
 _SENT_BY = {"z": "F", "g": "B"}
+_AT_ONCE = 8192
+"""Plans whose times are made at once: what is under way of them stays in the processor's cache."""
 
 
 def best_plans(instance: Instance, network: MeasuredNetwork, count: int) -> list[ClusterPlan]:
@@ -36,8 +39,9 @@ def best_plans(instance: Instance, network: MeasuredNetwork, count: int) -> list
     count : of plans that are returned
     """
     fastest: list[tuple[float, ClusterPlan]] = []
+    segments = list(_segments(instance))
     for m in instance.m_set:
-        for deltas, orders in _segments(instance):
+        for deltas, orders in segments:
             seconds = batch_seconds(instance, network, m, deltas, orders)
             for i in np.argsort(seconds, kind="stable")[:count]:
                 order = tuple(int(k) for k in orders[i])
@@ -49,7 +53,7 @@ def best_plans(instance: Instance, network: MeasuredNetwork, count: int) -> list
 
 
 def _segments(instance: Instance) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """TEBs of the segments, and their devices, of all plans that memory allows: (P, S) each, for every S."""
+    """TEBs of the segments, and their devices, of all plans that memory allows: (P, S) each, some of one S at once."""
     memory = [float(mem) for mem in instance.device_arrays(0).mem]
     room = np.array([max(n for n in range(instance.L + 1) if not exceeds(n * instance.gamma0, mem)) for mem in memory])
     for num_segments in range(1, min(len(memory), instance.L) + 1):
@@ -58,8 +62,9 @@ def _segments(instance: Instance) -> Iterator[tuple[NDArray[np.int64], NDArray[n
         orders = np.array(list(itertools.permutations(range(len(memory)), num_segments)))
         pairs = np.repeat(deltas, len(orders), axis=0), np.tile(orders, (len(deltas), 1))
         fits = (pairs[0] <= room[pairs[1]]).all(axis=1)
-        if fits.any():
-            yield pairs[0][fits], pairs[1][fits]
+        deltas, orders = pairs[0][fits], pairs[1][fits]
+        for first in range(0, len(deltas), _AT_ONCE):
+            yield deltas[first : first + _AT_ONCE], orders[first : first + _AT_ONCE]
 
 
 def batch_seconds(
@@ -87,8 +92,11 @@ def batch_seconds(
 
     devices = range(len(instance.clusters[0].devices))
     by_size = {n: [np.array([seconds((kind, k), n) for k in devices]) for kind in (DEVICE, LINK)] for n in set(sizes)}
-    work = {n: deltas * teb_s[orders] for n, (teb_s, _) in by_size.items()}
-    link = {n: link_s[orders] / 2 for n, (_, link_s) in by_size.items()}
+    # By stage, (S, P): a column of plans after plans would be read in steps of S.
+    blocks, owners = np.ascontiguousarray(deltas.T), np.ascontiguousarray(orders.T)
+    forward = {n: share * (blocks * teb_s[owners]) for n, (teb_s, _) in by_size.items()}
+    backward = {n: (1 - share) * (blocks * teb_s[owners]) for n, (teb_s, _) in by_size.items()}
+    link = {n: link_s[owners] / 2 for n, (_, link_s) in by_size.items()}
     ends: dict[tuple[str, int, int], Array] = {}
     free: dict[tuple[str, int] | int, Array] = {}
     zero = np.zeros(len(deltas))
@@ -96,8 +104,8 @@ def batch_seconds(
         n, place, key = sizes[event.micro_batch], event.place, (event.kind, event.place, event.micro_batch)
         if event.kind in _SENT_BY:
             sender = place if event.kind == "z" else place + 1
-            began = ends[_SENT_BY[event.kind], sender, event.micro_batch]
-            takes = link[n][:, place] if place + 1 < num_segments else zero + seconds((OUTLET, 0), n) / 2
+            began = ends.pop((_SENT_BY[event.kind], sender, event.micro_batch))
+            takes = link[n][place] if place + 1 < num_segments else seconds((OUTLET, 0), n) / 2
             channel = event.kind, place
             ends[key] = free[channel] = np.maximum(began, free.get(channel, zero)) + takes
             if network.paced:
@@ -105,14 +113,15 @@ def batch_seconds(
             continue
         source = ("z", place - 1, event.micro_batch) if event.kind == "F" else ("g", place, event.micro_batch)
         if place == num_segments:
-            takes = zero + (seconds((STREAM, 0), n) if event.kind == "F" else 0.0)
+            takes = seconds((STREAM, 0), n) if event.kind == "F" else 0.0
         else:
-            takes = (share if event.kind == "F" else 1 - share) * work[n][:, place]
-        ends[key] = free[place] = np.maximum(ends.get(source, zero), free.get(place, zero)) + takes
+            takes = (forward if event.kind == "F" else backward)[n][place]
+        ends[key] = free[place] = np.maximum(ends.pop(source, zero), free.get(place, zero)) + takes
     # No gradient is sent from the first stage: a batch ends with its last pass, and nothing is under way then.
     return np.asarray(free[0])
 
 
+@lru_cache(maxsize=256)
 def _events(num_segments: int, m: int) -> list[Event]:
     """Passes and messages in an order in which all that each of them waits for comes before it."""
     passes, messages = np.ones((num_segments + 1, m)), np.ones((num_segments, m))

@@ -3,7 +3,7 @@
 import json
 
 import torch
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from helpers.fake_grid import FakeGrid
@@ -37,10 +37,13 @@ class WireGrid(FakeGrid):
     def push_messages(self, messages):
         sent = list(messages)
         for reply in super().send_and_receive(sent):
-            pieces = {name: piece.deflate() for name, piece in get_all_nested_objects(reply).items()}
+            # As a node does it: an object has a number once, not once for each that it lies in.
+            with no_object_id_recompute():
+                pieces = {name: piece.deflate() for name, piece in get_all_nested_objects(reply).items()}
+                number = reply.object_id
             if reply.metadata.src_node_id == self.nodes[HOSTILE]:
                 pieces = self.tamper(reply, pieces)
-            self.pieces[reply.metadata.reply_to_message_id] = reply.object_id, pieces
+            self.pieces[reply.metadata.reply_to_message_id] = number, pieces
         return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids):

@@ -85,7 +85,7 @@ class Upload:
             return (weight * self.seconds(p) if weight else 0.0) + self.cost(p)
 
         values = total(grid)
-        dips = [i for i in range(1, len(grid) - 1) if values[i] <= values[i - 1] and values[i] < values[i + 1]]
+        dips = np.flatnonzero((values[1:-1] <= values[:-2]) & (values[1:-1] < values[2:])) + 1
         closer = [golden_section(total, grid[i - 1], grid[i + 1])[0] for i in dips]
         return np.unique(np.concatenate([grid, closer]))
 

@@ -163,7 +163,7 @@ class Options:
         """Segments of each option."""
         return [self.sizes.choices[entry] for entry in self.entry]
 
-    @property
+    @cached_property
     def pipeline_s(self) -> Array:
         """Local steps times D_n(S) of each option [s]."""
         return self.sizes.pipeline_s[self.entry]
@@ -176,26 +176,39 @@ class Options:
     def select(self, rows: Index | NDArray[np.bool_]) -> Options:
         """Some of the options, in the same order."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows  # several columns: faster than by the mask
-        names = ("pair", "entry", "row", "earliest", "settled", "settled_cost")
-        return replace(self, **{name: getattr(self, name)[rows] for name in names})
+        return Options(
+            pair=self.pair[rows],
+            entry=self.entry[rows],
+            row=self.row[rows],
+            earliest=self.earliest[rows],
+            settled=self.settled[rows],
+            settled_cost=self.settled_cost[rows],
+            sizes=self.sizes,
+            pairs=self.pairs,
+            rent=self.rent,
+            cheapest=self.cheapest,
+            skip=self.skip,
+            num_channels=self.num_channels,
+        )
 
     def efficiency(self, deadline: float | Array) -> Array:
         """Efficiency x of the cheapest power that meets the deadline, where one does."""
         uplinks = self.uplinks
         least = uplinks.efficiency(deadline - self.pipeline_s)
-        return np.minimum(np.maximum(least, self.cheapest[self.row]), uplinks.high)
+        return np.minimum(np.maximum(least, self._unhurried), uplinks.high)
 
     def costs(self, deadline: float) -> Array:
         """Each option's g(T); inf before its earliest deadline."""
         costs = np.where(self.earliest <= deadline, self.settled_cost, np.inf)
         hurried = np.flatnonzero((self.earliest <= deadline) & (deadline < self.settled))
-        costs[hurried] = self.select(hurried)._hurried_cost(deadline)
+        if len(hurried):
+            costs[hurried] = self.select(hurried)._hurried_cost(deadline)
         return costs
 
     def slopes(self, deadline: float | Array) -> Array:
         """Each option's g'(T), from the right at the earliest deadline."""
         x, uplinks = self.efficiency(deadline), self.uplinks
-        return np.where(x > self.cheapest[self.row], np.minimum(uplinks.slope_in_time(x), 0.0), 0.0)
+        return np.where(x > self._unhurried, np.minimum(uplinks.slope_in_time(x), 0.0), 0.0)
 
     def tangents(self, deadline: float, ends: tuple[float, float]) -> tuple[Array, Array]:
         """Each option's tangent at the deadline, or at its earliest one if that is later, at two other deadlines.
@@ -280,6 +293,11 @@ class Options:
         return float(first_true(rises, np.asarray(first), np.asarray(max(first, min(settled, last)))))
 
     @cached_property
+    def _unhurried(self) -> Array:
+        """Efficiency x of each option's cheapest power when time does not matter."""
+        return self.cheapest[self.row]
+
+    @cached_property
     def _starts(self) -> Index:
         """Where the options of each pair that has any begin."""
         return np.flatnonzero(np.diff(self.pair, prepend=-1))
@@ -288,4 +306,4 @@ class Options:
 def _sending(pairs: Uplinks, row: Index, bits: Array) -> Uplinks:
     """Some uplinks that send so many bits more each."""
     uplinks = pairs.select(row)
-    return replace(uplinks, k=uplinks.k + bits * uplinks.per_bit) if np.any(bits) else uplinks
+    return replace(uplinks, k=uplinks.k + bits * uplinks.per_bit) if bits.any() else uplinks

@@ -159,7 +159,7 @@ class Uplinks:
     def cost(self, x: Array) -> Array:
         """Cost q = wP p + wE E_up + wG eps; a term of weight 0 is 0, even if infinite."""
         growth = np.expm1(x)
-        of_power = self.wP * self.noise_gain * growth + self.wE * self.e0 * _expm1_over(x)
+        of_power = self.wP * self.noise_gain * growth + self.wE * self.e0 * _expm1_over(x, growth)
         return np.asarray(of_power + _over(self.wG * self.scale, self.alpha * growth + self.beta))
 
     def slope(self, x: Array) -> Array:
@@ -171,7 +171,8 @@ class Uplinks:
 
     def slope_in_time(self, x: Array) -> Array:
         """dq/dt = -q' x^2 / k; 0 where nothing is sent and time buys nothing."""
-        return np.where(self.k > 0, -self.slope(x) * x**2 / np.where(self.k > 0, self.k, 1.0), 0.0)
+        sends = self.k > 0
+        return np.where(sends, -self.slope(x) * x**2 / np.where(sends, self.k, 1.0), 0.0)
 
     def cheapest(self, latency_weight: float = 0.0) -> Array:
         """The x of least ``latency_weight`` t + q between ``low`` and ``high``; the least such x if there are several.
@@ -212,7 +213,7 @@ def first_true(holds: Callable[[Array], NDArray[np.bool_]], low: Array, high: Ar
     high = np.where(holds(low), low, high)
     for _ in range(200):
         middle = low + (high - low) / 2
-        if np.all((middle <= low) | (middle >= high)):
+        if ((middle <= low) | (middle >= high)).all():
             break
         true = holds(middle)
         high, low = np.where(true, middle, high), np.where(true, low, middle)
@@ -241,15 +242,18 @@ def _over(amount: Array, by: Array) -> Array:
         return np.where(amount == 0, 0.0, amount / by)
 
 
-def _expm1_over(x: Array) -> Array:
-    """expm1(x) / x; 1 at 0."""
-    y = np.where(x > 0, x, 1.0)
-    return np.where(x > 0, np.expm1(y) / y, 1.0)
+def _expm1_over(x: Array, growth: Array | None = None) -> Array:
+    """expm1(x) / x; 1 at 0. With ``growth`` where expm1(x) is known."""
+    positive = x > 0
+    y = np.where(positive, x, 1.0)
+    return np.where(positive, (np.expm1(y) if growth is None else growth) / y, 1.0)
 
 
 def _expm1_over_slope(x: Array) -> Array:
     """Derivative of expm1(x) / x: (x e^x - expm1(x)) / x^2, from its series where that would cancel."""
     small = x < 0.05
+    if not small.any():
+        return np.asarray((x * np.exp(x) - np.expm1(x)) / x**2)
     y = np.where(small, 1.0, x)
     series = 1 / 2 + x * (1 / 3 + x * (1 / 8 + x * (1 / 30 + x * (1 / 144 + x * (1 / 840 + x / 5760)))))
     return np.where(small, series, (y * np.exp(y) - np.expm1(y)) / y**2)

@@ -173,15 +173,15 @@ class _PriceSearch:
     def _uplinks(self, lower: Array, upper: Array) -> Uplinks:
         """Uplinks with the noise of one band and the rate of another, (N, J, Q)."""
         columns = []
-        budget = np.array([c.up.Emax for c in self._instance.clusters])[:, None]
         for q in range(lower.shape[1]):
             noisy = np.maximum(lower[:, q], _ALMOST_NONE * self._band * 1e-6)
             u = Uplinks.of(_with_bands(self._instance, noisy))
             faster = (noisy / upper[:, q])[:, None]
-            e0 = u.e0 * faster
-            high = largest_within_budget(u.capped, e0, np.broadcast_to(budget, e0.shape))
-            columns.append(replace(u, k=u.k * faster, per_bit=u.per_bit * faster, e0=e0, high=high))
-        return Uplinks(**{name: np.stack([getattr(u, name) for u in columns], axis=2) for name in vars(columns[0])})
+            columns.append(replace(u, k=u.k * faster, per_bit=u.per_bit * faster, e0=u.e0 * faster))
+        all_bands = Uplinks(**{name: np.stack([getattr(u, name) for u in columns], axis=2) for name in vars(u)})
+        budget = np.array([c.up.Emax for c in self._instance.clusters])[:, None, None]
+        high = largest_within_budget(all_bands.capped, all_bands.e0, np.broadcast_to(budget, all_bands.e0.shape))
+        return replace(all_bands, high=high)
 
 
 def _with_bands(instance: Instance, bands: Array) -> Instance:

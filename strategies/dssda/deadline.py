@@ -23,10 +23,12 @@ from strategies.dssda.answer import SegmentChoice
 from strategies.dssda.evaluation import choice_cost
 from strategies.dssda.instance import Instance
 from strategies.dssda.matching import most_matched
-from strategies.dssda.power import Uplinks, first_true
+from strategies.dssda.power import Uplinks, first_true_number
 from strategies.dssda.prices import PricedMatching, match_at_prices
 
 Index = NDArray[np.intp]
+_HALVINGS, _FEW_OPTIONS = 4, 64
+"""Halvings of a deadline that are tried at once, and options up to which that takes less time than one by one."""
 
 
 @dataclass(frozen=True)
@@ -287,10 +289,11 @@ class Options:
         # Beyond it even the whole fall of the costs does not pay for the time.
         last = first + (self.total(first) - self.total(np.inf)) / weight
 
-        def rises(deadline: Array) -> NDArray[np.bool_]:
-            return np.asarray(weight + np.sum(self.slopes(deadline)) >= 0)
+        def rises(deadlines: Array) -> NDArray[np.bool_]:
+            return np.asarray(weight + np.sum(self.slopes(deadlines[:, None]), axis=1) >= 0)
 
-        return float(first_true(rises, np.asarray(first), np.asarray(max(first, min(settled, last)))))
+        halvings = _HALVINGS if len(self.pair) <= _FEW_OPTIONS else 1
+        return first_true_number(rises, first, max(first, min(settled, last)), halvings)
 
     @cached_property
     def _unhurried(self) -> Array:

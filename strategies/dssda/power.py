@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,6 +218,33 @@ def first_true(holds: Callable[[Array], NDArray[np.bool_]], low: Array, high: Ar
             break
         true = holds(middle)
         high, low = np.where(true, middle, high), np.where(true, low, middle)
+    return high
+
+
+def first_true_number(holds: Callable[[Array], NDArray[np.bool_]], low: float, high: float, halvings: int = 1) -> float:
+    """:func:`first_true` of one number, by the same halvings, some of them at once: that costs little more than one.
+
+    Parameters
+    ----------
+    holds : of many numbers
+    halvings : whose middles are tried at once, all that may come
+    """
+    done = 0
+    while done < 200:
+        ends = [low, high]
+        for _ in range(halvings):
+            middles = [a + (b - a) / 2 for a, b in pairwise(ends)]
+            ends = [*chain.from_iterable(zip(ends, middles, strict=False)), high]
+        numbers = ends[:-1] if done == 0 else ends[1:-1]
+        true = dict(zip(numbers, holds(np.array(numbers)).tolist(), strict=True))
+        if done == 0 and true[low]:
+            return low
+        for _ in range(halvings):
+            middle = low + (high - low) / 2
+            if middle <= low or middle >= high:
+                return high
+            low, high = (low, middle) if true[middle] else (middle, high)
+            done += 1
     return high
 
 

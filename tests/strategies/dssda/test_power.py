@@ -15,6 +15,8 @@ from strategies.dssda.power import (
     Uplinks,
     _expm1_over_slope,
     cheapest_power,
+    first_true,
+    first_true_number,
     largest_within_budget,
     least_power_for_time,
     power_interval,
@@ -227,3 +229,17 @@ def test_the_largest_power_of_a_budget_keeps_it_and_the_next_number_does_not():
     assert np.all(found[none] <= 0.0)
     free = energy(largest) <= budget
     assert free.any() and np.array_equal(found[free], largest[free])
+
+
+@pytest.mark.parametrize("halvings", [1, 2, 4, 5])
+def test_halvings_at_once_end_at_the_number_of_one_by_one(halvings):
+    generator = np.random.default_rng(9)
+    ends = [
+        *np.sort(generator.uniform(0.0, 10.0 ** generator.uniform(-3, 3, 40))[:, None] * [0.3, 1.0], axis=1),
+        (2, 2),
+    ]
+    for low, high in ends:
+        # Before the first number, between both, and never.
+        for begin in (0.0, low, generator.uniform(low, high), np.nextafter(high, 0.0), high, np.inf):
+            one_by_one = first_true(lambda x, begin=begin: x >= begin, np.asarray(low), np.asarray(high))
+            assert first_true_number(lambda x, begin=begin: x >= begin, low, high, halvings) == one_by_one

@@ -129,13 +129,17 @@ class SimulatedRegret:
     def __init__(self, true_network: Callable[[Instance, Truth], MeasuredNetwork]) -> None:
         self._true_network = true_network
         self._best: dict[str, float] = {}
+        self._seconds: dict[tuple[str, ClusterPlan], float] = {}
 
     def fill(self, line: Line, *, is_judged: bool = True) -> Line:
         """Give a round its seconds, and its regret if it is to be judged."""
         declared, truth = line.declared, line.truth
         lost = [k for k in line.plan.devices if k in truth.away]
         plan = without(line.plan, lost) if lost else line.plan
-        line.seconds = line.wall_s = self.seconds(declared, plan, truth)
+        # Most rounds have the network and the plan of the one before.
+        if (line.state, plan) not in self._seconds:
+            self._seconds[line.state, plan] = self.seconds(declared, plan, truth)
+        line.seconds = line.wall_s = self._seconds[line.state, plan]
         if not is_judged:
             return line
         if line.state not in self._best:

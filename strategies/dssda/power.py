@@ -255,6 +255,8 @@ def largest_within_budget(largest: Array, e0: Array, budget: Array) -> Array:
     needed.
     """
     within = e0 * _expm1_over(largest) <= budget
+    if within.all():
+        return np.where(within, largest, 0.0)
 
     def exceeds(x: Array) -> NDArray[np.bool_]:
         return np.asarray(e0 * _expm1_over(x) > budget)

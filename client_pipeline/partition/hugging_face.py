@@ -5,8 +5,11 @@ A family's name is the library's model type. Nothing here knows how a model is c
 
 from __future__ import annotations
 
+import copy
+import json
 import sys
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 from client_pipeline.partition.spec import (
@@ -199,13 +202,24 @@ def config_from_spec(spec: ModelSpec, heads: Collection[str], attention: str = "
     ValueError
         For another head.
     """
-    from transformers import AutoConfig
-
     if spec.head not in heads:
         raise ValueError(f"model.family {spec.family} has the heads {', '.join(heads)}, found {spec.head!r}")
-    config = AutoConfig.for_model(spec.family, **{k: v for k, v in spec.config.items() if k not in OUR_KEYS})
+    library_settings = {key: value for key, value in spec.config.items() if key not in OUR_KEYS}
+    # A copy, as models keep and change theirs.
+    config = copy.deepcopy(_checked_config(spec.family, json.dumps(library_settings)))
     config._attn_implementation = attention
     return config
+
+
+@lru_cache(maxsize=16)
+def _checked_config(family: str, settings_json: str) -> Any:
+    """Build the library's configuration, which checks every value: ten times what a copy takes.
+
+    Each part that is built asks for one, and so does whoever wants to know a model's width.
+    """
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(family, **json.loads(settings_json))
 
 
 def auto_model(head: str) -> Any:

@@ -24,9 +24,7 @@ from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer import gradients
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
 from client_pipeline.runtime.stage import Stage
-from helpers.tiny_models import (
-    CASES,
-)
+from helpers.tiny_models import CASES
 
 CUTS = [(5,), (1, 4), (2, 1, 2), (1, 1, 1, 1, 1)]
 
@@ -74,3 +72,21 @@ def split_step(spec, weights, batch, cut, m, frozen=None):
     blocks = {index: values for stage in stages for index, values in stage.gradients().items()}
     found = join_weights(gradients(own_parameters(embedding)), blocks, gradients(own_parameters(head)))
     return loss_sum / total, found
+
+
+def assert_all_close(tensors, expected, rtol, atol):
+    """Compare tensors by name as ``torch.testing.assert_close`` does, which says where they differ.
+
+    All are compared at once before: of hundreds of small ones, its checks of each take longer than all else.
+    """
+    assert tensors.keys() == expected.keys()
+    if all(
+        tensors[name].shape == value.shape and tensors[name].dtype == value.dtype for name, value in expected.items()
+    ):
+        joined, joined_expected = (
+            torch.cat([each[name].flatten() for name in expected]) for each in (tensors, expected)
+        )
+        if torch.allclose(joined, joined_expected, rtol=rtol, atol=atol):
+            return
+    for name, value in expected.items():
+        torch.testing.assert_close(tensors[name], value, rtol=rtol, atol=atol, msg=lambda s, n=name: f"{n}: {s}")

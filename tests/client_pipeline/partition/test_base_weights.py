@@ -55,7 +55,8 @@ def test_a_model_over_its_files_is_the_one_that_was_loaded_into_memory(name, hea
         spec, batch = replace(spec, lora=LORA), tiny_batch(spec)
         over = build_over(spec, weights.base, part_weights(weights, "head"), seed=5)
         in_memory = adapt(expected, LORA, seed=5)
-        assert all(torch.equal(value, in_memory.weights()[name]) for name, value in over.weights().items())
+        weights_in_memory = in_memory.weights()
+        assert all(torch.equal(value, weights_in_memory[name]) for name, value in over.weights().items())
         with torch.no_grad():
             assert torch.equal(evaluation(over).logits(batch), evaluation(in_memory).logits(batch))
 
@@ -107,8 +108,9 @@ def test_parts_of_one_file_share_its_pages_and_have_the_weights_while_they_run_a
 def test_a_model_over_its_files_merges_into_the_one_that_is_in_memory(tmp_path):
     _, _, over = model_over(tmp_path)
     in_memory = adapt(load_pretrained(str(tmp_path), "causal-lm", server_layers=2), LORA, seed=5)
+    weights_over_files = merged(over).weights()
     for name, value in merged(in_memory).weights().items():
-        assert torch.equal(merged(over).weights()[name], value), name
+        assert torch.equal(weights_over_files[name], value), name
 
 
 def test_a_stage_over_files_learns_as_one_whose_weights_were_sent_and_gives_places_away_not_bytes(tmp_path):

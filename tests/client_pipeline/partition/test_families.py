@@ -31,7 +31,7 @@ from client_pipeline.runtime.verification import random_batch
 from client_pipeline.runtime.whole import whole_step
 from client_pipeline.system import costs
 from client_pipeline.system.costs import model_costs
-from helpers.family_cases import CUTS, STEP, every_case, split_step
+from helpers.family_cases import CUTS, STEP, assert_all_close, every_case, split_step
 from helpers.tiny_models import (
     CONFIGS,
     FIRST_CASES,
@@ -67,17 +67,14 @@ def test_a_cut_model_is_the_librarys_model(name, head, padded):
     # T5 begins with large weights, so with large scores.
     scale = max(1.0, float(logits.abs().max()))
     torch.testing.assert_close(parts.logits(batch).detach(), logits, rtol=1e-4, atol=1e-6 * scale)
-    assert expected.keys() == parts.weights().keys()
-    largest = max(float(gradient.abs().max()) for gradient in expected.values() if gradient is not None)
+    weights = parts.weights()
+    assert expected.keys() == weights.keys()
+    expected = {name: torch.zeros_like(weights[name]) if g is None else g for name, g in expected.items()}
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
     for m, cut in zip((1, 3, 3, 7), CUTS, strict=True):
-        found_loss, found = split_step(spec, parts.weights(), batch, cut, m)
-        assert found_loss == pytest.approx(loss, rel=1e-5)
-        assert found.keys() == expected.keys()
-        for key, gradient in expected.items():
-            gradient = torch.zeros_like(found[key]) if gradient is None else gradient
-            torch.testing.assert_close(
-                found[key], gradient, rtol=1e-3, atol=1e-6 * max(1.0, largest), msg=lambda s, k=key: f"{k}: {s}"
-            )
+        split_loss, gradients = split_step(spec, weights, batch, cut, m)
+        assert split_loss == pytest.approx(loss, rel=1e-5)
+        assert_all_close(gradients, expected, rtol=1e-3, atol=1e-6 * max(1.0, largest))
 
 
 @every_case

@@ -50,11 +50,12 @@ def passes(spec, splits, *, recompute=False, precision="float32", in_between=lam
 
 
 def assert_equal_gradients(found, expected, exact=False):
+    gradients = found[0].gradients()
     for i, blocks in expected[0].gradients().items():
         for name, gradient in blocks.items():
             tolerance = (0.0, 0.0) if exact else (1e-5, 1e-6 * max(1.0, float(gradient.abs().max())))
             torch.testing.assert_close(
-                found[0].gradients()[i][name], gradient, rtol=tolerance[0], atol=tolerance[1], msg=f"{i}.{name}"
+                gradients[i][name], gradient, rtol=tolerance[0], atol=tolerance[1], msg=f"{i}.{name}"
             )
     for mine, other in zip(found[1], expected[1], strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)

@@ -117,16 +117,7 @@ def strange(kind):
     }[kind]
 
 
-KINDS = [
-    "nothing",
-    "no files",
-    "a false length",
-    "too short",
-    "no JSON",
-    "another thing",
-    "a number",
-    "depth",
-]
+KINDS = ["nothing", "no files", "a false length", "too short", "no JSON", "another thing", "a number", "depth"]
 
 
 @pytest.mark.slow
@@ -217,21 +208,31 @@ def run_worker(arguments):
     os.execv(sys.executable, [sys.executable, "-c", "import os; print(os.environ.get('JOB'), os.environ['OTHER'])"])
 
 worker_forks.run_worker = run_worker
-environment = {name: value for name, value in {**os.environ, "JOB": sys.argv[1], "OTHER": "9"}.items() if value}
-if os.fork() == 0:
-    worker_forks.become_worker({"environment": environment, "folder": "/", "modules": sys.path, "arguments": []})
-os.wait()
+for job in sys.argv[1:-1]:
+    environment = {name: value for name, value in {**os.environ, "JOB": job, "OTHER": "9"}.items() if value}
+    if os.fork() == 0:
+        worker_forks.become_worker({"environment": environment, "folder": "/", "modules": sys.path, "arguments": []})
+    os.wait()
 """
+TITLED_JOBS = {"02": True, "3": True, "": False, "longer": False}
+"""Whether a job has room where the job of the forks' parent stands."""
+
+
+@pytest.fixture(scope="module")
+def titled_forks():
+    """What a fork for each of the jobs has printed: one process imports torch for all."""
+    environment = {"JOB": "01", "OTHER": "8", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", TITLED, *TITLED_JOBS, "words that leave room for a title"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    lines = iter(done.stdout.splitlines())
+    return dict(zip(TITLED_JOBS, zip(lines, lines, strict=True), strict=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("job", "has_room"), [("02", True), ("3", True), ("", False), ("longer", False)])
-def test_a_fork_has_a_title_also_if_its_own_variable_is_the_first(job, has_room):
+@pytest.mark.parametrize(("job", "has_room"), TITLED_JOBS.items())
+def test_a_fork_has_a_title_also_if_its_own_variable_is_the_first(job, has_room, titled_forks):
     """Ray puts the job's number into each worker's environment, where it may be the first."""
-    environment = {"JOB": "01", "OTHER": "8", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", TITLED, job, "words that leave room for a title"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    has_title, variables = done.stdout.splitlines()
+    has_title, variables = titled_forks[job]
     assert variables == f"{job or None} 9" and (has_title == "True" or not has_room)
 
 

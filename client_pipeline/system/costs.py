@@ -5,15 +5,15 @@ torch is imported inside the functions: the planner needs it only here.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from client_pipeline.partition.spec import SEQUENCE_CLASSIFICATION
+from client_pipeline.partition.spec import SEQUENCE_CLASSIFICATION, ModelSpec
 from client_pipeline.system.device_memory import TebMemory
 from client_pipeline.system.scenario import Costs
 
 if TYPE_CHECKING:
     from client_pipeline.link.compression import CompressionConfig
-    from client_pipeline.partition.spec import ModelSpec
 
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adamw": 2}
 """Tensors of a parameter's size that an optimizer keeps beside weight and gradient."""
@@ -63,6 +63,22 @@ def teb_costs(spec: ModelSpec, sequence_length: int, *, recompute: bool = False)
     sequence_length : T, tokens of the sample, none of them padding
     recompute : each backward pass begins with the forward pass once more
     """
+    costs, forward_attention_flop = _counted_teb(spec.to_json(), sequence_length)
+    if not recompute:
+        return costs
+    return costs._replace(
+        backward_flop=costs.backward_flop + costs.forward_flop,
+        attention_flop=costs.attention_flop + forward_attention_flop,
+    )
+
+
+@lru_cache(maxsize=32)
+def _counted_teb(spec_json: str, sequence_length: int) -> tuple[TebCosts, float]:
+    """Count one TEB without recomputation, and of its attention the forward pass's part [FLOP].
+
+    On tensors without data torch runs every operation in Python: half a second for what a run and its plan ask of the
+    same model.
+    """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -71,6 +87,7 @@ def teb_costs(spec: ModelSpec, sequence_length: int, *, recompute: bool = False)
     from client_pipeline.partition.sliceable import takes_token_slices
     from client_pipeline.system.live_memory import pass_memory, saved_in_slices, waiting_for_weights
 
+    spec = ModelSpec.from_json(spec_json)
     width = adapter(spec.family).width(spec)
     with torch.device("meta"):
         block = build_block(spec, 0)
@@ -82,17 +99,15 @@ def teb_costs(spec: ModelSpec, sequence_length: int, *, recompute: bool = False)
         y_BTD = block(x_BTD, None)
     with FlopCounterMode(display=False) as backward:
         y_BTD.sum().backward()
-    # How often a micro-batch goes forward.
-    num_forward = 2 if recompute else 1
-    attention_flop, kept_keys_bytes, later_keys_bytes = 0.0, 0, 0
+    forward_attention_flop, backward_attention_flop, kept_keys_bytes, later_keys_bytes = 0.0, 0.0, 0, 0
     if takes_token_slices(spec):
         with FlopCounterMode(display=False) as long_forward:
             long_BTD = block(torch.empty(1, 2 * sequence_length, width, device="meta", requires_grad=True), None)
         with FlopCounterMode(display=False) as long_backward:
             long_BTD.sum().backward()
         # Of a T + c T^2 at T and at 2 T.
-        attention_flop = num_forward * (long_forward.get_total_flops() / 2 - forward.get_total_flops())
-        attention_flop += long_backward.get_total_flops() / 2 - backward.get_total_flops()
+        forward_attention_flop = long_forward.get_total_flops() / 2 - forward.get_total_flops()
+        backward_attention_flop = long_backward.get_total_flops() / 2 - backward.get_total_flops()
     # Both are straight lines over the samples.
     one, two = (pass_memory(block, (samples + carried, sequence_length, width)) for samples in (1, 2))
     saved_sample = two.saved_bytes - one.saved_bytes
@@ -113,9 +128,9 @@ def teb_costs(spec: ModelSpec, sequence_length: int, *, recompute: bool = False)
     # The second count has a forward pass, too.
     input_flop = of_input.get_total_flops() - forward.get_total_flops()
     parameters = list(block.parameters())
-    return TebCosts(
+    costs = TebCosts(
         forward_flop=forward.get_total_flops(),
-        backward_flop=backward.get_total_flops() + (num_forward - 1) * forward.get_total_flops(),
+        backward_flop=backward.get_total_flops(),
         weight_flop=backward.get_total_flops() - input_flop,
         num_parameters=num_parameters,
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters) + packed,
@@ -123,12 +138,13 @@ def teb_costs(spec: ModelSpec, sequence_length: int, *, recompute: bool = False)
         saved_bytes=one.saved_bytes,
         pass_bytes=max(one.peak_bytes - one.saved_bytes - pass_sample, 0),
         pass_sample_bytes=max(pass_sample, 0),
-        attention_flop=attention_flop,
+        attention_flop=forward_attention_flop + backward_attention_flop,
         kept_keys_bytes=kept_keys_bytes,
         later_keys_bytes=later_keys_bytes,
         waiting_share=waiting_sample / saved_sample,
         activation_bits=8 * y_BTD[0].numel() * y_BTD.element_size(),
     )
+    return costs, forward_attention_flop
 
 
 def model_costs(

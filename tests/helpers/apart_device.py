@@ -7,7 +7,6 @@ of both is refused, as a GPU's is. So what passes on it has moved each tensor th
 import pytest
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from client_pipeline.runtime import accelerator
@@ -16,6 +15,13 @@ NAME = "apart"
 _COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 _MATH_ATTENTION = 0
 """torch's number for attention that is computed by plain products: a processor's own kernel is not another device's."""
+
+
+def _mapped(convert, value):
+    """Convert what is in tuples and lists, as operations have them; torch's own way for any tree takes longer."""
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(convert, each) for each in value)
+    return convert(value)
 
 
 class ApartTensor(torch.Tensor):
@@ -57,13 +63,13 @@ class ApartTensor(torch.Tensor):
                 )
             return torch.device("cpu") if isinstance(value, torch.device) else value
 
-        result = func(*tree_map(inner, args), **tree_map(inner, kwargs))
+        result = func(*_mapped(inner, args), **{name: _mapped(inner, value) for name, value in kwargs.items()})
         goes_to_host = torch.device(kwargs.get("device") or NAME).type == "cpu"
         if func is torch.ops.aten.copy_.default and not isinstance(args[0], ApartTensor):
             return args[0]
         if func is torch.ops.aten._to_copy.default and goes_to_host:
             return result
-        wrapped = tree_map(lambda value: ApartTensor(value) if isinstance(value, torch.Tensor) else value, result)
+        wrapped = _mapped(lambda value: ApartTensor(value) if isinstance(value, torch.Tensor) else value, result)
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
 
 

@@ -40,9 +40,9 @@ def everywhere(tensors, kind):
 def stage_of(spec, device=HOST, recompute=False):
     """All TEBs of a fresh model in one stage."""
     parts, stage = build_parts(spec, seed=1), Stage(spec, ADAMW, recompute, accelerator=device)
+    weights, frozen = parts.weights(), parts.frozen_weights()
     for index in range(NUM_BLOCKS):
-        frozen = block_weights(parts.frozen_weights(), index)
-        stage.place(index, MovedBlock(block_weights(parts.weights(), index), {}, frozen))
+        stage.place(index, MovedBlock(block_weights(weights, index), {}, block_weights(frozen, index)))
     return stage, parts
 
 

@@ -5,6 +5,7 @@ neighbours in the gloo group lose it, and the next one of its name is another.
 """
 
 import contextlib
+import io
 import os
 import pickle
 import queue
@@ -13,6 +14,7 @@ import time
 from concurrent.futures import Future, TimeoutError as NotInTime
 from types import SimpleNamespace
 
+import torch
 from ray import exceptions
 
 from client_pipeline.runtime import (
@@ -22,6 +24,7 @@ from client_pipeline.runtime import (
     frozen_devices,
     group,
     pipeline,
+    ray_tensors,
     recovery,
     shared_actor,
     snapshots,
@@ -30,6 +33,22 @@ from client_pipeline.runtime import (
 
 AT_ONCE = ("alive", "interrupt")
 """Methods of the liveness group, which answer while others run."""
+
+
+class RayPickler(pickle.Pickler):
+    """Pickles tensors as they go in Ray's messages, too."""
+
+    def reducer_override(self, value):
+        if type(value) is torch.Tensor:
+            return ray_tensors._from_wire, (ray_tensors._to_wire(value),)
+        return NotImplemented
+
+
+def sent(value):
+    """What comes out where a value was sent to."""
+    message = io.BytesIO()
+    RayPickler(message).dump(value)
+    return pickle.loads(message.getbuffer())
 
 
 class ThreadActor:
@@ -44,7 +63,7 @@ class ThreadActor:
         self._goes_on.set()
         self._open = set()
         self._lock = threading.Lock()
-        self._make = lambda: cls(*pickle.loads(pickle.dumps(args)))
+        self._make = lambda: cls(*sent(args))
         self._starts_s = starts_s
         self._made = threading.Event()
         for name in self._queues:
@@ -80,8 +99,8 @@ class ThreadActor:
             method, args, answers = self._queues[name].get()
             self._goes_on.wait()
             try:
-                args = [pickle.loads(pickle.dumps(a.result() if isinstance(a, Future) else a)) for a in args]
-                result = pickle.loads(pickle.dumps(getattr(self._instance, method)(*args)))
+                args = [sent(a.result() if isinstance(a, Future) else a) for a in args]
+                result = sent(getattr(self._instance, method)(*args))
                 if result == (os.getpid(), "here"):
                     result = (self._process, "here")
                 outcomes = list(result) if len(answers) > 1 else [result]

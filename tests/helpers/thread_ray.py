@@ -44,11 +44,16 @@ class RayPickler(pickle.Pickler):
         return NotImplemented
 
 
-def sent(value):
-    """What comes out where a value was sent to."""
+def message_of(value):
+    """What goes to another process."""
     message = io.BytesIO()
     RayPickler(message).dump(value)
-    return pickle.loads(message.getbuffer())
+    return message.getvalue()
+
+
+def sent(value):
+    """What comes out where a value was sent to."""
+    return pickle.loads(message_of(value))
 
 
 class ThreadActor:

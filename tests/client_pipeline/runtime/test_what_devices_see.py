@@ -1,7 +1,6 @@
 """What leaves the control unit for its devices: activations, gradients, masks and blocks; no token ids, no labels."""
 
 import pickle
-from types import SimpleNamespace
 
 import torch
 
@@ -32,19 +31,19 @@ def test_no_token_id_and_no_label_reaches_a_device(monkeypatch):
     ROWS.clear()
     calls, tensors = [], []
 
-    def dumps(value):
-        data = pickle.dumps(value)
+    def recorded_message(value):
+        data = message_of(value)
         calls.append(data)
         return data
 
-    send = GlooTransport.send
+    message_of, send = thread_ray.message_of, GlooTransport.send
 
     def recorded_send(self, tensor, peer, direction, micro_batch):
         tensors.append(tensor.detach().clone())
         send(self, tensor, peer, direction, micro_batch)
 
     run_in_threads(monkeypatch)
-    monkeypatch.setattr(thread_ray, "pickle", SimpleNamespace(dumps=dumps, loads=pickle.loads))
+    monkeypatch.setattr(thread_ray, "message_of", recorded_message)
     monkeypatch.setattr(GlooTransport, "send", recorded_send)
     unit = control_unit("seen", load_data=RecordedExamples)
     weights = initial()

@@ -102,8 +102,13 @@ class MappedFile:
 
 def mapped_file(path: Path) -> MappedFile:
     """Map a file, once in a process as long as it does not change."""
+    status = os.stat(path)
+    # Not by its resolved path: each tensor asks, and that looks at every folder. What is mapped keeps its number.
+    key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
     with _LOCK:
-        return _mapped(path.resolve(), *_version(path))
+        if key not in _MAPPED:
+            _MAPPED[key] = MappedFile(path.resolve())
+        return _MAPPED[key]
 
 
 def checked_digest(path: Path) -> str:
@@ -112,17 +117,12 @@ def checked_digest(path: Path) -> str:
 
 
 _LOCK = threading.Lock()
+_MAPPED: dict[tuple[int, int, int, int], MappedFile] = {}
 
 
 def _version(path: Path) -> tuple[int, int]:
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
-
-
-@cache
-def _mapped(path: Path, size: int, changed_ns: int) -> MappedFile:
-    del size, changed_ns
-    return MappedFile(path)
 
 
 @cache

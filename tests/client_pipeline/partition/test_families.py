@@ -116,9 +116,10 @@ def test_a_block_built_alone_is_the_block_of_the_whole(name, head):
     size, length = mask_BT.shape
     shape = (size + carried_examples(spec), length, family.width(spec))
     x_BTD = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    weights = parts.weights()
     for index, block in enumerate(parts.blocks.eval()):
         alone = family.build_block(spec, index).eval()
-        load_parameters(own_parameters(alone), block_weights(parts.weights(), index), "block")
+        load_parameters(own_parameters(alone), block_weights(weights, index), "block")
         for mask in (mask_BT, torch.ones_like(mask_BT)):
             form = family.mask_form(mask, x_BTD.dtype)
             assert torch.equal(alone(x_BTD, form), block(x_BTD, form))

@@ -24,11 +24,11 @@ SPECS = {"classic": CLASSIC, **{name: tiny_spec(name) for name in (*CONFIGS, *VA
 def passes(spec, splits, *, recompute=False, precision="float32", in_between=lambda stage, i: None, lora=None):
     """Two micro-batches through all TEBs; weight gradients, if apart, after both, the second micro-batch's first."""
     spec = replace(spec, lora=lora)
-    weights = build_parts(spec, seed=1)
+    parts = build_parts(spec, seed=1)
     stage = Stage(spec, OptimizerConfig(name="sgd"), recompute, precision)
-    frozen = weights.frozen_weights()
+    weights, frozen = parts.weights(), parts.frozen_weights()
     for i in range(NUM_BLOCKS):
-        stage.place(i, MovedBlock(block_weights(weights.weights(), i), frozen=block_weights(frozen, i)))
+        stage.place(i, MovedBlock(block_weights(weights, i), frozen=block_weights(frozen, i)))
     generator = torch.Generator().manual_seed(0)
     carried, width = 0, adapter(spec.family).width(spec)
     if spec.family == "deberta-v2":

@@ -302,7 +302,7 @@ def translator(request):
     data = chosen.cluster_data(SMALL, prepared.tokenizer_json, 0, 1, seed=0)
     optimizer = PartOptimizer(dict(parts.named_parameters()), OptimizerConfig(name="adamw", lr=3e-3))
     losses = []
-    for step in range(1, 81):
+    for step in range(1, 151):
         batch = data.collate(range(40))
         loss = parts.loss_sum(batch) / target_weight(targets(batch))
         loss.backward()

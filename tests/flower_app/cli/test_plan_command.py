@@ -219,7 +219,7 @@ def test_costs_can_be_counted_from_a_real_model(tmp_path):
 
 @pytest.mark.slow
 def test_compare_sets_policies_beside_each_other():
-    arguments = ("compare", "--scenario", "table2-contended", "--rounds", "4", "--seeds", "2")
+    arguments = ("compare", "--scenario", "table2-contended", "--rounds", "8", "--seeds", "2")
     outcome = call(*arguments, "--policies", "dssda,uniform,random,random+optimal", "--json")
     assert outcome.exit_code == 0
     figures = json.loads(outcome.stdout)["policies"]
@@ -251,7 +251,7 @@ def test_compare_draws_time_against_energy(tmp_path):
         "--policies",
         "dssda,delay-only",
         "--rounds",
-        "2",
+        "4",
         "--seeds",
         "1",
     ]

@@ -62,14 +62,14 @@ def load_simulation(modules: Sequence[str], folder: str = "") -> Callable[[], An
             quick_import(module)
     flower: Any = simulation_module
     if (install := getattr(flower, "install_from_fab", None)) is not None:
-        flower.install_from_fab = partial(install_app, install, flower, our_modules())
+        flower.install_from_fab = partial(link_or_install, install, flower, our_modules())
     forget_our_modules()
     if folder and folder in sys.path:
         sys.path.remove(folder)
     return flwr_simulation
 
 
-def install_app(
+def link_or_install(
     install: Callable[..., Any], flower: Any, modules: Mapping[str, ModuleType], bundle: bytes, **options: Any
 ) -> Any:
     """Install the simulation's app; one that is made of the packages here is neither unpacked nor imported again.

@@ -74,6 +74,9 @@ def link_app(bundle: bytes, folder: Path) -> bool:
         beside = [name for name in files if "/" not in name]
         if files.keys() - beside != sources:
             return False
+        # Sizes first: nothing is unpacked that is larger than what is here.
+        if any(files[name].file_size != (root / name).stat().st_size for name in sources):
+            return False
         if any(archive.read(files[name]) != (root / name).read_bytes() for name in sources):
             return False
         # Whoever finds it finds all of it.

@@ -197,15 +197,15 @@ def test_every_experiment_has_curves(name, smoke):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANNING)
 def test_an_experiment_leaves_rows_picture_and_findings(name, smoke, tmp_path):
-    left, found = smoke(name)
+    left, findings = smoke(name)
     folder = copytree(left, tmp_path / name)
-    assert [vars(f) for f in found] == json.loads((folder / "findings.json").read_text())
+    assert [vars(f) for f in findings] == json.loads((folder / "findings.json").read_text())
     assert (folder / "figure.png").stat().st_size > 10_000
     rows = read_rows(folder)
     assert len((folder / "results.csv").read_text().splitlines()) == len(rows) + 1
     # Drawing needs the rows alone, and finds the same.
     (folder / "figure.png").unlink()
-    assert reproduce(name, ReproduceOptions(out=tmp_path, plot_only=True), quiet)[name] == found
+    assert reproduce(name, ReproduceOptions(out=tmp_path, plot_only=True), quiet)[name] == findings
     assert (folder / "figure.png").is_file()
 
 
@@ -223,18 +223,18 @@ def test_a_curve_made_again_alone_leaves_rows_and_findings_as_they_are(tmp_path)
 
 @pytest.mark.slow
 def test_what_is_kept_of_fig5_tells_its_findings(smoke):
-    folder, found = smoke("fig5")
+    folder, findings = smoke("fig5")
     with (folder / "compact.csv").open() as file:
         kept = [row for row in csv.DictReader(file)]
     own = [row for row in kept if row["curve"] == "1-dssda"]
     plans = sum(int(row["plans"]) for row in own)
-    for finding, size in zip(found, (3, 4, 5), strict=False):
+    for finding, size in zip(findings, (3, 4, 5), strict=False):
         mine = [row for row in own if row["segments"] == str(size)]
         num = sum(int(row["plans"]) for row in mine)
         m = sum(int(row["plans"]) * float(row["m"]) for row in mine) / max(num, 1)
         assert finding.ours == (f"{m:.1f} ({100 * num / plans:.0f} % of the plans)" if num else "S does not occur")
     slower = sum(int(row["slower_than_first"]) for row in kept)
-    assert f"slower in {100 * slower / plans:.0f} % of the plans" in found[-1].ours
+    assert f"slower in {100 * slower / plans:.0f} % of the plans" in findings[-1].ours
 
 
 def test_fig11_holds_every_cluster_to_the_threshold():

@@ -84,9 +84,16 @@ class DeviceBox:
         with_ray = ray_environment(flower_environment(temp_folder / "flower"), self.certs.ray_token, tls)
         name = f"device {', '.join(map(str, self.devices))} of {head}"
         listening = node.services["node-manager-port"]
-        ray = Program(name=name, command=node.command(), answers=lambda: listens(self.host, listening), again_s=SLOW_S)
-        environment = past_proxies(with_ray, self.host, head.host)
         watch = HeadWatch(head, tls)
+        ray = Program(
+            name=name,
+            command=node.command(),
+            answers=lambda: listens(self.host, listening),
+            again_s=SLOW_S,
+            # Else a machine whose Ray has found the new head by itself would be ended for it.
+            before_again=watch.forget,
+        )
+        environment = past_proxies(with_ray, self.host, head.host)
         return run_node(
             [ray], environment, temp_folder / "work", temp_folder, say, lambda: self.until() or watch.reason()
         )

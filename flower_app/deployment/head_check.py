@@ -101,6 +101,10 @@ class HeadWatch:
         """Of the head that this machine has joined."""
         self._look_at = 0.0
 
+    def forget(self) -> None:
+        """This machine is about to join whoever is there now."""
+        self._certificate, self._look_at = None, 0.0
+
     def reason(self) -> str:
         """Why this machine has to join anew; empty while its head is there, or nobody is. Takes a look now and then."""
         if self._tls is None or time.monotonic() < self._look_at:

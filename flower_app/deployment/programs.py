@@ -33,6 +33,8 @@ class Program:
     """Called once, when it answers."""
     again_s: float = 0.0
     """If it ends within this time it is started again: what it needs may come later [s]."""
+    before_again: Callable[[], None] = lambda: None
+    """Called each time before it is started again."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of it alone, beside that of all."""
 
@@ -66,6 +68,7 @@ class _Running:
             return f"{self.program.name} ended with exit code {code}"
         self._say(f"{self.program.name} ended with exit code {code}; it is started again")
         time.sleep(_AGAIN_S)
+        self.program.before_again()
         self.child = self._start()
         return ""
 

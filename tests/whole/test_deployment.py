@@ -283,6 +283,12 @@ def rejoin(stack, cluster, device, since):
         stack.gone(name)
         stack.start_device(cluster, device)
         stack.wait_for(name, "is up", since)
+        return
+    # Its box stays, and says nothing of a Ray that is up once more.
+    while "Ray runtime started" not in log.rpartition("it is started again")[2]:
+        assert stack.boxes[name].poll() is None and time.monotonic() < deadline, log
+        time.sleep(0.2)
+        log = stack.log(name).read_text(errors="replace")[since:]
 
 
 def loss_on_test_text(run_dir):

@@ -145,6 +145,11 @@ def test_a_device_notices_that_its_control_unit_was_started_anew_and_nothing_els
             watch._head = address
             assert ("was started anew" in watch.reason()) == is_noticed
     assert plain.reason() == ""
+    # The one that it has joined anew.
+    with ray_like(second) as address:
+        watch._head = address
+        watch.forget()
+        assert watch.reason() == ""
 
 
 def test_a_device_looks_after_its_control_unit_every_few_seconds(certs, tmp_path, monkeypatch):

@@ -132,8 +132,10 @@ def test_a_box_that_is_killed_leaves_nobody_behind(box, tmp_path):
 def test_a_program_that_ends_early_is_started_again_for_a_while(box, tmp_path):
     # The second time it stays.
     code = "seen = mine.with_name('seen'); first = not seen.exists(); seen.touch(); time.sleep(0 if first else 300)"
-    child = box(f'given = [program("late", {code!r}, answers=(folder / "seen").is_file, again_s=60.0)]')
+    options = 'answers=(folder / "seen").is_file, again_s=60.0, before_again=lambda: print("once more", flush=True)'
+    child = box(f'given = [program("late", {code!r}, {options})]')
     said_until(child, "late ended with exit code 0; it is started again")
+    said_until(child, "once more")
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) == 0 and not is_alive(pid(tmp_path, "late"))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-
-from flwr.serverapp import strategy as flower_strategies
-from flwr.serverapp.strategy import Strategy
+from typing import TYPE_CHECKING, Any
 
 from client_pipeline.near_names import did_you_mean
 from client_pipeline.plugins import class_named
 from strategies.traits import Keeps, Traits
+
+if TYPE_CHECKING:
+    from flwr.serverapp.strategy import Strategy
 
 COLLAPIPE = "collapipe"
 STRATEGIES = {
@@ -35,16 +36,24 @@ STOCK_KEEPS: dict[str, Keeps] = {
 """What Flower's own classes keep from round to round; they cannot declare it. The others keep something unknown."""
 
 
+def _flower_strategies() -> Any:
+    """Flower's module of strategies; a command that follows a run of our own ones imports no Flower."""
+    from flwr.serverapp import strategy
+
+    return strategy
+
+
 def stock_strategies() -> list[str]:
     """Names of ``flwr.serverapp.strategy`` that ``strategy`` accepts.
 
     Left out are those that average no arrays (XGBoost) and the wrappers that take another strategy as an argument.
     """
+    flower = _flower_strategies()
     return sorted(
         name
-        for name, value in vars(flower_strategies).items()
+        for name, value in vars(flower).items()
         if inspect.isclass(value)
-        and issubclass(value, Strategy)
+        and issubclass(value, flower.Strategy)
         and not inspect.isabstract(value)
         and not name.startswith("FedXgb")
         and "strategy" not in inspect.signature(value).parameters
@@ -64,9 +73,9 @@ def strategy_class(name: str) -> type[Strategy]:
         For an unknown name, or a class that is no strategy.
     """
     if name in STRATEGIES or ":" in name:
-        return class_named("strategy", STRATEGIES.get(name, name), Strategy)
+        return class_named("strategy", STRATEGIES.get(name, name), _flower_strategies().Strategy)
     if name in stock_strategies():
-        named: type[Strategy] = getattr(flower_strategies, name)
+        named: type[Strategy] = getattr(_flower_strategies(), name)
         return named
     raise ValueError(
         f"strategy: expected {', '.join(STRATEGIES)}, one of {', '.join(stock_strategies())}, or module:Class, "
@@ -87,7 +96,7 @@ def traits_of(cls: type[Strategy]) -> Traits:
     ValueError
         If ``traits`` is something else.
     """
-    if getattr(flower_strategies, cls.__name__, None) is cls:
+    if getattr(_flower_strategies(), cls.__name__, None) is cls:
         return Traits(keeps=STOCK_KEEPS.get(cls.__name__, "unknown"))
     traits = getattr(cls, "traits", Traits())
     if not isinstance(traits, Traits):

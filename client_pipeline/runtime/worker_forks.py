@@ -26,12 +26,15 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 IMPORTS = "COLLAPIPE_WORKER_IMPORTS"
 """Environment variable: more modules that the server imports, with commas."""
+BESIDE = "COLLAPIPE_WORKER_FORKS"
+"""Environment variable: socket of a server that whoever starts this Ray has already."""
 _NEEDED = ("numpy", "torch", "safetensors.torch", "grpc_health.v1.health", "requests", "jsonschema", "yaml")
 """What our actors need, and Ray."""
 _RAYLET, _CONTEXT, _LANGUAGE = "--raylet-name=", "--serialized-runtime-env-context=", "--language="
@@ -201,28 +204,76 @@ def _read_order(worker: socket.socket) -> tuple[dict[str, Any], list[int]]:
         raise
 
 
-def import_libraries() -> None:
+def fork_server(server: socket.socket, path: str) -> None:
+    """Have a fork of this process be the server, whose libraries it has, for as long as this process is there.
+
+    Parameters
+    ----------
+    server, path : as :func:`listen` gives it, and takes it
+    """
+    parent = os.getpid()
+    if os.fork() != 0:
+        server.close()
+        return
+    try:
+        keep_open_alone(server.fileno())
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        order = serve_workers(server, path, parent)
+        server.close()
+        if order is not None:
+            become_worker(order)
+        sys.exit()
+    except SystemExit:
+        raise
+    except BaseException:
+        # It must not go on as the process that it is a fork of.
+        traceback.print_exc()
+        os._exit(1)
+
+
+def keep_open_alone(descriptor: int) -> None:
+    """Close all other files of a new fork but for input and output: a pipe's end in it would be taken for its owner."""
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+@contextlib.contextmanager
+def fit_to_fork() -> Iterator[None]:
+    """Import within what forks are to have, unless the environment says how."""
+    # Neither for numbers that this process computes, nor for threads that a fork would not have; and no fork could use
+    # an accelerator that this process had begun to use to see whether it is there.
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK")
+    added = [name for name in names if name not in os.environ]
+    os.environ.update(dict.fromkeys(added, "1"))
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def import_libraries(modules: Sequence[str]) -> None:
     """Import the libraries that workers need; of ours only what knows how, which is forgotten.
 
     A worker may bring another release of ours.
+
+    Parameters
+    ----------
+    modules : more of them
     """
-    # Neither for numbers that this process computes, nor for threads that a fork would not have.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
-    # No fork could use an accelerator that this process had begun to use to see whether it is there.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     sys.path.insert(0, str(Path(__file__).parents[2]))
     try:
         from client_pipeline.quick_imports import quick_import
 
-        for module in (*_NEEDED, *filter(None, os.environ.get(IMPORTS, "").split(","))):
-            # What cannot be imported is for the worker to say that needs it.
-            with contextlib.suppress(Exception):
-                if module.startswith("transformers."):
-                    from client_pipeline.partition.hugging_face import import_models_library
+        with fit_to_fork():
+            for module in (*_NEEDED, *modules):
+                # What cannot be imported is for the worker to say that needs it.
+                with contextlib.suppress(Exception):
+                    if module.startswith("transformers."):
+                        from client_pipeline.partition.hugging_face import import_models_library
 
-                    import_models_library()
-                quick_import(module)
+                        import_models_library()
+                    quick_import(module)
     finally:
         sys.path.pop(0)
         for name in [name for name in sys.modules if name.split(".")[0] in _PACKAGES]:
@@ -324,6 +375,9 @@ def main() -> None:
         # The folder of this file holds modules with everybody's names.
         sys.path.pop(0)
     arguments = take_environment(sys.argv[1:]) if sys.argv[0] in sys.argv[1:] else sys.argv[1:]
+    with contextlib.suppress(ConnectionRefusedError):
+        if (beside := os.environ.get(BESIDE)) and order_fork(beside, arguments):
+            return
     path = socket_path(arguments)
     server = listen(path) if path else None
     if path and server is None:
@@ -340,7 +394,7 @@ def main() -> None:
         return
     raylet = int(os.environ.get("RAY_RAYLET_PID") or os.getppid())
     order: dict[str, Any] | None = order_of_this_process(arguments)
-    import_libraries()
+    import_libraries([*filter(None, os.environ.get(IMPORTS, "").split(","))])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         is_server = os.fork() != 0

@@ -102,7 +102,7 @@ class HeadWatch:
         self._look_at = 0.0
 
     def forget(self) -> None:
-        """This machine is about to join whoever is there now."""
+        """Look anew: who is there now is about to be joined."""
         self._certificate, self._look_at = None, 0.0
 
     def reason(self) -> str:

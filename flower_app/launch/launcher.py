@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from flower_app.launch.run_check import RunCheck
 from flower_app.runs.run_directory import (
     BAD_INPUT,
     FAILED,
@@ -71,6 +72,8 @@ class LaunchOrder:
     """Modules of libraries that all actors of a simulation need, imported once."""
     actor_idle_s: float = 0.0
     """How long they live without work [s]."""
+    check: RunCheck | None = None
+    """Of ``run_config``, for a launcher whose programs can make it; until then nobody has."""
     begin: Callable[[], None] = lambda: None
     """Called once before the app is handed to anybody, by a launcher that has something to start until then; an error
     ends the launch."""

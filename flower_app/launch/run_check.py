@@ -1,7 +1,8 @@
-"""A new run's checks, beside the start of its programs: in a process of their own, which takes along what it imports.
+"""A new run's checks, beside the start of its programs: in another process, which takes along what it imports.
 
 The checks need torch and the planner, the command that launches a run needs neither: it would hold 300 MB for as long
-as the run lasts, and its programs would wait for the imports.
+as the run lasts, and its programs would wait for the imports. A simulation has a process that imports both anyway, and
+forks one that checks.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from client_pipeline.quick_imports import quick_imports
 from flower_app.config.run_config import RunConfig
+from flower_app.config.sources import read_config
 
 _MISTAKES = (FileNotFoundError, ValueError)
 """A user's; who launches the run tells of them in a line."""
@@ -26,74 +30,89 @@ _INFEASIBLE = "InfeasibleRound"
 
 
 class RunCheck:
-    """The check of one configuration, which begins at once.
+    """The check of one configuration: by a fork of this process, or by whoever else is given the end of a pipe.
 
-    Where this process has threads, or torch already, or cannot fork, it is made here and is over when this is made.
+    Where this process has threads, or torch already, or cannot fork, it is made here.
 
     Parameters
     ----------
     config : the run's
-
-    Raises
-    ------
-    ValueError, FileNotFoundError, InfeasibleRound
-        As :func:`flower_app.launch.preflight.check_run`, if it is made here.
     """
 
     def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self.is_over = False
+        """Whether nobody waits for it any more."""
         self._answer: Connection | None = None
-        if not _can_fork():
-            _check(config)
-            return
-        context = multiprocessing.get_context("fork")
-        self._answer, sending_end = context.Pipe(duplex=False)
-        self._process = context.Process(target=_check_and_tell, args=(config, sending_end), daemon=True)
-        self._process.start()
-        # Else nobody would notice that the process has ended without a word.
-        sending_end.close()
+        self._fork: BaseProcess | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether there is nothing to wait for."""
-        return self._answer is None
+    def hand_over(self) -> Connection:
+        """Leave it to another process, which says by :func:`check_and_tell` what comes of it.
+
+        Returns
+        -------
+        The end of a pipe that the other inherits, and that has to be closed here then.
+        """
+        self._answer, sending_end = multiprocessing.Pipe(duplex=False)
+        return sending_end
 
     def wait(self) -> None:
-        """Wait until it is over.
+        """Wait until it is over; it is made now if nobody makes it, or whoever was to has gone without a word.
 
         Raises
         ------
         ValueError, FileNotFoundError, InfeasibleRound
             As :func:`flower_app.launch.preflight.check_run`.
         ChildProcessError
-            If the process ended without an answer: the system may have ended it for want of memory.
+            If a fork of this process ended without an answer: the system may have ended it for want of memory.
         """
-        if self._answer is None:
+        if self.is_over:
             return
-        answer, self._answer = self._answer, None
         try:
-            error = json.loads(answer.recv_bytes())
-        except EOFError:
-            self._process.join()  # its exit code is in the message
-            raise ChildProcessError(
-                f"the checks of the run ended without an answer, with exit code {self._process.exitcode}; is there "
-                "memory enough for the model?"
-            ) from None
-        except BaseException:
-            self._process.terminate()
-            raise
+            answer = self._hear() or self._make()
         finally:
-            answer.close()
-            self._process.join()
-        if error is not None:
+            self.give_up()
+        if (error := json.loads(answer)) is not None:
             raise _raised_there(**error)
 
     def give_up(self) -> None:
         """End it; nobody wants to know any more."""
+        self.is_over = True
         if self._answer is not None:
-            self._process.terminate()
-            self._process.join()
             self._answer.close()
-            self._answer = None
+        if self._fork is not None:
+            self._fork.terminate()
+            self._fork.join()
+        self._answer = None
+
+    def _hear(self) -> bytes:
+        """The answer; empty if there is nobody to give one."""
+        if self._answer is None:
+            return b""
+        try:
+            return self._answer.recv_bytes()
+        except EOFError:
+            return b""
+
+    def _make(self) -> bytes:
+        """The answer of a fork, or of this process."""
+        self.give_up()
+        if not _can_fork():
+            _check(self._config)
+            return b"null"
+        sending_end = self.hand_over()
+        context = multiprocessing.get_context("fork")
+        self._fork = context.Process(target=check_and_tell, args=(self._config, sending_end), daemon=True)
+        self._fork.start()
+        # Else nobody would notice that the process has ended without a word.
+        sending_end.close()
+        if not (answer := self._hear()):
+            self._fork.join()  # its exit code is in the message
+            raise ChildProcessError(
+                f"the checks of the run ended without an answer, with exit code {self._fork.exitcode}; is there "
+                "memory enough for the model?"
+            )
+        return answer
 
 
 def _can_fork() -> bool:
@@ -109,13 +128,19 @@ def _check(config: RunConfig) -> None:
     check_run(config)
 
 
-def _check_and_tell(config: RunConfig, sending_end: Connection) -> None:
-    """Check in this process, and tell the one that has started it of the error, or of none."""
+def check_and_tell(config: RunConfig | Path, sending_end: Connection) -> None:
+    """Check in this process, and tell the one that waits of the error, or of none.
+
+    Parameters
+    ----------
+    config : the run's, or its file
+    sending_end : as :meth:`RunCheck.hand_over` gives it
+    """
     # Ctrl-C at the terminal is for the one who launches the run, and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     error = None
     try:
-        _check(config)
+        _check(RunConfig.from_flat(read_config(config)) if isinstance(config, Path) else config)
     except Exception as raised:
         error = _description(raised)
     # Who asked may be gone.

@@ -46,7 +46,7 @@ class SimulationLauncher:
                         superlink.start(order)
                         if attempt == 0:
                             order.begin()
-                        superlink.submit()
+                        superlink.let_begin()
                         outcome = _follow(superlink, order)
                         if outcome.status == FINISHED:
                             # Who is asked to end meanwhile has finished.

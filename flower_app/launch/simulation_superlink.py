@@ -1,37 +1,44 @@
-"""Flower's SuperLink for one simulation; the two programs that it brings about are forks of the same process.
+"""Flower's SuperLink for one simulation; the programs that it brings about are forks of the same process.
 
 A SuperLink starts ``flower-superexec``, and this ``flwr-simulation``. Each is a program that imports Flower, FastAPI
 and SQLAlchemy for one to two seconds, and the latter Ray and PyTorch besides, one after the other. Here one process
 imports what they share, and both wait as forks of it, the simulation's with its libraries, until whoever starts them
-in Flower sends their arguments. Once the simulation has started, the SuperExec asks seldom for more work, as there is
-none. All else is as in Flower's.
+in Flower sends their arguments. The simulation's, in turn, has two forks that need its libraries: the server of Ray's
+workers (:mod:`client_pipeline.runtime.worker_forks`), and the check of the run (:mod:`flower_app.launch.run_check`).
+Before it begins it waits for
+the launcher's word. Once it has, the SuperExec asks seldom for more work, as there is none. All else is as in Flower's.
 
-``python -m flower_app.launch.simulation_superlink FOLDER MODULES OPTIONS`` runs ``flower-superlink OPTIONS`` in
-``FOLDER``; the simulation imports ``MODULES``, with commas between, beside those that every one needs. Linux alone:
-other systems' libraries need not survive a fork.
+``python -m flower_app.launch.simulation_superlink ORDER OPTIONS`` runs ``flower-superlink OPTIONS``; the order is JSON,
+the fields of :class:`SimulationOrder`. Linux alone: other systems' libraries need not survive a fork.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import socket
 import subprocess
 import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from client_pipeline.runtime import worker_forks
 from flower_app.launch.app_folder import link_app
+from flower_app.launch.submit import wait_for_word
 from flower_app.launch.waiting_program import SUPEREXEC, WaitingProgram, can_show_as, show_as
 from flower_app.our_modules import forget_our_modules, our_modules
 
 SUPERLINK, SIMULATION = "flower-superlink", "flwr-simulation"
-_LIBRARIES = ("numpy", "ray", "torch", "safetensors.torch", "tokenizers")
+_LIBRARIES = ("ray", "tokenizers")
 _SERVER_APP = ("flower_app.server_app", "flower_app.training.training_run")
 """What the app's server side begins with, and what it imports when it trains."""
 _NOTHING_LEFT_S = 10.0
@@ -39,24 +46,48 @@ _NOTHING_LEFT_S = 10.0
 processor each time, a tenth of a core for as long as the run lasts if it went on as often as before."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SimulationOrder:
+    """What the launcher wants."""
+
+    folder: str
+    """Where the SuperLink works."""
+    modules: Sequence[str]
+    """What the simulation and Ray's workers import beside what every one needs."""
+    config: str
+    """The run's configuration, a TOML file."""
+    word: int | None = None
+    """Descriptor of the pipe at which the simulation waits before it begins; None: it does not wait."""
+    check: int | None = None
+    """Descriptor that the answer of the run's check is written to; None: it has been checked."""
+
+
 def pause(simulation: WaitingProgram, seconds: float) -> None:
     """Wait before the SuperExec asks for work again: ``seconds``, or long when the simulation has started."""
     time.sleep(seconds if simulation.waits else _NOTHING_LEFT_S)
 
 
-def load_simulation(modules: Sequence[str], folder: str = "") -> Callable[[], Any]:
-    """Import what a simulation needs beside its app.
+def load_simulation(
+    order: SimulationOrder, workers: socket.socket | None = None, folder: str = ""
+) -> Callable[[], Any]:
+    """Import what a simulation needs beside its app, and fork those who need a part of it.
 
     Parameters
     ----------
-    modules : beside those that every simulation needs
+    order : which libraries, and whether there is something to check
+    workers : where Ray's workers ask for a fork; None: they have another server
     folder : where ours were found, and are no more looked for once: an app that is not of these packages brings its own
     """
+    worker_forks.import_libraries(order.modules)
+    if workers is not None:
+        worker_forks.fork_server(workers, os.environ[worker_forks.BESIDE])
     from client_pipeline.quick_imports import quick_import, quick_imports
 
+    if order.check is not None:
+        fork_check(order.config, order.check)
     with quick_imports():
         from strategies.flower_internals import flwr_simulation, simulation_module
-    for module in (*_LIBRARIES, *modules, *_SERVER_APP):
+    for module in (*_LIBRARIES, *_SERVER_APP):
         # Whoever needs it says what is the matter.
         with contextlib.suppress(ImportError):
             quick_import(module)
@@ -66,7 +97,34 @@ def load_simulation(modules: Sequence[str], folder: str = "") -> Callable[[], An
     forget_our_modules()
     if folder and folder in sys.path:
         sys.path.remove(folder)
-    return flwr_simulation
+
+    def run() -> Any:
+        if order.word is not None:
+            wait_for_word(order.word)
+        return flwr_simulation()
+
+    return run
+
+
+def fork_check(config: str, answer: int) -> None:
+    """Have a fork of this process check a run.
+
+    Parameters
+    ----------
+    config : TOML file
+    answer : descriptor of the answer, closed here
+    """
+    from flower_app.launch.run_check import check_and_tell
+
+    if os.fork() != 0:
+        os.close(answer)
+        return
+    try:
+        worker_forks.keep_open_alone(answer)
+        check_and_tell(Path(config), Connection(answer, readable=False))
+    finally:
+        # Without an answer the launcher checks for itself.
+        os._exit(0)
 
 
 def link_or_install(
@@ -98,15 +156,18 @@ def link_or_install(
 
 
 def main() -> None:
-    """Run ``flower-superlink`` beside the two that wait."""
-    folder, modules, *options = sys.argv[1:]
+    """Run ``flower-superlink`` beside those that wait."""
+    order, *options = sys.argv[1:]
+    simulation_order = SimulationOrder(**json.loads(order))
     # Without an installation all of ours is here, and nowhere else. Some have Python not look where it starts.
     started_in = os.getcwd() if sys.path[0] == os.getcwd() else ""
-    os.chdir(folder)
+    os.chdir(simulation_order.folder)
     sys.argv = [SUPERLINK, *options]
     from client_pipeline.quick_imports import quick_imports
 
-    with quick_imports():
+    # From the beginning, for Ray starts, too. The launcher knows the simulation by its command line.
+    workers = worker_forks.listen(os.environ.get(worker_forks.BESIDE, "")) if can_show_as() else None
+    with quick_imports(), worker_forks.fit_to_fork():
         from strategies.flower_internals import (
             flower_superexec,
             flower_superlink_module,
@@ -117,16 +178,22 @@ def main() -> None:
     executor: Any = subprocess_executor_module
     loop: Any = superexec_loop_module
 
-    # The launcher knows the simulation by its command line.
     if can_show_as():
-        needed = [name for name in modules.split(",") if name]
-        simulation = WaitingProgram(SIMULATION, lambda: load_simulation(needed, started_in))
+        simulation = WaitingProgram(SIMULATION, lambda: load_simulation(simulation_order, workers, started_in))
+        if workers is not None:
+            workers.close()
         executor.subprocess = SimpleNamespace(Popen=simulation.start, DEVNULL=subprocess.DEVNULL)
         loop.time = SimpleNamespace(sleep=lambda seconds: pause(simulation, seconds))
         superexec = WaitingProgram(SUPEREXEC, lambda: flower_superexec)
         simulation.forget()
         flower.subprocess = SimpleNamespace(Popen=superexec.start, TimeoutExpired=subprocess.TimeoutExpired)
         show_as(" ".join(sys.argv))
+    elif simulation_order.word is not None:
+        # Flower starts the simulation then, and that hears nothing of it.
+        wait_for_word(os.dup(simulation_order.word))
+    for descriptor in (simulation_order.word, simulation_order.check):
+        if descriptor is not None:
+            os.close(descriptor)
     flower.flower_superlink()
 
 

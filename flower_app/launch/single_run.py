@@ -51,9 +51,10 @@ class NewRun(NamedTuple):
 
 
 def new_run(config: str | None, sets: Sets = (), say: Callable[[str], None] = lambda text: None) -> NewRun:
-    """Read a configuration, begin to check it, and make its run directory.
+    """Read a configuration, and make its run directory.
 
-    One that the user names is made when the check is over: it may hold what is not ours to remove again.
+    It is checked when it is launched, or before its directory is made, where the user names that: it may hold what is
+    not ours to remove again.
 
     Parameters
     ----------
@@ -74,14 +75,9 @@ def new_run(config: str | None, sets: Sets = (), say: Callable[[str], None] = la
     if resolved.run_dir:
         RunCheck(resolved).wait()
         return NewRun(*claim(resolved))
-    check = RunCheck(resolved)
-    try:
-        complete = _completed(resolved)
-        run_dir = create_run_directory(complete.runs_dir, complete.name, latest=False)
-    except BaseException:
-        check.give_up()
-        raise
-    return NewRun(run_dir, replace(complete, run_dir=str(run_dir)), check)
+    complete = _completed(resolved)
+    run_dir = create_run_directory(complete.runs_dir, complete.name, latest=False)
+    return NewRun(run_dir, replace(complete, run_dir=str(run_dir)), RunCheck(resolved))
 
 
 def claim(resolved: RunConfig) -> tuple[Path, RunConfig]:
@@ -268,8 +264,8 @@ def _launch(
         if config.resume:
             # Whatever the last process wrote about its end is no longer true.
             (run_dir / "summary.json").unlink(missing_ok=True)
-        # Beside what starts until then, if anything does.
-        begins_later = launcher is None and check is not None and not check.is_over
+        # A simulation's programs make the check, and start beside it.
+        begins_later = launcher is None and check is not None
         if not begins_later:
             begin()
         order = LaunchOrder(
@@ -282,6 +278,7 @@ def _launch(
             shared_actors=shared_actors(config),
             worker_imports=worker_imports(config),
             actor_idle_s=config.runtime.actor_idle,
+            check=check if begins_later else None,
             begin=begin if begins_later else lambda: None,
             watch=progress.update,
             finished=finished,

@@ -16,16 +16,18 @@ import sys
 import sysconfig
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from client_pipeline.link.hosts import split_address
 from client_pipeline.runtime.memory import ONE_HEAP
 from client_pipeline.runtime.private_ray import ADDRESS_FILE, private_environment, without_secrets
+from client_pipeline.runtime.worker_forks import BESIDE
 from flower_app.launch import simulation_superlink
 from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.processes import MARK, RunProcesses
 from flower_app.launch.ray_folders import RayFolder, short_folder
-from flower_app.launch.simulation_superlink import SUPERLINK
+from flower_app.launch.simulation_superlink import SUPERLINK, SimulationOrder
 from flower_app.launch.submit import GO
 from flower_app.training.simulated_actors import NEEDED_MODULES
 
@@ -58,6 +60,7 @@ class PrivateSuperLink:
         self.address = f"127.0.0.1:{_free_port()}"
         self.ray_folder = RayFolder(short_folder())
         self.environment = launch_environment(self.home, self.ray_folder.path)
+        self.environment[BESIDE] = str(self.ray_folder.path / "forks")
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{OWN_CONNECTION}"\n\n'
             f'[superlink.{OWN_CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n',
@@ -69,7 +72,7 @@ class PrivateSuperLink:
         self.ray_head: subprocess.Popen[bytes] | None = None
         self.processes: RunProcesses | None = None
         self._word: int | None = None
-        """The end of a pipe at which the submission waits."""
+        """The end of a pipe at whose other end somebody waits before the app begins."""
 
     @property
     def simulation_log(self) -> Path:
@@ -97,37 +100,57 @@ class PrivateSuperLink:
         return address.is_file() and address.stat().st_size > 0
 
     def start(self, order: LaunchOrder) -> None:
-        """Start all programs: Ray where the app's simulation joins it, the SuperLink, and who will hand it the app.
+        """Start all programs: Ray where the app's simulation joins it, the SuperLink, and who hands it the app.
 
-        Descriptors are inherited by the guard of the processes.
+        The app itself does not begin before :meth:`let_begin`. Descriptors are inherited by the guard of the processes.
         """
         host, port = split_address("SuperLink", self.address)
         options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", host, "--port", str(port)]
         self.processes = RunProcesses(self.environment[MARK])
         if order.joins_ray:
             self._start_ray(order)
-        program, folder = self._program(order)
-        self.server = self._popen([*program, *options], self.superlink_log, folder, [self.ray_folder.lock])
-        self.processes.add(self.server.pid)
-        self._start_submission(order)
+        heard, self._word = os.pipe()
+        try:
+            # On Linux the simulation waits for the word, elsewhere who submits it: it is Flower's program there.
+            by_simulation = sys.platform == "linux"
+            if by_simulation:
+                self.server = self._start_simulation_superlink(order, options, heard)
+            else:
+                self.server = self._popen([str(program_path(SUPERLINK)), *options], self.superlink_log)
+            self.processes.add(self.server.pid)
+            self._start_submission(order, None if by_simulation else heard)
+        finally:
+            os.close(heard)
 
-    def _program(self, order: LaunchOrder) -> tuple[list[str], Path]:
-        """The SuperLink's program, and the folder that it starts in; it works in :attr:`work`."""
-        if sys.platform != "linux":
-            return [str(program_path(SUPERLINK))], self.work
-        modules = ",".join(order.worker_imports)
-        # In the app's folder, for the module must be found without an installation too.
-        return [sys.executable, "-m", simulation_superlink.__name__, str(self.work), modules], import_root()
+    def _start_simulation_superlink(
+        self, order: LaunchOrder, options: Sequence[str], heard: int
+    ) -> subprocess.Popen[bytes]:
+        """Start the SuperLink's program, and with it the check that the order asks for."""
+        with contextlib.ExitStack() as handed_over:
+            answer = None
+            if order.check is not None and not order.check.is_over:
+                answer = handed_over.enter_context(order.check.hand_over()).fileno()
+            simulation = SimulationOrder(
+                folder=str(self.work),
+                modules=list(order.worker_imports),
+                config=str(order.run_config),
+                word=heard,
+                check=answer,
+            )
+            program = [sys.executable, "-m", simulation_superlink.__name__, json.dumps(asdict(simulation))]
+            inherited_fds = [self.ray_folder.lock, heard, *([] if answer is None else [answer])]
+            # In the app's folder, for the module must be found without an installation too.
+            return self._popen([*program, *options], self.superlink_log, import_root(), inherited_fds)
 
-    def submit(self) -> None:
-        """Have the app handed to the SuperLink."""
+    def let_begin(self) -> None:
+        """Have the app begin, once it has been handed to the SuperLink."""
         assert self._word is not None
         word, self._word = self._word, None
         with contextlib.suppress(BrokenPipeError), os.fdopen(word, "wb") as pipe:
             pipe.write(GO)
 
-    def _start_submission(self, order: LaunchOrder) -> None:
-        """Start ``flwr run``, which imports for as long as the SuperLink does, and then waits for a word."""
+    def _start_submission(self, order: LaunchOrder, heard: int | None) -> None:
+        """Start ``flwr run``, which waits for the SuperLink, and for the launcher's word if it can hear it."""
         assert self.server is not None
         # A client asks for one CPU, and Ray believes in as many as train at once, whatever cores the machine has.
         federation = {
@@ -138,17 +161,13 @@ class PrivateSuperLink:
         settings = " ".join(f"{key}={value}" for key, value in federation.items())
         arguments = [str(order.app), OWN_CONNECTION, "--run-config", str(order.run_config)]
         arguments += ["--federation-config", settings]
-        ids = [str(os.getpid()), str(self.server.pid)]
-        heard, self._word = os.pipe()
-        submit = [sys.executable, "-m", "flower_app.launch.submit", self.address, str(_START_S), *ids, str(heard)]
-        inherited_fds = [*order.inherited_fds, self.ray_folder.lock, heard]
-        try:
-            # In the app's folder, for the module must be found without an installation too.
-            self.submission = self._popen(
-                [*submit, *arguments, "--stream"], self.simulation_log, import_root(), inherited_fds
-            )
-        finally:
-            os.close(heard)
+        ids = [str(os.getpid()), str(self.server.pid), "" if heard is None else str(heard)]
+        submit = [sys.executable, "-m", "flower_app.launch.submit", self.address, str(_START_S), *ids]
+        inherited_fds = [*order.inherited_fds, self.ray_folder.lock, *([] if heard is None else [heard])]
+        # In the app's folder, for the module must be found without an installation too.
+        self.submission = self._popen(
+            [*submit, *arguments, "--stream"], self.simulation_log, import_root(), inherited_fds
+        )
 
     def _start_ray(self, order: LaunchOrder) -> None:
         """Start Ray and the shared actors while the SuperLink comes."""

@@ -28,6 +28,8 @@ _AGENTS = ("dashboard_agent", "runtime_env_agent")
 _SECRETS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", *TLS_VARIABLES)
 ADDRESS_FILE = "COLLAPIPE_RAY_ADDRESS_FILE"
 """Environment variable: the file that the address of a simulation's Ray is written into, once it is there."""
+RAY_FOLDER = "COLLAPIPE_RAY_FOLDER"
+"""Environment variable: the folder in which all workers of that Ray look for the packages."""
 
 
 def private_environment() -> dict[str, str]:

@@ -40,7 +40,7 @@ def main() -> None:
 
         os.environ[IMPORTS] = ",".join(order["imports"])
         # As Flower's simulation would.
-        with lean_head(environments=True):
+        with lean_head():
             context = ray.init(num_cpus=order["num_cpus"], include_dashboard=False, logging_level="WARNING")
         # Ray's own handler would print where the program stood.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())

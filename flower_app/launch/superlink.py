@@ -21,7 +21,7 @@ from pathlib import Path
 
 from client_pipeline.link.hosts import split_address
 from client_pipeline.runtime.memory import ONE_HEAP
-from client_pipeline.runtime.private_ray import ADDRESS_FILE, private_environment, without_secrets
+from client_pipeline.runtime.private_ray import ADDRESS_FILE, RAY_FOLDER, private_environment, without_secrets
 from client_pipeline.runtime.worker_forks import BESIDE
 from flower_app.launch import simulation_superlink
 from flower_app.launch.launcher import LaunchOrder
@@ -172,7 +172,8 @@ class PrivateSuperLink:
     def _start_ray(self, order: LaunchOrder) -> None:
         """Start Ray and the shared actors while the SuperLink comes."""
         assert self.processes is not None
-        self.environment[ADDRESS_FILE] = str(self.ray_folder.path / "address")
+        folder = str(import_root())
+        self.environment |= {ADDRESS_FILE: str(self.ray_folder.path / "address"), RAY_FOLDER: folder}
         ray_order = {
             "num_cpus": _num_cpus(order),
             "file": self.environment[ADDRESS_FILE],
@@ -182,8 +183,11 @@ class PrivateSuperLink:
             "imports": list(order.worker_imports),
         }
         command = [sys.executable, "-m", "client_pipeline.runtime.ray_head", json.dumps(ray_order)]
+        modules = {"PYTHONPATH": os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))}
         # What the actors print is the simulation's.
-        self.ray_head = self._popen(command, self.simulation_log, import_root(), [self.ray_folder.lock])
+        self.ray_head = self._popen(
+            command, self.simulation_log, import_root(), [self.ray_folder.lock], self.environment | modules
+        )
         self.processes.add(self.ray_head.pid)
 
     def close(self) -> None:
@@ -226,13 +230,18 @@ class PrivateSuperLink:
             self.submission.wait(seconds)
 
     def _popen(
-        self, command: list[str], log: Path, cwd: Path | None = None, inherited_fds: Sequence[int] = ()
+        self,
+        command: list[str],
+        log: Path,
+        cwd: Path | None = None,
+        inherited_fds: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         with log.open("ab") as file:
             return subprocess.Popen(
                 command,
                 cwd=cwd or self.work,
-                env=self.environment,
+                env=environment or self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -271,7 +280,7 @@ def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -
     inherited : what to start from; ``os.environ`` if None
     """
     environment = dict(os.environ if inherited is None else inherited)
-    for name in ("RAY_ADDRESS", ADDRESS_FILE):
+    for name in ("RAY_ADDRESS", ADDRESS_FILE, RAY_FOLDER):
         environment.pop(name, None)
     scripts = sysconfig.get_path("scripts")
     environment["PATH"] = os.pathsep.join(filter(None, (scripts, environment.get("PATH", ""))))

@@ -14,7 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from client_pipeline.runtime.private_ray import ADDRESS_FILE, lean_head
+import ray
+
+from client_pipeline.runtime.private_ray import ADDRESS_FILE, RAY_FOLDER, lean_head
 from strategies.flower_internals import INTERNALS
 
 _MOST_CLIENTS = 10_000
@@ -78,6 +80,10 @@ def _join_ray(backend: Any, start: Callable[[Any, Mapping[str, Any]], None], con
         init_args = {k: v for k, v in config.get("init_args", {}).items() if not k.startswith("num_")}
         config = {**config, "init_args": init_args}
     try:
+        if address and os.environ.get(RAY_FOLDER) == str(Path(__file__).resolve().parents[2]):
+            # Its workers look for this app where it is. Flower would say it in an environment of theirs, which takes an
+            # agent of Ray's to make; it starts no Ray where there is one.
+            ray.init(**{"include_dashboard": False, **config["init_args"]})
         with lean_head(environments=True):
             start(backend, config)
     finally:

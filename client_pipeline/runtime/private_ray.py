@@ -168,6 +168,13 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]
         read_settings()
 
 
+def be_driver(address: str, **options: Any) -> None:
+    """Join, as the driver of a program, a Ray whose secret is in this process's environment; ``options`` are those of ``ray.init``."""
+    import ray
+
+    ray.init(address=address, **options)
+
+
 def _on_standard_error(say: Callable[..., None]) -> Callable[..., None]:
     """Have a driver's output to itself: Ray would say there which worker died, also between two lines of JSON."""
     return lambda data, *arguments, **options: say({**data, "is_err": True}, *arguments, **options)

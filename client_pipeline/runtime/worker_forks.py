@@ -27,16 +27,14 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 IMPORTS = "COLLAPIPE_WORKER_IMPORTS"
 """Environment variable: more modules that the server imports, with commas."""
-BESIDE = "COLLAPIPE_WORKER_FORKS"
-"""Environment variable: socket of a server that whoever starts this Ray has already."""
-_NEEDED = ("numpy", "torch", "safetensors.torch", "grpc_health.v1.health", "requests", "jsonschema", "yaml")
-"""What our actors need, and Ray."""
+FORKS_SOCKET = "COLLAPIPE_WORKER_FORKS"
+"""Environment variable: of a server that whoever starts this Ray has already."""
 _RAYLET, _CONTEXT, _LANGUAGE = "--raylet-name=", "--serialized-runtime-env-context=", "--language="
 _MODULE_PATH = "PYTHONPATH"
 _PACKAGES = ("client_pipeline", "flower_app", "strategies")
@@ -217,6 +215,7 @@ def fork_server(server: socket.socket, path: str) -> None:
         return
     try:
         keep_open_alone(server.fileno())
+        forget_modules_of_ours()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         order = serve_workers(server, path, parent)
         server.close()
@@ -237,47 +236,10 @@ def keep_open_alone(descriptor: int) -> None:
     os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-@contextlib.contextmanager
-def fit_to_fork() -> Iterator[None]:
-    """Import within what forks are to have, unless the environment says how."""
-    # Neither for numbers that this process computes, nor for threads that a fork would not have; and no fork could use
-    # an accelerator that this process had begun to use to see whether it is there.
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK")
-    added = [name for name in names if name not in os.environ]
-    os.environ.update(dict.fromkeys(added, "1"))
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
-def import_libraries(modules: Sequence[str]) -> None:
-    """Import the libraries that workers need; of ours only what knows how, which is forgotten.
-
-    A worker may bring another release of ours.
-
-    Parameters
-    ----------
-    modules : more of them
-    """
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    try:
-        from client_pipeline.quick_imports import quick_import
-
-        with fit_to_fork():
-            for module in (*_NEEDED, *modules):
-                # What cannot be imported is for the worker to say that needs it.
-                with contextlib.suppress(Exception):
-                    if module.startswith("transformers."):
-                        from client_pipeline.partition.hugging_face import import_models_library
-
-                        import_models_library()
-                    quick_import(module)
-    finally:
-        sys.path.pop(0)
-        for name in [name for name in sys.modules if name.split(".")[0] in _PACKAGES]:
-            del sys.modules[name]
+def forget_modules_of_ours() -> None:
+    """Have a worker import ours itself: it may bring another release."""
+    for name in [name for name in sys.modules if name.split(".")[0] in _PACKAGES]:
+        del sys.modules[name]
     importlib.invalidate_caches()
 
 
@@ -369,6 +331,18 @@ def _module_path() -> list[str]:
     return [os.path.abspath(folder) for folder in os.environ.get(_MODULE_PATH, "").split(os.pathsep) if folder]
 
 
+def _import_libraries() -> None:
+    """Import what workers need, by a module of ours, which is forgotten with all that it needs."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    try:
+        from client_pipeline.runtime.worker_libraries import import_libraries
+
+        import_libraries([*filter(None, os.environ.get(IMPORTS, "").split(","))])
+    finally:
+        sys.path.pop(0)
+        forget_modules_of_ours()
+
+
 def main() -> None:
     """Have the worker forked, or become the server, and in its forks the worker."""
     if not sys.flags.safe_path:
@@ -376,7 +350,7 @@ def main() -> None:
         sys.path.pop(0)
     arguments = take_environment(sys.argv[1:]) if sys.argv[0] in sys.argv[1:] else sys.argv[1:]
     with contextlib.suppress(ConnectionRefusedError):
-        if (beside := os.environ.get(BESIDE)) and order_fork(beside, arguments):
+        if (beside := os.environ.get(FORKS_SOCKET)) and order_fork(beside, arguments):
             return
     path = socket_path(arguments)
     server = listen(path) if path else None
@@ -394,7 +368,7 @@ def main() -> None:
         return
     raylet = int(os.environ.get("RAY_RAYLET_PID") or os.getppid())
     order: dict[str, Any] | None = order_of_this_process(arguments)
-    import_libraries([*filter(None, os.environ.get(IMPORTS, "").split(","))])
+    _import_libraries()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         is_server = os.fork() != 0

@@ -31,7 +31,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from client_pipeline.quick_imports import quick_import, quick_imports
 from client_pipeline.runtime import worker_forks
+from client_pipeline.runtime.worker_libraries import fit_to_fork, import_libraries
 from flower_app.launch.app_folder import link_app
 from flower_app.launch.submit import wait_for_word
 from flower_app.launch.waiting_program import SUPEREXEC, WaitingProgram, can_show_as, show_as
@@ -78,11 +80,9 @@ def load_simulation(
     workers : where Ray's workers ask for a fork; None: they have another server
     folder : where ours were found, and are no more looked for once: an app that is not of these packages brings its own
     """
-    worker_forks.import_libraries(order.modules)
+    import_libraries(order.modules)
     if workers is not None:
-        worker_forks.fork_server(workers, os.environ[worker_forks.BESIDE])
-    from client_pipeline.quick_imports import quick_import, quick_imports
-
+        worker_forks.fork_server(workers, os.environ[worker_forks.FORKS_SOCKET])
     if order.check is not None:
         fork_check(order.config, order.check)
     with quick_imports():
@@ -97,13 +97,14 @@ def load_simulation(
     forget_our_modules()
     if folder and folder in sys.path:
         sys.path.remove(folder)
+    return partial(begin_at_word, order.word, flwr_simulation)
 
-    def run() -> Any:
-        if order.word is not None:
-            wait_for_word(order.word)
-        return flwr_simulation()
 
-    return run
+def begin_at_word(word: int | None, run: Callable[[], Any]) -> Any:
+    """Run something as soon as the launcher lets it begin; see :attr:`SimulationOrder.word`."""
+    if word is not None:
+        wait_for_word(word)
+    return run()
 
 
 def fork_check(config: str, answer: int) -> None:
@@ -163,11 +164,11 @@ def main() -> None:
     started_in = os.getcwd() if sys.path[0] == os.getcwd() else ""
     os.chdir(simulation_order.folder)
     sys.argv = [SUPERLINK, *options]
-    from client_pipeline.quick_imports import quick_imports
-
-    # From the beginning, for Ray starts, too. The launcher knows the simulation by its command line.
-    workers = worker_forks.listen(os.environ.get(worker_forks.BESIDE, "")) if can_show_as() else None
-    with quick_imports(), worker_forks.fit_to_fork():
+    # The launcher knows the simulation by its command line.
+    is_shown = can_show_as()
+    # From the beginning, for Ray starts, too.
+    workers = worker_forks.listen(os.environ[worker_forks.FORKS_SOCKET]) if is_shown else None
+    with quick_imports(), fit_to_fork():
         from strategies.flower_internals import (
             flower_superexec,
             flower_superlink_module,
@@ -178,23 +179,22 @@ def main() -> None:
     executor: Any = subprocess_executor_module
     loop: Any = superexec_loop_module
 
-    if can_show_as():
+    if is_shown:
         simulation = WaitingProgram(SIMULATION, lambda: load_simulation(simulation_order, workers, started_in))
-        if workers is not None:
-            workers.close()
         executor.subprocess = SimpleNamespace(Popen=simulation.start, DEVNULL=subprocess.DEVNULL)
         loop.time = SimpleNamespace(sleep=lambda seconds: pause(simulation, seconds))
+    if workers is not None:
+        workers.close()
+    # Who waits for the answer of a check has to notice that nobody is left to make it.
+    if simulation_order.check is not None:
+        os.close(simulation_order.check)
+    if is_shown:
         superexec = WaitingProgram(SUPEREXEC, lambda: flower_superexec)
         simulation.forget()
         flower.subprocess = SimpleNamespace(Popen=superexec.start, TimeoutExpired=subprocess.TimeoutExpired)
         show_as(" ".join(sys.argv))
-    elif simulation_order.word is not None:
-        # Flower starts the simulation then, and that hears nothing of it.
-        wait_for_word(os.dup(simulation_order.word))
-    for descriptor in (simulation_order.word, simulation_order.check):
-        if descriptor is not None:
-            os.close(descriptor)
-    flower.flower_superlink()
+    # Flower's own simulation hears no word: then nothing begins before.
+    begin_at_word(None if is_shown else simulation_order.word, flower.flower_superlink)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from client_pipeline.link.hosts import split_address
 from client_pipeline.runtime.memory import ONE_HEAP
 from client_pipeline.runtime.private_ray import ADDRESS_FILE, RAY_FOLDER, private_environment, without_secrets
-from client_pipeline.runtime.worker_forks import BESIDE
+from client_pipeline.runtime.worker_forks import FORKS_SOCKET
 from flower_app.launch import simulation_superlink
 from flower_app.launch.launcher import LaunchOrder
 from flower_app.launch.processes import MARK, RunProcesses
@@ -60,7 +60,7 @@ class PrivateSuperLink:
         self.address = f"127.0.0.1:{_free_port()}"
         self.ray_folder = RayFolder(short_folder())
         self.environment = launch_environment(self.home, self.ray_folder.path)
-        self.environment[BESIDE] = str(self.ray_folder.path / "forks")
+        self.environment[FORKS_SOCKET] = str(self.ray_folder.path / "forks")
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{OWN_CONNECTION}"\n\n'
             f'[superlink.{OWN_CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n',

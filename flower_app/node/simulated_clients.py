@@ -14,9 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import ray
-
-from client_pipeline.runtime.private_ray import ADDRESS_FILE, RAY_FOLDER, lean_head
+from client_pipeline.runtime.private_ray import ADDRESS_FILE, RAY_FOLDER, be_driver, lean_head
 from strategies.flower_internals import INTERNALS
 
 _MOST_CLIENTS = 10_000
@@ -45,7 +43,7 @@ def let_all_clients_run() -> None:
         setattr(engine, threads.attribute, partial(ThreadPoolExecutor, _MOST_CLIENTS))
         getattr(import_module(workers.module), workers.attribute).add_actors_to_pool = _add_shared_workers
         backend = getattr(import_module(backends.module), backends.attribute)
-        backend.init_ray = partialmethod(_join_ray, backend.init_ray)
+        backend.init_ray = partialmethod(_be_driver, backend.init_ray)
 
 
 def _add_shared_workers(pool: Any, num_clients: int) -> None:
@@ -65,7 +63,7 @@ def _add_shared_workers(pool: Any, num_clients: int) -> None:
     pool.num_actors += num_clients
 
 
-def _join_ray(backend: Any, start: Callable[[Any, Mapping[str, Any]], None], config: Mapping[str, Any]) -> None:
+def _be_driver(backend: Any, start: Callable[[Any, Mapping[str, Any]], None], config: Mapping[str, Any]) -> None:
     """Join the Ray that the launcher has started; start one where there is none, as lean as that one.
 
     Parameters
@@ -83,7 +81,7 @@ def _join_ray(backend: Any, start: Callable[[Any, Mapping[str, Any]], None], con
         if address and os.environ.get(RAY_FOLDER) == str(Path(__file__).resolve().parents[2]):
             # Its workers look for this app where it is. Flower would say it in an environment of theirs, which takes an
             # agent of Ray's to make; it starts no Ray where there is one.
-            ray.init(**{"include_dashboard": False, **config["init_args"]})
+            be_driver(address, **{"include_dashboard": False, **config["init_args"]})
         with lean_head(environments=True):
             start(backend, config)
     finally:

@@ -389,10 +389,10 @@ def test_the_server_imports_nothing_of_rays_or_ours_and_has_one_thread():
     script = """
 import os, sys
 from client_pipeline.runtime import worker_forks
-from helpers.repository import ROOT
 os.environ[worker_forks.IMPORTS] = "transformers.models.llama.modeling_llama,peft,no.such.module"
-worker_forks.import_libraries()
+worker_forks._import_libraries()
 assert not {"ray", "client_pipeline"} & sys.modules.keys(), sorted(sys.modules)
+assert "OPENBLAS_NUM_THREADS" not in os.environ
 assert {"torch", "peft", "transformers.models.llama.modeling_llama"} <= sys.modules.keys()
 print(len(os.listdir("/proc/self/task")))
 """

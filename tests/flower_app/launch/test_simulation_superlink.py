@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
 
-from flower_app.launch.simulation_superlink import SIMULATION
+from client_pipeline.runtime.worker_forks import FORKS_SOCKET
+from flower_app.launch.simulation_superlink import SIMULATION, SimulationOrder, begin_at_word
+from flower_app.launch.submit import GO
 from flower_app.launch.waiting_program import show_as
 
 pytestmark = [
@@ -126,9 +129,10 @@ def test_it_ends_without_having_been_anything_when_nobody_can_send_it_arguments_
 def test_a_simulation_waits_with_its_libraries_and_without_a_module_of_ours_or_a_way_to_them():
     script = (
         "import sys\n"
-        "from flower_app.launch.simulation_superlink import load_simulation\n"
+        "from flower_app.launch.simulation_superlink import SimulationOrder, load_simulation\n"
         "sys.path.insert(0, '/ours')\n"
-        "run = load_simulation(['colorsys', 'no_such_module'], '/ours')\n"
+        "order = SimulationOrder(folder='', modules=['colorsys', 'no_such_module'], config='')\n"
+        "run = load_simulation(order, folder='/ours').args[1]\n"
         "assert '/ours' not in sys.path\n"
         "ours = [name for name in sys.modules if name.startswith(('flower_app', 'strategies', 'client_pipeline'))]\n"
         "print(run.__module__, ours, [name in sys.modules for name in ('torch', 'ray', 'colorsys')])\n"
@@ -144,7 +148,7 @@ def test_a_simulation_neither_unpacks_nor_imports_an_app_of_this_release(tmp_pat
         "import sys\n"
         "from pathlib import Path\n"
         "from flower_app.launch.app_folder import assemble_app\n"
-        "from flower_app.launch.simulation_superlink import load_simulation\n"
+        "from flower_app.launch.simulation_superlink import SimulationOrder, load_simulation\n"
         "from flwr.supercore.object_ref import load_app\n"
         "from strategies.flower_internals import build_fab_from_disk, simulation_module as flower\n"
         "unpack, unpacked = flower.install_from_fab, []\n"
@@ -153,7 +157,7 @@ def test_a_simulation_neither_unpacks_nor_imports_an_app_of_this_release(tmp_pat
         "if sys.argv[2] == 'another':\n"
         "    (folder / 'flower_app' / 'server_app.py').write_text('app = 1')\n"
         "bundle = build_fab_from_disk(folder)\n"
-        "load_simulation([])\n"
+        "load_simulation(SimulationOrder(folder='', modules=[], config=''))\n"
         "place = flower.install_from_fab(bundle, skip_prompt=True)\n"
         "before = set(sys.modules)\n"
         "app = load_app('flower_app.server_app:app', ValueError, place)\n"
@@ -228,3 +232,84 @@ def test_a_simulations_superexec_asks_seldom_once_the_simulation_has_started():
     )
     first, _, last = done.stdout.splitlines()
     assert (first, last) == ("0.1", "10.0")
+
+
+SUPERLINK = """
+import sys
+from types import SimpleNamespace
+from flower_app.launch import simulation_superlink as ours
+from strategies import flower_internals
+
+is_shown = sys.argv.pop() == "shown"
+ours.can_show_as = lambda: is_shown
+ours.show_as = lambda title: None
+ours.WaitingProgram = lambda name, load: SimpleNamespace(start=None, forget=lambda: None)
+flower_internals.flower_superlink_module.flower_superlink = lambda: print("serves")
+ours.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("system", "word", "serves"), [("shown", None, True), ("hidden", GO, True), ("hidden", b"", False)]
+)
+def test_where_the_simulation_is_flowers_the_superlink_hears_the_word_and_leaves_the_check_to_the_launcher(
+    tmp_path, system, word, serves
+):
+    heard, says = os.pipe()
+    checked, answers = os.pipe()
+    order = SimulationOrder(folder=str(tmp_path), modules=[], config="", word=heard, check=answers)
+    program = subprocess.Popen(
+        [sys.executable, "-u", "-c", SUPERLINK, json.dumps(asdict(order)), system],
+        env=os.environ | {FORKS_SOCKET: str(tmp_path / "forks")},
+        pass_fds=[heard, answers],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with program, open(checked, "rb") as answer, open(says, "wb") as launcher:
+        os.close(heard)
+        os.close(answers)
+        # Nobody makes it here, and that is noticed before the word is given.
+        assert answer.read() == b""
+        if word is not None:
+            assert program.poll() is None
+            launcher.write(word)
+            launcher.close()
+        assert program.communicate(timeout=60)[0].splitlines() == (["serves"] if serves else [])
+    assert (program.returncode == 0) == serves
+
+
+def test_a_word_lets_it_begin_and_a_launcher_that_is_gone_does_not():
+    def begun(said):
+        heard, says = os.pipe()
+        with open(says, "wb") as launcher:
+            launcher.write(said)
+        return begin_at_word(heard, lambda: "begun")
+
+    assert begun(GO) == begin_at_word(None, lambda: "begun") == "begun"
+    with pytest.raises(SystemExit, match="does not let the app begin"):
+        begun(b"")
+
+
+CHECK = """
+import os, sys, time
+from multiprocessing import Pipe
+import tomli_w
+from flower_app.config.run_config import nested
+from flower_app.config.sources import load_config
+from flower_app.launch.simulation_superlink import fork_check
+files = ["data.source=files", "data.train-source=no.en", "data.train-target=no.de", "data.test-source=no.en"]
+with open("run.toml", "w") as file:
+    file.write(tomli_w.dumps(nested(load_config(None, files).to_flat())))
+for config in ("run.toml", "none.toml"):
+    answer, end = Pipe(duplex=False)
+    fork_check(config, os.dup(end.fileno()))
+    end.close()
+    print(answer.recv_bytes().decode())
+"""
+
+
+def test_a_fork_checks_the_run_and_says_what_it_found(tmp_path):
+    done = run_python(CHECK, cwd=tmp_path)
+    no_text, no_config = map(json.loads, done.stdout.splitlines())
+    assert no_text["mistake"] == "ValueError" and no_text["text"].startswith("data.train-source: no file ")
+    assert no_config["mistake"] == "FileNotFoundError" and "none.toml" in no_config["text"]

@@ -169,7 +169,13 @@ def private_ray(*, num_cpus: int = 1, **options: Any) -> Iterator[dict[str, str]
 
 
 def be_driver(address: str, **options: Any) -> None:
-    """Join, as the driver of a program, a Ray whose secret is in this process's environment; ``options`` are those of ``ray.init``."""
+    """Join a Ray whose secret is in this process's environment, as a program of its own.
+
+    Parameters
+    ----------
+    address : ``host:port``
+    options : more of ``ray.init``
+    """
     import ray
 
     ray.init(address=address, **options)

@@ -33,7 +33,10 @@ class PassMemory(NamedTuple):
 
 
 class ProcessorAttention(TorchFunctionMode):
-    """Computes attention without dropout by the processor's kernel, also of tensors that have no data."""
+    """Computes attention without dropout, and without gradients of its mask, as the processor does.
+
+    By its kernel, that is, also of tensors that have no data.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -42,8 +45,11 @@ class ProcessorAttention(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is not F.scaled_dot_product_attention or kwargs.get("dropout_p"):
             return func(*args, **kwargs)
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         mask, scale = kwargs.get("attn_mask"), kwargs.get("scale")
+        # T5's bias learns, and the processor's kernel has no gradient of its mask: torch takes the plain formula, too.
+        if mask is not None and mask.requires_grad:
+            return func(*args, **kwargs)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         return kernel(*args[:3], 0.0, bool(kwargs.get("is_causal")), attn_mask=mask, scale=scale)[0]
 
 

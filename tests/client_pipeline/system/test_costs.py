@@ -11,7 +11,7 @@ import torch
 from client_pipeline.link.compression import CompressionConfig
 from client_pipeline.link.update_codec import ErrorFeedback, update_codec
 from client_pipeline.partition import transformer
-from client_pipeline.partition.families import build_parts
+from client_pipeline.partition.families import adapter, build_parts, carried_examples
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
 from client_pipeline.system.costs import model_costs, teb_costs
 from client_pipeline.system.scenario import load_scenario
@@ -56,8 +56,16 @@ def test_flop_and_parameters_of_bert_base():
     assert costs.parameter_bytes == 4 * 7_087_872
 
 
-def test_saved_bytes_are_those_that_a_real_forward_pass_keeps():
-    spec = transformer.spec(vocab_size=100, width=64, num_heads=4, feed_forward=160, encoder_layers=1, dropout=0.0)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        transformer.spec(vocab_size=100, width=64, num_heads=4, feed_forward=160, encoder_layers=1, dropout=0.0),
+        # Its bias learns, which the processor's kernel cannot.
+        tiny_spec("t5", "seq2seq", dropout=0.0),
+    ],
+    ids=["transformer", "t5"],
+)
+def test_saved_bytes_are_those_that_a_real_forward_pass_keeps(spec):
     block, storages = build_parts(spec, 0).blocks[0], {}
     weights = {p.data_ptr() for p in block.parameters()}
 
@@ -66,8 +74,9 @@ def test_saved_bytes_are_those_that_a_real_forward_pass_keeps():
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
+    shape = (1 + carried_examples(spec), 30, adapter(spec.family).width(spec))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        y = block(torch.randn(1, 30, 64, requires_grad=True), None)
+        y = block(torch.randn(*shape, requires_grad=True), None)
     real = sum(storage.nbytes() for storage in storages.values())
     assert y.requires_grad
     # Attention is counted as the processor's kernel computes it.

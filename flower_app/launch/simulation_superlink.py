@@ -83,8 +83,7 @@ def load_simulation(
     import_libraries(order.modules)
     if workers is not None:
         worker_forks.fork_server(workers, os.environ[worker_forks.FORKS_SOCKET])
-    if order.check is not None:
-        fork_check(order.config, order.check)
+    check = None if order.check is None else fork_check(order.config, order.check)
     with quick_imports():
         from strategies.flower_internals import flwr_simulation, simulation_module
     for module in (*_LIBRARIES, *_SERVER_APP):
@@ -97,18 +96,27 @@ def load_simulation(
     forget_our_modules()
     if folder and folder in sys.path:
         sys.path.remove(folder)
-    return partial(begin_at_word, order.word, flwr_simulation)
+    return partial(begin_at_word, order.word, flwr_simulation, check)
 
 
-def begin_at_word(word: int | None, run: Callable[[], Any]) -> Any:
-    """Run something as soon as the launcher lets it begin; see :attr:`SimulationOrder.word`."""
+def begin_at_word(word: int | None, run: Callable[[], Any], check: int | None = None) -> Any:
+    """Run something as soon as the launcher lets it begin.
+
+    Parameters
+    ----------
+    word : see :attr:`SimulationOrder.word`
+    run : what is run
+    check : process id of the check, which ends with its answer, and that answer comes before the word
+    """
     if word is not None:
         wait_for_word(word)
+    if check is not None:
+        os.waitpid(check, 0)
     return run()
 
 
-def fork_check(config: str, answer: int) -> None:
-    """Have a fork of this process check a run.
+def fork_check(config: str, answer: int) -> int:
+    """Have a fork of this process check a run; returns its process id.
 
     Parameters
     ----------
@@ -117,9 +125,9 @@ def fork_check(config: str, answer: int) -> None:
     """
     from flower_app.launch.run_check import check_and_tell
 
-    if os.fork() != 0:
+    if (check := os.fork()) != 0:
         os.close(answer)
-        return
+        return check
     try:
         worker_forks.keep_open_alone(answer)
         check_and_tell(Path(config), Connection(answer, readable=False))

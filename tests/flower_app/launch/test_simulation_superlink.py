@@ -283,7 +283,12 @@ def test_a_word_lets_it_begin_and_a_launcher_that_is_gone_does_not():
         heard, says = os.pipe()
         with open(says, "wb") as launcher:
             launcher.write(said)
-        return begin_at_word(heard, lambda: "begun")
+        checks = subprocess.Popen([sys.executable, "-c", ""])
+        answer = begin_at_word(heard, lambda: "begun", checks.pid)
+        # Nothing of it is left for others to stumble over.
+        with pytest.raises(ChildProcessError):
+            os.waitpid(checks.pid, 0)
+        return answer
 
     assert begun(GO) == begin_at_word(None, lambda: "begun") == "begun"
     with pytest.raises(SystemExit, match="does not let the app begin"):
@@ -296,15 +301,16 @@ from multiprocessing import Pipe
 import tomli_w
 from flower_app.config.run_config import nested
 from flower_app.config.sources import load_config
-from flower_app.launch.simulation_superlink import fork_check
+from flower_app.launch.simulation_superlink import begin_at_word, fork_check
 files = ["data.source=files", "data.train-source=no.en", "data.train-target=no.de", "data.test-source=no.en"]
 with open("run.toml", "w") as file:
     file.write(tomli_w.dumps(nested(load_config(None, files).to_flat())))
 for config in ("run.toml", "none.toml"):
     answer, end = Pipe(duplex=False)
-    fork_check(config, os.dup(end.fileno()))
+    check = fork_check(config, os.dup(end.fileno()))
     end.close()
     print(answer.recv_bytes().decode())
+    begin_at_word(None, lambda: None, check)
 """
 
 

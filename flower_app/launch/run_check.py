@@ -32,19 +32,27 @@ _INFEASIBLE = "InfeasibleRound"
 class RunCheck:
     """The check of one configuration: by a fork of this process, or by whoever else is given the end of a pipe.
 
-    Where this process has threads, or torch already, or cannot fork, it is made here.
+    Where this process has torch already it is made here, and is over when this is made; where it has threads, or cannot
+    fork, it is made here if nobody else makes it.
 
     Parameters
     ----------
     config : the run's
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, InfeasibleRound
+        As :func:`flower_app.launch.preflight.check_run`, if it is over at once.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self.is_over = False
-        """Whether nobody waits for it any more."""
         self._answer: Connection | None = None
         self._fork: BaseProcess | None = None
+        self.is_over = "torch" in sys.modules
+        """Whether nobody waits for it any more."""
+        if self.is_over:
+            _check(config)
 
     def hand_over(self) -> Connection:
         """Leave it to another process, which says by :func:`check_and_tell` what comes of it.
@@ -117,8 +125,7 @@ class RunCheck:
 
 def _can_fork() -> bool:
     # A lock that another thread holds would stay locked in the child for good.
-    alone = threading.active_count() == 1 and sys.platform.startswith("linux")
-    return alone and "torch" not in sys.modules
+    return threading.active_count() == 1 and sys.platform.startswith("linux")
 
 
 def _check(config: RunConfig) -> None:

@@ -53,8 +53,8 @@ class NewRun(NamedTuple):
 def new_run(config: str | None, sets: Sets = (), say: Callable[[str], None] = lambda text: None) -> NewRun:
     """Read a configuration, and make its run directory.
 
-    It is checked when it is launched, or before its directory is made, where the user names that: it may hold what is
-    not ours to remove again.
+    It is checked when it is launched, or before its directory is made: where this process has imported torch, and where
+    the user names the directory, which may hold what is not ours to remove again.
 
     Parameters
     ----------
@@ -75,9 +75,10 @@ def new_run(config: str | None, sets: Sets = (), say: Callable[[str], None] = la
     if resolved.run_dir:
         RunCheck(resolved).wait()
         return NewRun(*claim(resolved))
+    check = RunCheck(resolved)
     complete = _completed(resolved)
     run_dir = create_run_directory(complete.runs_dir, complete.name, latest=False)
-    return NewRun(run_dir, replace(complete, run_dir=str(run_dir)), RunCheck(resolved))
+    return NewRun(run_dir, replace(complete, run_dir=str(run_dir)), check)
 
 
 def claim(resolved: RunConfig) -> tuple[Path, RunConfig]:
@@ -265,7 +266,7 @@ def _launch(
             # Whatever the last process wrote about its end is no longer true.
             (run_dir / "summary.json").unlink(missing_ok=True)
         # A simulation's programs make the check, and start beside it.
-        begins_later = launcher is None and check is not None
+        begins_later = launcher is None and check is not None and not check.is_over
         if not begins_later:
             begin()
         order = LaunchOrder(

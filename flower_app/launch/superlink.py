@@ -280,7 +280,7 @@ def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -
     inherited : what to start from; ``os.environ`` if None
     """
     environment = dict(os.environ if inherited is None else inherited)
-    for name in ("RAY_ADDRESS", ADDRESS_FILE, RAY_FOLDER):
+    for name in ("RAY_ADDRESS", ADDRESS_FILE, RAY_FOLDER, FORKS_SOCKET):
         environment.pop(name, None)
     scripts = sysconfig.get_path("scripts")
     environment["PATH"] = os.pathsep.join(filter(None, (scripts, environment.get("PATH", ""))))

@@ -16,6 +16,8 @@ import psutil
 import pytest
 import tomli_w
 
+from client_pipeline.runtime.private_ray import ADDRESS_FILE, RAY_FOLDER
+from client_pipeline.runtime.worker_forks import FORKS_SOCKET
 from flower_app.launch import simulation, stopped_process, superlink
 from flower_app.launch.launcher import Outcome, last_error
 from flower_app.launch.processes import MARK, RunProcesses, _family, is_alive
@@ -220,8 +222,10 @@ def test_a_launcher_that_is_killed_leaves_no_process(tiny_app, run_dir):
 
 def test_the_environment_of_a_launch_is_its_own():
     inherited = {"PATH": "/bin", "RAY_ADDRESS": "auto", "NO_PROXY": "a.example", "FLWR_HOME": "/x", "HOME": "/h"}
+    of_another_run = (ADDRESS_FILE, RAY_FOLDER, FORKS_SOCKET)
+    inherited |= dict.fromkeys(of_another_run, "/another/run")
     first, second = (superlink.launch_environment(Path("/home"), Path("/ray"), inherited) for _ in range(2))
-    assert "RAY_ADDRESS" not in first
+    assert not {"RAY_ADDRESS", *of_another_run} & first.keys()
     assert first["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert first["NO_PROXY"] == "a.example,127.0.0.1,localhost"
     assert (first["FLWR_HOME"], first["RAY_TMPDIR"], first["HOME"]) == ("/home", "/ray", "/h")

@@ -88,20 +88,27 @@ def test_a_run_that_cannot_be_leaves_neither_a_directory_nor_a_program(tmp_path)
     assert not left_over(tmp_path)
 
 
-def test_where_there_are_threads_the_check_is_made_here_and_at_once(monkeypatch):
+def test_where_torch_is_there_the_check_is_made_here_and_at_once_and_where_there_are_threads_when_it_is_waited_for(
+    monkeypatch,
+):
     seen = []
     monkeypatch.setattr(run_check, "_check", seen.append)
+    first, second = load_config(None, []), load_config(None, ["seed=7"])
+    check = RunCheck(first)
+    assert check.is_over and seen == [first]
     monkeypatch.delitem(sys.modules, "torch")
     other = threading.Event()
     thread = threading.Thread(target=other.wait)
     thread.start()
     try:
-        config = load_config(None, [])
-        RunCheck(config).wait()
+        later = RunCheck(second)
+        assert not later.is_over and seen == [first]
+        later.wait()
     finally:
         other.set()
         thread.join()
-    assert seen == [config]
+    check.wait()
+    assert seen == [first, second]
 
 
 def test_an_infeasible_round_is_made_again_of_what_it_says_and_an_error_that_is_no_mistake_in_words():

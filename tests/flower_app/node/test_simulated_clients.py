@@ -12,9 +12,10 @@ from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.simulation.ray_transport import ray_actor
 from ray._private.node import Node
 
-from client_pipeline.runtime.private_ray import ADDRESS_FILE
+from client_pipeline.runtime.private_ray import ADDRESS_FILE, RAY_FOLDER
 from flower_app.node import simulated_clients
 from flower_app.node.simulated_clients import let_all_clients_run
+from helpers.repository import ROOT
 
 MORE_THAN_FLOWERS = 40
 
@@ -116,6 +117,21 @@ def test_a_simulation_joins_the_ray_that_is_there_for_it(join, monkeypatch, tmp_
     threading.Timer(0.1, file.write_text, ["127.0.0.1:6379"]).start()
     # A cluster that is joined has its processors already: Ray refuses to be told again.
     assert join(CONFIG) == ({"init_args": {"logging_level": "ERROR"}, "other": 1}, "127.0.0.1:6379")
+
+
+@pytest.mark.parametrize(("folder", "joined"), [(str(ROOT), True), ("/another/release", False)])
+def test_workers_that_find_this_app_without_being_told_have_no_environment_of_their_own(
+    join, monkeypatch, tmp_path, folder, joined
+):
+    (tmp_path / "address").write_text("127.0.0.1:6379")
+    monkeypatch.setenv(ADDRESS_FILE, str(tmp_path / "address"))
+    monkeypatch.setenv(RAY_FOLDER, folder)
+    calls = []
+    monkeypatch.setattr(simulated_clients, "be_driver", lambda address, **options: calls.append((address, options)))
+    # Flower's own comes after it, and would start none then.
+    assert join(CONFIG) == ({"init_args": {"logging_level": "ERROR"}, "other": 1}, "127.0.0.1:6379")
+    expected = ("127.0.0.1:6379", {"include_dashboard": False, "logging_level": "ERROR"})
+    assert calls == ([expected] if joined else [])
 
 
 def test_without_a_launcher_a_simulation_starts_its_own_ray(join, monkeypatch):

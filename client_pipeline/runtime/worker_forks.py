@@ -5,7 +5,9 @@ with transformers, for each simulated device that has an actor of its own. Where
 :func:`client_pipeline.runtime.private_ray.lean_head` starts a Ray, its raylet starts this file in place of Ray's
 ``default_worker.py`` and ``setup_worker.py``, with the same arguments. The first that comes imports the libraries and
 becomes the server of the others: each sends it arguments, environment and output, has it fork, and ends; the fork runs
-Ray's file. Memory that nobody writes to is shared. A worker that finds no server runs Ray's file itself.
+Ray's file. Memory that nobody writes to is shared. A worker that finds no server runs Ray's file itself. Where a
+process with these libraries was there before this Ray, a fork of that is the server
+(:mod:`client_pipeline.runtime.worker_libraries`).
 
 It imports nothing but the standard library until it is the server, and Ray in the forks alone: what a worker is, such
 as its job, Ray reads from the environment when it is imported.
@@ -20,13 +22,13 @@ import ctypes
 import importlib.util
 import json
 import os
+import resource
 import runpy
 import select
 import signal
 import socket
 import struct
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,9 @@ FORKS_SOCKET = "COLLAPIPE_WORKER_FORKS"
 _RAYLET, _CONTEXT, _LANGUAGE = "--raylet-name=", "--serialized-runtime-env-context=", "--language="
 _MODULE_PATH = "PYTHONPATH"
 _PACKAGES = ("client_pipeline", "flower_app", "strategies")
-_FIELDS = ("arguments", "environment", "folder", "modules", "leads_group")
+_FIELDS = ("arguments", "environment", "folder", "modules", "leads_group", "most_files", "expendable")
+_EXPENDABLE = "/proc/self/oom_score_adj"
+"""Who is ended first when the machine has no memory left: with Ray the workers."""
 _STARTED_S = 50.0
 """How long a worker waits for its fork: the server may still import [s]. Ray waits for a minute."""
 _LOOK_S = 0.2
@@ -91,7 +95,16 @@ def order_of_this_process(arguments: Sequence[str]) -> dict[str, Any]:
         "folder": os.getcwd(),
         "modules": [*sys.path],
         "leads_group": os.getpgrp() == os.getpid(),
+        "most_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "expendable": _expendable(),
     }
+
+
+def _expendable() -> str:
+    """How this process stands among those that are ended for want of memory; empty if the system does not say."""
+    with contextlib.suppress(OSError):
+        return Path(_EXPENDABLE).read_text(encoding="ascii")
+    return ""
 
 
 def order_fork(path: str, arguments: Sequence[str]) -> bool:
@@ -202,40 +215,6 @@ def _read_order(worker: socket.socket) -> tuple[dict[str, Any], list[int]]:
         raise
 
 
-def fork_server(server: socket.socket, path: str) -> None:
-    """Have a fork of this process be the server, whose libraries it has, for as long as this process is there.
-
-    Parameters
-    ----------
-    server, path : as :func:`listen` gives it, and takes it
-    """
-    parent = os.getpid()
-    if os.fork() != 0:
-        server.close()
-        return
-    try:
-        keep_open_alone(server.fileno())
-        forget_modules_of_ours()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        order = serve_workers(server, path, parent)
-        server.close()
-        if order is not None:
-            become_worker(order)
-        sys.exit()
-    except SystemExit:
-        raise
-    except BaseException:
-        # It must not go on as the process that it is a fork of.
-        traceback.print_exc()
-        os._exit(1)
-
-
-def keep_open_alone(descriptor: int) -> None:
-    """Close all other files of a new fork but for input and output: a pipe's end in it would be taken for its owner."""
-    os.closerange(3, descriptor)
-    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
-
-
 def forget_modules_of_ours() -> None:
     """Have a worker import ours itself: it may bring another release."""
     for name in [name for name in sys.modules if name.split(".")[0] in _PACKAGES]:
@@ -250,6 +229,9 @@ def become_worker(order: Mapping[str, Any]) -> None:
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _take_environment(order["environment"])
+    # A Ray that the worker starts is another.
+    os.environ.pop(FORKS_SOCKET, None)
+    _take_limits(order)
     # It may be gone, as a worker's folder may be later.
     with contextlib.suppress(OSError):
         os.chdir(order["folder"])
@@ -278,6 +260,19 @@ def _take_environment(environment: Mapping[str, str]) -> None:
     if variables[0] != place and place and 0 < len(first) <= room:
         ctypes.memmove(place, first, len(first) + 1)
         variables[0] = place
+
+
+def _take_limits(order: Mapping[str, Any]) -> None:
+    """Have the limits that Ray's processes hand on, which the server need not have from them."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Not all systems let everybody.
+    with contextlib.suppress(OSError, ValueError):
+        files = order["most_files"]
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (files if most == resource.RLIM_INFINITY else min(files, most), most)
+        )
+    with contextlib.suppress(OSError):
+        Path(_EXPENDABLE).write_text(str(order["expendable"]), encoding="ascii")
 
 
 def run_worker(arguments: Sequence[str]) -> None:

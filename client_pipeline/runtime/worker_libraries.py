@@ -1,12 +1,17 @@
-"""What the workers of Ray need imported, in a process that they are forks of."""
+"""A process with the libraries of Ray's workers, and the fork of it that they are forks of."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import socket
+import sys
+import traceback
 from collections.abc import Iterator, Sequence
 
 from client_pipeline.quick_imports import quick_import
+from client_pipeline.runtime import worker_forks
 
 _NEEDED = ("numpy", "torch", "safetensors.torch", "grpc_health.v1.health", "requests", "jsonschema", "yaml")
 """What our actors need, and Ray, which itself no such process may import: what a worker is it reads then."""
@@ -38,3 +43,40 @@ def import_libraries(modules: Sequence[str]) -> None:
 
                     import_models_library()
                 quick_import(module)
+
+
+def fork_server(server: socket.socket, path: str) -> None:
+    """Have a fork of this process be the server, whose libraries it has, for as long as this process is there.
+
+    Parameters
+    ----------
+    server, path : as :func:`client_pipeline.runtime.worker_forks.listen` gives it, and takes it
+    """
+    parent = os.getpid()
+    if os.fork() != 0:
+        server.close()
+        return
+    try:
+        keep_open_alone(server.fileno())
+        worker_forks.forget_modules_of_ours()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        order = worker_forks.serve_workers(server, path, parent)
+        server.close()
+        if order is not None:
+            worker_forks.become_worker(order)
+        sys.exit()
+    except SystemExit:
+        raise
+    except BaseException:
+        # It must not go on as the process that it is a fork of.
+        traceback.print_exc()
+        os._exit(1)
+
+
+def keep_open_alone(descriptor: int) -> None:
+    """Close all other files of a new fork but for input and output: a pipe's end in it would be taken for its owner."""
+    for name in os.listdir("/proc/self/fd"):
+        if (number := int(name)) > 2 and number != descriptor:
+            # That of the list is closed by now.
+            with contextlib.suppress(OSError):
+                os.close(number)

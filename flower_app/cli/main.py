@@ -105,7 +105,7 @@ def run_command(
 
         deployment = Deployment.of(superlink, certs, control_port)
         overrides += [] if resume else deployment.settings(config, overrides)
-    run = continued_run(resume, overrides) if resume else new_run(config, overrides, say)
+    run = continued_run(resume, overrides) if resume else new_run(config, overrides, say, simulated=not superlink)
     with watch_command.page_of(run.run_dir, run.config, watch_port) if watch else nullcontext():
         outcome = launch_run(run, say, deployment)
     if as_json:

@@ -75,8 +75,8 @@ class LaunchOrder:
     check: RunCheck | None = None
     """Of ``run_config``, for a launcher whose programs can make it; until then nobody has."""
     begin: Callable[[], None] = lambda: None
-    """Called once before the app is handed to anybody, by a launcher that has something to start until then; an error
-    ends the launch."""
+    """Called once before the app begins, by a launcher that has something to start until then; an error ends the
+    launch."""
     watch: Callable[[], None] = lambda: None
     """Called after each poll, to show progress."""
     finished: Callable[[], None] = lambda: None

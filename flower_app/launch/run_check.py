@@ -64,6 +64,11 @@ class RunCheck:
         self._answer, sending_end = multiprocessing.Pipe(duplex=False)
         return sending_end
 
+    def begin(self) -> None:
+        """Have a fork of this process make it, beside what this process does next; nothing where it cannot fork."""
+        if not self.is_over and _can_fork():
+            self._fork_check()
+
     def wait(self) -> None:
         """Wait until it is over; it is made now if nobody makes it, or whoever was to has gone without a word.
 
@@ -99,28 +104,33 @@ class RunCheck:
             return b""
         try:
             return self._answer.recv_bytes()
-        except EOFError:
+        except (EOFError, OSError):
+            # Its process has ended, before its answer or in the midst of it.
             return b""
 
     def _make(self) -> bytes:
         """The answer of a fork, or of this process."""
-        self.give_up()
-        if not _can_fork():
-            _check(self._config)
-            return b"null"
-        sending_end = self.hand_over()
+        if self._fork is None:
+            self.give_up()
+            if not _can_fork():
+                _check(self._config)
+                return b"null"
+            self._fork_check()
+            if answer := self._hear():
+                return answer
+        assert self._fork is not None
+        self._fork.join()  # its exit code is in the message
+        raise ChildProcessError(
+            f"the checks of the run ended without an answer, with exit code {self._fork.exitcode}; is there "
+            "memory enough for the model?"
+        )
+
+    def _fork_check(self) -> None:
         context = multiprocessing.get_context("fork")
-        self._fork = context.Process(target=check_and_tell, args=(self._config, sending_end), daemon=True)
-        self._fork.start()
         # Else nobody would notice that the process has ended without a word.
-        sending_end.close()
-        if not (answer := self._hear()):
-            self._fork.join()  # its exit code is in the message
-            raise ChildProcessError(
-                f"the checks of the run ended without an answer, with exit code {self._fork.exitcode}; is there "
-                "memory enough for the model?"
-            )
-        return answer
+        with self.hand_over() as sending_end:
+            self._fork = context.Process(target=check_and_tell, args=(self._config, sending_end), daemon=True)
+            self._fork.start()
 
 
 def _can_fork() -> bool:

@@ -5,8 +5,8 @@ and SQLAlchemy for one to two seconds, and the latter Ray and PyTorch besides, o
 imports what they share, and both wait as forks of it, the simulation's with its libraries, until whoever starts them
 in Flower sends their arguments. The simulation's, in turn, has two forks that need its libraries: the server of Ray's
 workers (:mod:`client_pipeline.runtime.worker_forks`), and the check of the run (:mod:`flower_app.launch.run_check`).
-Before it begins it waits for
-the launcher's word. Once it has, the SuperExec asks seldom for more work, as there is none. All else is as in Flower's.
+The SuperExec asks for work when the launcher lets the app begin, not before: a simulation that it has started has to
+call within 30 s, or is started anew. After that it asks seldom, as there is no more. All else is as in Flower's.
 
 ``python -m flower_app.launch.simulation_superlink ORDER OPTIONS`` runs ``flower-superlink OPTIONS``; the order is JSON,
 the fields of :class:`SimulationOrder`. Linux alone: other systems' libraries need not survive a fork.
@@ -32,8 +32,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from client_pipeline.quick_imports import quick_import, quick_imports
-from client_pipeline.runtime import worker_forks
-from client_pipeline.runtime.worker_libraries import fit_to_fork, import_libraries
+from client_pipeline.runtime.worker_forks import FORKS_SOCKET, listen
+from client_pipeline.runtime.worker_libraries import fit_to_fork, fork_server, import_libraries, keep_open_alone
 from flower_app.launch.app_folder import link_app
 from flower_app.launch.submit import wait_for_word
 from flower_app.launch.waiting_program import SUPEREXEC, WaitingProgram, can_show_as, show_as
@@ -59,9 +59,11 @@ class SimulationOrder:
     config: str
     """The run's configuration, a TOML file."""
     word: int | None = None
-    """Descriptor of the pipe at which the simulation waits before it begins; None: it does not wait."""
+    """Descriptor of the pipe at which the SuperExec waits before it asks for work; None: it does not wait."""
     check: int | None = None
     """Descriptor that the answer of the run's check is written to; None: it has been checked."""
+    check_words: int | None = None
+    """Descriptor that whatever the check prints is written to; None: this program's log."""
 
 
 def pause(simulation: WaitingProgram, seconds: float) -> None:
@@ -81,9 +83,11 @@ def load_simulation(
     folder : where ours were found, and are no more looked for once: an app that is not of these packages brings its own
     """
     import_libraries(order.modules)
+    # A Ray that the app starts is another.
+    socket_path = os.environ.pop(FORKS_SOCKET, "")
     if workers is not None:
-        worker_forks.fork_server(workers, os.environ[worker_forks.FORKS_SOCKET])
-    check = None if order.check is None else fork_check(order.config, order.check)
+        fork_server(workers, socket_path)
+    check = None if order.check is None else fork_check(order.config, order.check, order.check_words)
     with quick_imports():
         from strategies.flower_internals import flwr_simulation, simulation_module
     for module in (*_LIBRARIES, *_SERVER_APP):
@@ -96,41 +100,49 @@ def load_simulation(
     forget_our_modules()
     if folder and folder in sys.path:
         sys.path.remove(folder)
-    return partial(begin_at_word, order.word, flwr_simulation, check)
+    return partial(run_alone, check, flwr_simulation)
 
 
-def begin_at_word(word: int | None, run: Callable[[], Any], check: int | None = None) -> Any:
-    """Run something as soon as the launcher lets it begin.
+def run_alone(check: int | None, run: Callable[[], Any]) -> Any:
+    """Run the simulation when no dead process of a check is left beside it; ``check`` is its id.
 
-    Parameters
-    ----------
-    word : see :attr:`SimulationOrder.word`
-    run : what is run
-    check : process id of the check, which ends with its answer, and that answer comes before the word
+    It ends with its answer, and that came before the launcher's word.
     """
-    if word is not None:
-        wait_for_word(word)
     if check is not None:
         os.waitpid(check, 0)
     return run()
 
 
-def fork_check(config: str, answer: int) -> int:
+def begin_at_word(word: int | None, run: Callable[[], Any]) -> Any:
+    """Run something as soon as the launcher lets it begin; see :attr:`SimulationOrder.word`."""
+    if word is not None:
+        wait_for_word(word)
+    return run()
+
+
+def fork_check(config: str, answer: int, words: int | None = None) -> int:
     """Have a fork of this process check a run; returns its process id.
 
     Parameters
     ----------
     config : TOML file
     answer : descriptor of the answer, closed here
+    words : what it prints goes to, closed here
     """
     from flower_app.launch.run_check import check_and_tell
 
     if (check := os.fork()) != 0:
-        os.close(answer)
+        for descriptor in filter(None, (answer, words)):
+            os.close(descriptor)
         return check
     try:
-        worker_forks.keep_open_alone(answer)
+        if words is not None:
+            for output in (1, 2):
+                os.dup2(words, output)
+        keep_open_alone(answer)
         check_and_tell(Path(config), Connection(answer, readable=False))
+        sys.stdout.flush()
+        sys.stderr.flush()
     finally:
         # Without an answer the launcher checks for itself.
         os._exit(0)
@@ -175,7 +187,7 @@ def main() -> None:
     # The launcher knows the simulation by its command line.
     is_shown = can_show_as()
     # From the beginning, for Ray starts, too.
-    workers = worker_forks.listen(os.environ[worker_forks.FORKS_SOCKET]) if is_shown else None
+    workers = listen(os.environ[FORKS_SOCKET]) if is_shown else None
     with quick_imports(), fit_to_fork():
         from strategies.flower_internals import (
             flower_superexec,
@@ -194,15 +206,16 @@ def main() -> None:
     if workers is not None:
         workers.close()
     # Who waits for the answer of a check has to notice that nobody is left to make it.
-    if simulation_order.check is not None:
-        os.close(simulation_order.check)
+    for descriptor in filter(None, (simulation_order.check, simulation_order.check_words)):
+        os.close(descriptor)
+    superexec = WaitingProgram(SUPEREXEC, lambda: partial(begin_at_word, simulation_order.word, flower_superexec))
+    flower.subprocess = SimpleNamespace(Popen=superexec.start, TimeoutExpired=subprocess.TimeoutExpired)
     if is_shown:
-        superexec = WaitingProgram(SUPEREXEC, lambda: flower_superexec)
         simulation.forget()
-        flower.subprocess = SimpleNamespace(Popen=superexec.start, TimeoutExpired=subprocess.TimeoutExpired)
         show_as(" ".join(sys.argv))
-    # Flower's own simulation hears no word: then nothing begins before.
-    begin_at_word(None if is_shown else simulation_order.word, flower.flower_superlink)
+    if simulation_order.word is not None:
+        os.close(simulation_order.word)
+    flower.flower_superlink()
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ class NewRun(NamedTuple):
     """None: it has been checked."""
 
 
-def new_run(config: str | None, sets: Sets = (), say: Callable[[str], None] = lambda text: None) -> NewRun:
+def new_run(
+    config: str | None, sets: Sets = (), say: Callable[[str], None] = lambda text: None, *, simulated: bool = True
+) -> NewRun:
     """Read a configuration, and make its run directory.
 
     It is checked when it is launched, or before its directory is made: where this process has imported torch, and where
@@ -61,6 +63,7 @@ def new_run(config: str | None, sets: Sets = (), say: Callable[[str], None] = la
     config : a TOML file, or the name of a packaged one; None: the default run
     sets : ``KEY=VALUE`` overrides, or keys with values
     say : told what runs, but hardly as it was meant, and which GGUF file is imported
+    simulated : whether a simulation's programs can make the check; else it begins here
 
     Raises
     ------
@@ -76,8 +79,14 @@ def new_run(config: str | None, sets: Sets = (), say: Callable[[str], None] = la
         RunCheck(resolved).wait()
         return NewRun(*claim(resolved))
     check = RunCheck(resolved)
-    complete = _completed(resolved)
-    run_dir = create_run_directory(complete.runs_dir, complete.name, latest=False)
+    if not simulated:
+        check.begin()
+    try:
+        complete = _completed(resolved)
+        run_dir = create_run_directory(complete.runs_dir, complete.name, latest=False)
+    except BaseException:
+        check.give_up()
+        raise
     return NewRun(run_dir, replace(complete, run_dir=str(run_dir)), check)
 
 
@@ -240,7 +249,7 @@ def _launch(
     Raises
     ------
     _Unfit
-        Before the app was handed to anybody.
+        Before the app has begun.
     """
     run_dir, config, check = run
     with locked(run_dir) as lock, ExitStack() as shown:

@@ -111,14 +111,14 @@ class PrivateSuperLink:
             self._start_ray(order)
         heard, self._word = os.pipe()
         try:
-            # On Linux the simulation waits for the word, elsewhere who submits it: it is Flower's program there.
-            by_simulation = sys.platform == "linux"
-            if by_simulation:
+            # Elsewhere the app begins as soon as it is submitted, and who submits it waits for the word.
+            is_program_of_ours = sys.platform == "linux"
+            if is_program_of_ours:
                 self.server = self._start_simulation_superlink(order, options, heard)
             else:
                 self.server = self._popen([str(program_path(SUPERLINK)), *options], self.superlink_log)
             self.processes.add(self.server.pid)
-            self._start_submission(order, None if by_simulation else heard)
+            self._start_submission(order, None if is_program_of_ours else heard)
         finally:
             os.close(heard)
 
@@ -127,18 +127,23 @@ class PrivateSuperLink:
     ) -> subprocess.Popen[bytes]:
         """Start the SuperLink's program, and with it the check that the order asks for."""
         with contextlib.ExitStack() as handed_over:
-            answer = None
+            answer = words = None
             if order.check is not None and not order.check.is_over:
                 answer = handed_over.enter_context(order.check.hand_over()).fileno()
+                # Where this process's words go; it may have none.
+                with contextlib.suppress(OSError):
+                    words = os.dup(2)
+                    handed_over.callback(os.close, words)
             simulation = SimulationOrder(
                 folder=str(self.work),
                 modules=list(order.worker_imports),
                 config=str(order.run_config),
                 word=heard,
                 check=answer,
+                check_words=words,
             )
             program = [sys.executable, "-m", simulation_superlink.__name__, json.dumps(asdict(simulation))]
-            inherited_fds = [self.ray_folder.lock, heard, *([] if answer is None else [answer])]
+            inherited_fds = [fd for fd in (self.ray_folder.lock, heard, answer, words) if fd is not None]
             # In the app's folder, for the module must be found without an installation too.
             return self._popen([*program, *options], self.superlink_log, import_root(), inherited_fds)
 
@@ -183,11 +188,12 @@ class PrivateSuperLink:
             "imports": list(order.worker_imports),
         }
         command = [sys.executable, "-m", "client_pipeline.runtime.ray_head", json.dumps(ray_order)]
-        modules = {"PYTHONPATH": os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))}
+        environment = dict(self.environment)
+        # What is installed all find; before the standard library it should not stand.
+        if folder not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, environment.get("PYTHONPATH"))))
         # What the actors print is the simulation's.
-        self.ray_head = self._popen(
-            command, self.simulation_log, import_root(), [self.ray_folder.lock], self.environment | modules
-        )
+        self.ray_head = self._popen(command, self.simulation_log, import_root(), [self.ray_folder.lock], environment)
         self.processes.add(self.ray_head.pid)
 
     def close(self) -> None:
@@ -294,7 +300,7 @@ def flower_environment(home: Path, inherited: Mapping[str, str] | None = None) -
         "FLWR_TELEMETRY_ENABLED": "0",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Workers started ahead would lack the run's environment, and so only take the processor from those needed.
+        # Workers started ahead would only take the processor from those needed.
         "RAY_prestart_worker_first_driver": "0",
         # Actors of ours ask Ray for no accelerator, and it would hide those that runtime.accelerator may name.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from client_pipeline.runtime.worker_forks import FORKS_SOCKET
-from flower_app.launch.simulation_superlink import SIMULATION, SimulationOrder, begin_at_word
+from flower_app.launch.simulation_superlink import SIMULATION, SimulationOrder, begin_at_word, run_alone
 from flower_app.launch.submit import GO
 from flower_app.launch.waiting_program import show_as
 
@@ -235,7 +235,7 @@ def test_a_simulations_superexec_asks_seldom_once_the_simulation_has_started():
 
 
 SUPERLINK = """
-import sys
+import os, sys
 from types import SimpleNamespace
 from flower_app.launch import simulation_superlink as ours
 from strategies import flower_internals
@@ -243,39 +243,54 @@ from strategies import flower_internals
 is_shown = sys.argv.pop() == "shown"
 ours.can_show_as = lambda: is_shown
 ours.show_as = lambda title: None
-ours.WaitingProgram = lambda name, load: SimpleNamespace(start=None, forget=lambda: None)
-flower_internals.flower_superlink_module.flower_superlink = lambda: print("serves")
+
+def waiting(name, load):
+    # Started at once, but for the simulation.
+    if name == ours.SUPEREXEC and os.fork() == 0:
+        load()()
+        os._exit(0)
+    return SimpleNamespace(start=None, forget=lambda: None)
+
+def serve():
+    print("serves")
+    try:
+        os.wait()
+    except ChildProcessError:
+        pass
+
+ours.WaitingProgram = waiting
+flower_internals.flower_superexec = lambda: print("asks for work")
+flower_internals.flower_superlink_module.flower_superlink = serve
 ours.main()
 """
 
 
-@pytest.mark.parametrize(
-    ("system", "word", "serves"), [("shown", None, True), ("hidden", GO, True), ("hidden", b"", False)]
-)
-def test_where_the_simulation_is_flowers_the_superlink_hears_the_word_and_leaves_the_check_to_the_launcher(
-    tmp_path, system, word, serves
-):
+@pytest.mark.parametrize("system", ["shown", "hidden"])
+@pytest.mark.parametrize(("word", "asks"), [(GO, ["asks for work"]), (b"", [])])
+def test_a_superexec_asks_for_work_when_the_launcher_says_so_and_not_before(tmp_path, system, word, asks):
+    """What it has taken would be taken for dead if it waited for longer than half a minute."""
     heard, says = os.pipe()
     checked, answers = os.pipe()
-    order = SimulationOrder(folder=str(tmp_path), modules=[], config="", word=heard, check=answers)
+    words = os.open(tmp_path / "words", os.O_WRONLY | os.O_CREAT)
+    order = SimulationOrder(folder=str(tmp_path), modules=[], config="", word=heard, check=answers, check_words=words)
     program = subprocess.Popen(
         [sys.executable, "-u", "-c", SUPERLINK, json.dumps(asdict(order)), system],
         env=os.environ | {FORKS_SOCKET: str(tmp_path / "forks")},
-        pass_fds=[heard, answers],
+        pass_fds=[heard, answers, words],
         stdout=subprocess.PIPE,
         text=True,
     )
     with program, open(checked, "rb") as answer, open(says, "wb") as launcher:
-        os.close(heard)
-        os.close(answers)
-        # Nobody makes it here, and that is noticed before the word is given.
+        for descriptor in (heard, answers, words):
+            os.close(descriptor)
+        # Nobody makes the check here, and that is noticed before the word is given.
         assert answer.read() == b""
-        if word is not None:
-            assert program.poll() is None
-            launcher.write(word)
-            launcher.close()
-        assert program.communicate(timeout=60)[0].splitlines() == (["serves"] if serves else [])
-    assert (program.returncode == 0) == serves
+        assert program.stdout.readline() == "serves\n"
+        time.sleep(0.3)
+        assert program.poll() is None
+        launcher.write(word)
+        launcher.close()
+        assert program.communicate(timeout=60)[0].splitlines() == asks
 
 
 def test_a_word_lets_it_begin_and_a_launcher_that_is_gone_does_not():
@@ -283,34 +298,40 @@ def test_a_word_lets_it_begin_and_a_launcher_that_is_gone_does_not():
         heard, says = os.pipe()
         with open(says, "wb") as launcher:
             launcher.write(said)
-        checks = subprocess.Popen([sys.executable, "-c", ""])
-        answer = begin_at_word(heard, lambda: "begun", checks.pid)
-        # Nothing of it is left for others to stumble over.
-        with pytest.raises(ChildProcessError):
-            os.waitpid(checks.pid, 0)
-        return answer
+        return begin_at_word(heard, lambda: "begun")
 
     assert begun(GO) == begin_at_word(None, lambda: "begun") == "begun"
     with pytest.raises(SystemExit, match="does not let the app begin"):
         begun(b"")
 
 
+def test_a_simulation_leaves_no_dead_process_of_its_check():
+    checks = subprocess.Popen([sys.executable, "-c", ""])
+    assert run_alone(checks.pid, lambda: "run") == run_alone(None, lambda: "run") == "run"
+    with pytest.raises(ChildProcessError):
+        os.waitpid(checks.pid, 0)
+
+
 CHECK = """
-import os, sys, time
+import os
 from multiprocessing import Pipe
 import tomli_w
 from flower_app.config.run_config import nested
 from flower_app.config.sources import load_config
-from flower_app.launch.simulation_superlink import begin_at_word, fork_check
+from flower_app.launch.simulation_superlink import fork_check
+from flower_app.launch import run_check
+check_run = run_check._check
+run_check._check = lambda config: print("said by the check") or check_run(config)
 files = ["data.source=files", "data.train-source=no.en", "data.train-target=no.de", "data.test-source=no.en"]
 with open("run.toml", "w") as file:
     file.write(tomli_w.dumps(nested(load_config(None, files).to_flat())))
 for config in ("run.toml", "none.toml"):
     answer, end = Pipe(duplex=False)
-    check = fork_check(config, os.dup(end.fileno()))
+    words = os.open("words", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    check = fork_check(config, os.dup(end.fileno()), words)
     end.close()
     print(answer.recv_bytes().decode())
-    begin_at_word(None, lambda: None, check)
+    os.waitpid(check, 0)
 """
 
 
@@ -319,3 +340,5 @@ def test_a_fork_checks_the_run_and_says_what_it_found(tmp_path):
     no_text, no_config = map(json.loads, done.stdout.splitlines())
     assert no_text["mistake"] == "ValueError" and no_text["text"].startswith("data.train-source: no file ")
     assert no_config["mistake"] == "FileNotFoundError" and "none.toml" in no_config["text"]
+    # Neither of what it prints is lost nor in this program's output.
+    assert (tmp_path / "words").read_text() == "said by the check\n"

@@ -66,7 +66,7 @@ class RunCheck:
 
     def begin(self) -> None:
         """Have a fork of this process make it, beside what this process does next; nothing where it cannot fork."""
-        if not self.is_over and _can_fork():
+        if not self.is_over and self._answer is None and _can_fork():
             self._fork_check()
 
     def wait(self) -> None:

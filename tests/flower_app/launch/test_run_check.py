@@ -50,7 +50,10 @@ print(handed_over(load_config(None, FILES)))
 left_alone = RunCheck(load_config(None, FILES))
 left_alone.hand_over().close()
 print(said(left_alone))
-check_run = run_check._check
+begun = RunCheck(load_config(None, FILES))
+begun.begin()
+begun.begin()
+print(said(begun))
 run_check._check = lambda config: os.kill(os.getpid(), signal.SIGKILL)
 print(said(RunCheck(load_config(None, []))))
 unwanted = RunCheck(load_config(None, []))
@@ -65,12 +68,12 @@ print(said(unwanted), "torch" in sys.modules)
 def test_a_check_in_another_process_says_what_one_here_would_and_leaves_no_library_behind(tmp_path):
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    fine, file, infeasible, handed_over, left_alone, killed, unwanted = done.stdout.splitlines()
+    fine, file, infeasible, handed_over, left_alone, begun, killed, unwanted = done.stdout.splitlines()
     assert fine == "fine"
     assert file.startswith("ValueError: data.train-source: no file ") and "no.en" in file
     assert infeasible.startswith("InfeasibleRound: round 1: no cluster can train: cluster 0")
     # By whoever was given the pipe, or, as nobody is left to, by a fork.
-    assert handed_over == left_alone == file
+    assert handed_over == left_alone == begun == file
     assert killed.startswith("ChildProcessError") and "ended without an answer, with exit code -9" in killed
     assert unwanted == "fine False"
 

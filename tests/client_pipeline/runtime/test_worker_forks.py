@@ -211,7 +211,7 @@ worker_forks.run_worker = run_worker
 for job in sys.argv[1:-1]:
     environment = {name: value for name, value in {**os.environ, "JOB": job, "OTHER": "9"}.items() if value}
     if os.fork() == 0:
-        worker_forks.become_worker({"environment": environment, "folder": "/", "modules": sys.path, "arguments": []})
+        worker_forks.become_worker({**worker_forks.order_of_this_process([]), "environment": environment})
     os.wait()
 """
 TITLED_JOBS = {"02": True, "3": True, "": False, "longer": False}

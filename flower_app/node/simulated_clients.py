@@ -43,7 +43,7 @@ def let_all_clients_run() -> None:
         setattr(engine, threads.attribute, partial(ThreadPoolExecutor, _MOST_CLIENTS))
         getattr(import_module(workers.module), workers.attribute).add_actors_to_pool = _add_shared_workers
         backend = getattr(import_module(backends.module), backends.attribute)
-        backend.init_ray = partialmethod(_be_driver, backend.init_ray)
+        backend.init_ray = partialmethod(_join_ray, backend.init_ray)
 
 
 def _add_shared_workers(pool: Any, num_clients: int) -> None:
@@ -63,7 +63,7 @@ def _add_shared_workers(pool: Any, num_clients: int) -> None:
     pool.num_actors += num_clients
 
 
-def _be_driver(backend: Any, start: Callable[[Any, Mapping[str, Any]], None], config: Mapping[str, Any]) -> None:
+def _join_ray(backend: Any, start: Callable[[Any, Mapping[str, Any]], None], config: Mapping[str, Any]) -> None:
     """Join the Ray that the launcher has started; start one where there is none, as lean as that one.
 
     Parameters

@@ -33,7 +33,7 @@ def said(check):
         return f"{type(error).__name__}: {error}"
     return "fine"
 
-def handed_over(config, pid=None):
+def handed_over(config):
     check, file = RunCheck(config), Path("run.toml")
     file.write_text(tomli_w.dumps(nested(config.to_flat())))
     with check.hand_over() as end:

@@ -22,6 +22,7 @@ from strategies.decoder.service import DecoderService
 from strategies.flower_internals import log
 from strategies.grid.reply_matching import failed
 from strategies.grid.update_spool import is_in_memory, record_of
+from strategies.npy_bytes import array_values
 from strategies.planned_strategy import OnPlan, PlannedStrategy, start_from
 from strategies.planning.planner import RoundPlanner
 from strategies.records import STEPS_KEY, WEIGHT_KEY, read_metric, to_arrays, to_tensors
@@ -191,7 +192,7 @@ def float32_arrays(arrays: ArrayRecord) -> ArrayRecord:
 
 
 def _in_float32(array: Array) -> Array:
-    return Array(np.asarray(array.numpy(), dtype=np.float32))
+    return Array(np.asarray(array_values(array), dtype=np.float32))
 
 
 def encoder_of(arrays: ArrayRecord) -> ArrayRecord:

@@ -17,6 +17,7 @@ from client_pipeline.runtime.pacing import Pace
 from strategies.aggregation.weighted_mean import WeightedMean
 from strategies.clusters import ClusterState, check_clusters
 from strategies.flower_internals import FedOpt, log
+from strategies.npy_bytes import array_values
 from strategies.planning.costs import Times, Work, costs_record, pipeline_work, round_costs
 from strategies.planning.plan_demands import plan_times
 from strategies.planning.planner import Decision, InfeasibleRound, RoundPlanner
@@ -239,7 +240,7 @@ def start_from(aggregator: Strategy, arrays: ArrayRecord) -> None:
     """Tell one of Flower's adaptive strategies where the round began, in the form that it keeps."""
     if hasattr(aggregator, "current_arrays"):
         numpy = isinstance(aggregator, FedOpt)
-        aggregator.current_arrays = {name: a.numpy() for name, a in arrays.items()} if numpy else arrays.copy()
+        aggregator.current_arrays = {name: array_values(a) for name, a in arrays.items()} if numpy else arrays.copy()
 
 
 def plan_record(policy: str, decision: Decision) -> dict[str, Any]:

@@ -9,8 +9,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from client_pipeline.link.address import DecoderAddress
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.pacing import Pace
+from strategies.npy_bytes import array_values, values_in_place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,14 +55,14 @@ def _values(weight: Tensor | NDArray[Any]) -> NDArray[Any]:
 
 def to_numpy(arrays: ArrayRecord) -> dict[str, NDArray[Any]]:
     """Unpack weights where nothing is computed with them."""
-    return {name: array.numpy() for name, array in arrays.items()}
+    return {name: array_values(array) for name, array in arrays.items()}
 
 
 def to_tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
     """Unpack weights; whatever floating type the strategy made of them is kept."""
     import torch
 
-    return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+    return {name: torch.from_numpy(array_values(array)) for name, array in arrays.items()}
 
 
 def shared_tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
@@ -72,22 +72,7 @@ def shared_tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
     with warnings.catch_warnings():
         # Bytes cannot be written; torch has no tensors that say so.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return {name: torch.from_numpy(_values_in_place(array)) for name, array in arrays.items()}
-
-
-def _values_in_place(array: Array) -> NDArray[Any]:
-    content = array.data
-    kind, shape, order, begin = npy_layout(content)
-    return np.ndarray(shape, kind, buffer=content, offset=begin, order=order)
-
-
-def npy_layout(content: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"], int]:
-    """Type, shape and order of a ``.npy`` file that has been checked, and where its numbers begin [byte]."""
-    file = BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, columns_first, kind = read_header(file)
-    return kind, shape, "F" if columns_first else "C", file.tell()
+        return {name: torch.from_numpy(values_in_place(array)) for name, array in arrays.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

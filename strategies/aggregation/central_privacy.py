@@ -31,6 +31,7 @@ from strategies.flower_internals import (
     DifferentialPrivacyAdaptiveBase,
     DifferentialPrivacyFixedClippingBase,
 )
+from strategies.npy_bytes import array_values
 
 _EQUAL_WEIGHT = "equal-weight"
 """A metric that the server sets to one in every reply: the mean's sensitivity is the clip over their number."""
@@ -74,7 +75,7 @@ class _OfThoseWhoAnswered(Strategy):
             return aggregated_arrays
         noised = {}
         for name, array in aggregated_arrays.items():
-            mean = array.numpy()
+            mean = array_values(array)
             noised[name] = Array(np.asarray(mean + std * self.noise.normal(mean.shape), dtype=mean.dtype))
         return ArrayRecord(noised)
 

@@ -23,6 +23,7 @@ from strategies.flower_internals import ClientAppCallable, Code, FitIns, FitRes,
 from strategies.grid.forwarding import ForwardingGrid
 from strategies.grid.reply_matching import failed, match_replies
 from strategies.grid.update_spool import SpoolError
+from strategies.npy_bytes import array_values
 from strategies.records import ARRAYS, CONFIG, METRICS, REPORT, ROUND_KEY, WEIGHT_KEY
 
 FEWEST_CLUSTERS = 3
@@ -41,7 +42,7 @@ def as_older_reply(reply: Message) -> Message:
         If a weight is NaN, Inf or out of range: made a whole number it would be part of everybody's mean.
     """
     content = reply.content
-    arrays = {name: array.numpy() for name, array in content.array_records[ARRAYS].items()}
+    arrays = {name: array_values(array) for name, array in content.array_records[ARRAYS].items()}
     for name, values in arrays.items():
         if not np.isfinite(values).all():
             raise ValueError(f"{name} holds NaN or Inf: training diverged; lower optimizer.lr")
@@ -102,7 +103,7 @@ class SecureGrid(ForwardingGrid):
         use_whole_seeds()
         arrays = messages[0].content.array_records[ARRAYS]
         for name, array in arrays.items():
-            _check_range(name, array.numpy())
+            _check_range(name, array_values(array))
         orders = {message.metadata.dst_node_id: message for message in messages}
         # All hold shares of each other's keys; two of three, and so on, must be there in the end.
         workflow = SecAggPlusWorkflow(

@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
 from strategies.flower_internals import log
+from strategies.npy_bytes import array_values
 from strategies.records import WEIGHT_KEY, read_metric, sole_arrays
 
 if TYPE_CHECKING:
@@ -83,18 +84,18 @@ class OnUpdates(FedAvg):
             )
             return None, None
         self.size(len(good), malicious)
-        start = {name: array.numpy() for name, array in self.current_arrays.items()}
+        start = {name: array_values(array) for name, array in self.current_arrays.items()}
         for reply in good:
             (key,) = reply.content.array_records
             arrays = sole_arrays(reply)
             reply.content[key] = ArrayRecord(
                 # Of arrays without dimensions numpy makes scalars.
-                {n: Array(np.asarray(arrays[n].numpy() - start[n])) for n in start}
+                {n: Array(np.asarray(array_values(arrays[n]) - start[n])) for n in start}
             )
         change, metrics = self.change_of(server_round, good, malicious)
         if change is None:
             return None, metrics
-        joined = {n: np.asarray(start[n] + change[n].numpy().astype(start[n].dtype)) for n in start}
+        joined = {n: np.asarray(start[n] + array_values(change[n]).astype(start[n].dtype)) for n in start}
         return ArrayRecord({n: Array(value) for n, value in joined.items()}), metrics
 
     def change_of(
@@ -132,7 +133,7 @@ class UpdateRule(OnUpdates):
         ValueError
             For a change of other arrays than the encoder's, or of NaN or Inf.
         """
-        updates = [{name: array.numpy() for name, array in sole_arrays(reply).items()} for reply in good]
+        updates = [{name: array_values(array) for name, array in sole_arrays(reply).items()} for reply in good]
         weights = [float(read_metric(reply, WEIGHT_KEY)) for reply in good]
         change = self.join(updates, weights, malicious)
         where = f"aggregator.name: {self.config.name}: round {server_round}: join"

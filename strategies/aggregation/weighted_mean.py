@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
+from strategies.npy_bytes import array_values
 from strategies.records import read_metric, sole_arrays
 
 
@@ -46,9 +47,9 @@ def weighted_mean(updates: Sequence[ArrayRecord], weights: Sequence[float]) -> A
     """
     mean = ArrayRecord()
     for name in updates[0]:
-        values: Any = updates[0][name].numpy() * weights[0]
+        values: Any = array_values(updates[0][name]) * weights[0]
         for update, weight in zip(updates[1:], weights[1:], strict=True):
-            values += update[name].numpy() * weight
+            values += array_values(update[name]) * weight
         # Of arrays without dimensions numpy makes scalars.
         mean[name] = Array(np.asarray(values))
     return mean

@@ -7,7 +7,6 @@ client, and numpy believes the file: its header alone decides how much memory is
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,15 +17,7 @@ from client_pipeline.link.update_codec import UpdateCodec
 from strategies.flower_internals import SType
 from strategies.grid.received_values import MalformedReply, excerpt
 from strategies.grid.update_spool import data_bytes, data_head, record_of
-
-_MAGIC = re.compile(rb"\x93NUMPY(?:\x01\x00(..)|\x02\x00(....))", re.DOTALL)
-_HEADER = re.compile(
-    rb"\{'descr': '([<|][a-z]\d{1,2})', 'fortran_order': (?:True|False), 'shape': \(([\d, ]*)\), \} *\n"
-)
-_HEADER_BYTES = 1024
-"""Longest header that is read: of numpy's own, 128 bytes."""
-_LONGEST_HEAD = _HEADER_BYTES + 12
-"""With what stands before it."""
+from strategies.npy_bytes import MOST_HEAD_BYTES, array_values, npy_layout
 
 
 class ArrayForm(NamedTuple):
@@ -82,7 +73,7 @@ def checked_arrays(arrays: ArrayRecord, forms: Mapping[str, ArrayForm]) -> Array
 
 def all_finite(array: Array) -> bool:
     """Whether an array holds neither NaN nor Inf."""
-    values = array.numpy()
+    values = array_values(array)
     return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
 
@@ -93,29 +84,17 @@ def _check_array(name: str, array: Array, form: ArrayForm) -> None:
     declared = (array.dtype, tuple(array.shape))
     if declared not in [(str(kind), form.shape) for kind in form.types]:
         raise MalformedReply(f"{location}: expected {form}, found {excerpt(array.dtype)} {excerpt(list(array.shape))}")
-    header_type, header_shape, begin = _header(location, data_head(array, _LONGEST_HEAD))
-    if header_type != np.dtype(array.dtype) or header_shape != form.shape:
-        raise MalformedReply(
-            f"{location}: expected {form}, its header says {header_type} {excerpt(list(header_shape))}"
-        )
-    size = math.prod(form.shape) * header_type.itemsize
-    if data_bytes(array) != begin + size:
-        raise MalformedReply(f"{location}: expected {begin + size} bytes, found {data_bytes(array)}")
-
-
-def _header(location: str, data: bytes) -> tuple[np.dtype[np.generic], tuple[int, ...], int]:
-    """Type and shape in the header of a ``.npy`` file, and where the numbers begin; nothing is evaluated."""
-    magic = _MAGIC.match(data)
-    length = int.from_bytes(magic[1] or magic[2], "little") if magic else _HEADER_BYTES + 1
-    header = _HEADER.fullmatch(data[magic.end() : magic.end() + length]) if magic and length <= _HEADER_BYTES else None
-    if magic is None or header is None:
-        raise MalformedReply(f"{location}: expected the header of a .npy file, found {excerpt(data[:40])}")
+    head = data_head(array, MOST_HEAD_BYTES)
     try:
-        kind = np.dtype(header[1].decode())
-        shape = tuple(int(number) for number in header[2].replace(b" ", b"").split(b",") if number)
-    except (TypeError, ValueError) as error:
-        raise MalformedReply(f"{location}: its header has no meaning: {excerpt(header[0])}") from error
-    return kind, shape, magic.end() + length
+        layout = npy_layout(head)
+    except ValueError as error:
+        raise MalformedReply(f"{location}: {error}, found {excerpt(head[:40])}") from error
+    if layout.kind != np.dtype(array.dtype) or layout.shape != form.shape:
+        raise MalformedReply(
+            f"{location}: expected {form}, its header says {layout.kind} {excerpt(list(layout.shape))}"
+        )
+    if data_bytes(array) != layout.num_bytes:
+        raise MalformedReply(f"{location}: expected {layout.num_bytes} bytes, found {data_bytes(array)}")
 
 
 def _and_more(names: list[str]) -> str:

@@ -26,12 +26,10 @@ from flwr.app import Array, ArrayRecord, Message
 from numpy.typing import NDArray
 
 from strategies.flower_internals import SType
-from strategies.records import npy_layout
+from strategies.npy_bytes import MOST_HEAD_BYTES, npy_layout
 
 SMALL_BYTES = 1 << 21
 """Weights of a model, or an array of a reply, below this many bytes stay in memory."""
-_HEAD_BYTES = 2048
-"""More than the header of any ``.npy`` file that is taken."""
 
 
 class SpoolError(RuntimeError):
@@ -86,13 +84,12 @@ class SpooledArray(Array):
         """
         if self.stype != SType.NUMPY:
             return super().numpy()
-        kind, shape, order, begin = npy_layout(self.head(_HEAD_BYTES))
-        num_values = math.prod(shape)
-        if begin + num_values * kind.itemsize != self.num_bytes:
-            raise ValueError(f"expected {begin + num_values * kind.itemsize} bytes, found {self.num_bytes}")
-        values = np.empty(num_values, kind)
-        self._file.read_into(values.view(np.uint8).data, self._offset + begin)
-        return values.reshape(shape, order=order)
+        layout = npy_layout(self.head(MOST_HEAD_BYTES))
+        if layout.num_bytes != self.num_bytes:
+            raise ValueError(f"expected {layout.num_bytes} bytes, found {self.num_bytes}")
+        values = np.empty(math.prod(layout.shape), layout.kind)
+        self._file.read_into(values.view(np.uint8).data, self._offset + layout.begin)
+        return values.reshape(layout.shape, order=layout.order)
 
     def __reduce__(self) -> tuple[type[Array], tuple[str, tuple[int, ...], str, bytes]]:
         """Let a copy be one in memory."""

@@ -39,7 +39,6 @@ FORKS_SOCKET = "COLLAPIPE_WORKER_FORKS"
 """Environment variable: of a server that whoever starts this Ray has already."""
 _RAYLET, _CONTEXT, _LANGUAGE = "--raylet-name=", "--serialized-runtime-env-context=", "--language="
 _MODULE_PATH = "PYTHONPATH"
-_PACKAGES = ("client_pipeline", "flower_app", "strategies")
 _FIELDS = ("arguments", "environment", "folder", "modules", "leads_group", "most_files", "expendable")
 _EXPENDABLE = "/proc/self/oom_score_adj"
 """Who is ended first when the machine has no memory left: with Ray the workers."""
@@ -215,13 +214,6 @@ def _read_order(worker: socket.socket) -> tuple[dict[str, Any], list[int]]:
         raise
 
 
-def forget_modules_of_ours() -> None:
-    """Have a worker import ours itself: it may bring another release."""
-    for name in [name for name in sys.modules if name.split(".")[0] in _PACKAGES]:
-        del sys.modules[name]
-    importlib.invalidate_caches()
-
-
 def become_worker(order: Mapping[str, Any]) -> None:
     """Be the fork: take over what was ordered, and nothing that forks of one process must not have in common."""
     import numpy
@@ -327,15 +319,16 @@ def _module_path() -> list[str]:
 
 
 def _import_libraries() -> None:
-    """Import what workers need, by a module of ours, which is forgotten with all that it needs."""
+    """Import what workers need, by modules of ours, which are forgotten: a worker may bring another release."""
     sys.path.insert(0, str(Path(__file__).parents[2]))
     try:
+        from client_pipeline.our_modules import forget_our_modules
         from client_pipeline.runtime.worker_libraries import import_libraries
 
         import_libraries([*filter(None, os.environ.get(IMPORTS, "").split(","))])
+        forget_our_modules()
     finally:
         sys.path.pop(0)
-        forget_modules_of_ours()
 
 
 def main() -> None:

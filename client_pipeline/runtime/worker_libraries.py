@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
+from client_pipeline.our_modules import forget_our_modules
 from client_pipeline.quick_imports import quick_import
 from client_pipeline.runtime import worker_forks
 
@@ -58,7 +59,7 @@ def fork_server(server: socket.socket, path: str) -> None:
         return
     try:
         keep_open_alone(server.fileno())
-        worker_forks.forget_modules_of_ours()
+        forget_our_modules()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         order = worker_forks.serve_workers(server, path, parent)
         server.close()

@@ -24,10 +24,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from client_pipeline.our_modules import forget_our_modules, our_modules
 from flower_app.deployment.app_digest import app_digest
 from flower_app.deployment.bell import Bell, when_told
 from flower_app.launch.waiting_program import SUPEREXEC, show_as
-from flower_app.our_modules import forget_our_modules, our_modules
 
 CLIENT_APP = "flwr-clientapp"
 """The program that a SuperExec starts for a message."""

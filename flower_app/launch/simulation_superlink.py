@@ -31,13 +31,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from client_pipeline.our_modules import forget_our_modules, our_modules
 from client_pipeline.quick_imports import quick_import, quick_imports
 from client_pipeline.runtime.worker_forks import FORKS_SOCKET, listen
 from client_pipeline.runtime.worker_libraries import fit_to_fork, fork_server, import_libraries, keep_open_alone
 from flower_app.launch.app_folder import link_app
 from flower_app.launch.submit import wait_for_word
 from flower_app.launch.waiting_program import SUPEREXEC, WaitingProgram, can_show_as, show_as
-from flower_app.our_modules import forget_our_modules, our_modules
 
 SUPERLINK, SIMULATION = "flower-superlink", "flwr-simulation"
 _LIBRARIES = ("ray", "tokenizers")

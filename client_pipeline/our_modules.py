@@ -1,7 +1,8 @@
-"""Modules of this project among those that are imported, for a process in which an app brings others of that name."""
+"""The project's modules among those that are imported, where an app may bring others of the same names."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import ModuleType
 
@@ -17,3 +18,4 @@ def forget_our_modules() -> None:
     """Have each imported anew by whoever needs it next, from wherever it is found then."""
     for name in our_modules():
         del sys.modules[name]
+    importlib.invalidate_caches()

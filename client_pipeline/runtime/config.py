@@ -17,8 +17,8 @@ class RuntimeConfig:
     """Table ``[runtime]``: the actors of a cluster. Equal on all clusters."""
 
     devices_per_actor: int = 0
-    """Most simulated devices in one actor; 1: each has its own; 0: as many as
-    :func:`client_pipeline.runtime.arrangement.arrange` finds best. On real machines each device has its own."""
+    """Most simulated devices in one actor; 1: each has its own; 0: they share as many actors as there are cores, unless
+    faults, paced devices or ``memory-limit`` need one for each. On real machines each device has its own."""
     clusters_per_actor: int = 0
     """Most control units in one actor, likewise."""
     fused_micro_batches: int = 1
@@ -40,8 +40,7 @@ class RuntimeConfig:
     their machines must have then; ``auto``: the first of ``cuda`` and ``mps`` that a machine has and that has memory
     for a part, else its processor. Control unit and evaluation stay on the processor."""
     timeout: float = 120.0
-    """A step without progress for this time [s] has failed, whatever the reason. The upper bound of all waits for
-    devices; see :class:`client_pipeline.runtime.deadline.ProgressDeadline`."""
+    """A step without progress for this time has failed, whatever the reason [s]; no wait for a device is longer."""
     snapshots: str = "step"
     """After what the control unit keeps a copy of all TEBs and their optimizer states: ``step``, or ``round``: a device
     that is lost then costs its cluster the round."""

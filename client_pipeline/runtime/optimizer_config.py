@@ -24,7 +24,7 @@ class OptimizerConfig:
     beta2: float = 0.98
     eps: float = 1e-9
     schedule: str = "constant"
-    """After the warm-up: one of :data:`LEARNING_RATE_SCHEDULES`."""
+    """How the learning rate goes on after the warm-up."""
     warmup_steps: int = 0
     """Steps of linear growth from 0."""
     total_steps: int = 0
@@ -42,7 +42,7 @@ class OptimizerConfig:
             )
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"optimizer.lr: expected a number above 0, found {self.lr}")
-        for name in ("momentum", "weight_decay", "warmup_steps", "clip_norm"):
+        for name in ("momentum", "weight_decay", "eps", "warmup_steps", "clip_norm"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(
                     f"optimizer.{name.replace('_', '-')}: expected at least 0, found {getattr(self, name)}"

@@ -160,7 +160,7 @@ def schedules_of(name: str, key: str = "planner.schedule") -> tuple[str, ...]:
     if name == AUTO_SCHEDULE:
         return SCHEDULES
     if name not in SCHEDULES:
-        raise ValueError(f"{key}: expected one of {', '.join(SCHEDULES)} or {AUTO_SCHEDULE}, found {name!r}")
+        raise ValueError(f"{key}: expected one of {', '.join((*SCHEDULES, AUTO_SCHEDULE))}, found {name!r}")
     return (name,)
 
 

@@ -93,7 +93,10 @@ def plan(
 def reproduce_command(
     name: Annotated[
         str,
-        typer.Argument(help="fig4 to fig11, table3, theorem1, drift, queues or tuned; all: those that only plan."),
+        typer.Argument(
+            help="fig4 to fig11, fig6-tuned, table3, theorem1, gamma, robustness, drift, queues or tuned; "
+            "all: those that only plan."
+        ),
     ],
     smoke: Annotated[bool, typer.Option("--smoke", help="Small enough for a quick check.")] = False,
     out: Annotated[Path, typer.Option(help="Gets a folder of rows, picture and findings for each.")] = Path("results"),

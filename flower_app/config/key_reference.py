@@ -118,7 +118,7 @@ def _markdown(text: str) -> str:
 
 def _entry(key: str, kind: type, default: Scalar, text: str) -> KeyEntry:
     names = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-    shown = str(default).lower() if isinstance(default, bool) else f'"{default}"' if kind is str else f"{default:g}"
+    shown = f"{default:g}" if kind is float else f'"{default}"' if kind is str else str(default).lower()
     unit = match[1] if (match := _UNIT.search(text)) else ""
     choices = _choices(key) if kind is str else []
     if choices:
@@ -137,6 +137,8 @@ def _choices(key: str) -> list[str]:
 
 
 def _range(key: str, kind: type) -> str:
+    if stated := re.search(r"expected (?:at least )?(\d+)(?: to (\d+))?(?: round)?, found", _refusal(key, kind(-2))):
+        return f"{stated[1]} to {stated[2]}" if stated[2] else f"≥ {stated[1]}"
     if kind is int:
         accepted = [number for number in _WHOLE if not _refusal(key, number)]
         lower = f"≥ {accepted[0]}" if accepted and accepted[0] >= 0 else ""

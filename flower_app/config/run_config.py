@@ -57,16 +57,16 @@ class ModelConfig:
     """Table ``[model]``: the architecture; what the task and its tokenizer decide is not here."""
 
     family: str = "transformer"
-    """Name of the adapter: see :func:`client_pipeline.partition.families.families`; or ``module:Class``."""
+    """Which kind of model: ``transformer``, ``bert``, ``llama``, ... (docs/models.md has all); or ``module:Class``."""
     width: int = 64
-    """D."""
+    """D, the numbers of a token's activation."""
     num_heads: int = 4
     key_value_heads: int = 0
     """Of LLaMA, Mistral and Qwen: heads of keys and values, shared by groups of ``num-heads``; 0: as many as these."""
     feed_forward: int = 256
     """Inner width of the feed-forward layers."""
     encoder_layers: int = 4
-    """L, the TEBs."""
+    """L, the number of TEBs."""
     decoder_layers: int = 2
     """Of the decoder; of a causal language model, the blocks that the server keeps."""
     dropout: float = 0.0
@@ -131,7 +131,8 @@ class RunConfig:
     strategy_options: str = ""
     """Arguments of the strategy's constructor, a JSON object; empty: none."""
     policy: str = "dssda"
-    """Who plans the rounds of ``collapipe``: one of :data:`strategies.planning.policies.POLICIES`, or ``module:Class``.
+    """Who plans the rounds of ``collapipe``: ``dssda``, ``dssda-paper``, ``random``, ``loss-only``, ``delay-only``,
+    ``uniform``, ``fixed``, one of the middle three with ``+optimal`` behind it, or ``module:Class``.
     A plan file in ``plan`` takes its place."""
     plan: str = ""
     """A plan file, ``collapipe-plan/1``; empty: the policy plans."""
@@ -157,7 +158,9 @@ class RunConfig:
     """Batches of each optimizer step, one after the other through the pipeline: a step trains on that many times
     ``batch-size`` examples per control unit, with the memory of one batch."""
     decoder_sync: str = "auto"
-    """When the decoder joins what the clusters teach it: ``step``, ``round`` or ``auto``."""
+    """``step``: clusters wait for each other in every step, and train one decoder. ``round``: each trains a copy of its
+    own, and the copies are averaged. ``auto``: ``step``, but ``round`` where a simulation runs its clusters one after
+    the other."""
     evaluate_every: int = 12
     """Rounds between evaluations; 0: only after the last round."""
     checkpoint_every: int = 1

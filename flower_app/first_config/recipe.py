@@ -145,7 +145,7 @@ def _optimizer(rate: float, warm_up: int, schedule: str, because: str) -> list[S
     return [
         Setting(key="optimizer.name", value="adamw", because=because),
         Setting(key="optimizer.lr", value=rate, because=because),
-        Setting(key="optimizer.warmup-steps", value=warm_up, because="of all steps, about a tenth"),
+        Setting(key="optimizer.warmup-steps", value=warm_up, because="steps, a share of all"),
         Setting(key="optimizer.schedule", value=schedule, because=because),
         Setting(key="optimizer.weight-decay", value=0.01, because=because),
         Setting(key="optimizer.clip-norm", value=1.0, because="longer gradients are cut"),

@@ -35,7 +35,7 @@ class TaskConfig:
     """Table ``[task]``: what is learned and how it is scored."""
 
     name: str = "translation"
-    """One of :data:`TASKS`, or a class of one's own: ``module:Class``."""
+    """What is learned; a class of one's own is ``module:Class``."""
     decode: str = "greedy"
     """How translations are searched for scoring: ``greedy`` or ``beam``."""
     beam_size: int = 4

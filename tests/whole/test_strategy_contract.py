@@ -235,7 +235,7 @@ def test_a_pace_that_outlasts_a_time_limit_is_refused():
         ({"strategy": "titanic", "planner.drift": "printed"}, 'set policy = "dssda-paper"'),
         ({"strategy": "FedAvg", "planner.c11": True}, 'set policy = "dssda-paper"'),
         ({"policy": "best"}, "policy: expected one of dssda"),
-        ({"planner.schedule": "2f2b"}, "planner.schedule: expected one of gpipe, 1f1b, zb-h1 or auto, found '2f2b'"),
+        ({"planner.schedule": "2f2b"}, "planner.schedule: expected one of gpipe, 1f1b, zb-h1, auto, found '2f2b'"),
         ({"planner.lookahead": 0}, "planner.lookahead: expected at least 1 round, found 0"),
         ({"strategy": "titanic", "planner.lookahead": 2}, "planner.lookahead: 2 rounds need a policy"),
         ({"costs": "guess"}, "costs: expected one of scenario, model, measured, found 'guess'"),

@@ -65,6 +65,7 @@ def test_without_warm_up_the_first_step_has_almost_the_peak_rate():
         ({"weight_decay": -1.0}, "optimizer.weight-decay: expected at least 0, found -1.0"),
         ({"warmup_steps": -1}, "optimizer.warmup-steps: expected at least 0, found -1"),
         ({"clip_norm": math.inf}, "optimizer.clip-norm: expected at least 0, found inf"),
+        ({"eps": -1e-9}, "optimizer.eps: expected at least 0, found -1e-09"),
         ({"beta2": 1.0}, r"optimizer.beta2: expected a number in \[0, 1\), found 1.0"),
     ],
 )

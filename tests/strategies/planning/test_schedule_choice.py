@@ -158,5 +158,5 @@ def test_with_frozen_weights_there_is_nothing_to_put_off():
 
 def test_an_unknown_schedule_is_refused():
     assert schedules_of("auto") == SCHEDULES and schedules_of("1f1b") == ("1f1b",)
-    with pytest.raises(ValueError, match=r"planner.schedule: expected one of gpipe, 1f1b, zb-h1 or auto, found 'x'"):
+    with pytest.raises(ValueError, match=r"planner.schedule: expected one of gpipe, 1f1b, zb-h1, auto, found 'x'"):
         RoundPlanner(load_scenario("table2"), DSSDA(), schedule="x")

@@ -51,6 +51,7 @@ from strategies.grid.update_spool import UpdateSpool
 from strategies.records import BASE_KEY, RUN_KEY, to_arrays
 from strategies.registry import STRATEGIES
 from strategies.resumed import ResumedStrategy, restore_kept
+from strategies.separate_models import cluster_prefix
 
 MESSAGE_TIMEOUT_S = 24 * 3600.0
 """A round may be long; its own waits are bounded one by one."""
@@ -250,9 +251,15 @@ def _initial_arrays(run: PreparedRun, leaves_head: bool) -> ArrayRecord:
 
     ``leaves_head``: without the head, which the decoder's service has and trains in place.
     """
-    weights = run.parts.weights(not leaves_head) if run.resumed is None else run.resumed.weights
     # In the model's order: Flower's FedAvgM goes by places, not by names.
-    return to_arrays({name: weights[name] for name, _ in run.parts.named_parameters(not leaves_head)})
+    names = [name for name, _ in run.parts.named_parameters(not leaves_head)]
+    if run.resumed is None:
+        weights = run.parts.weights(not leaves_head)
+    else:
+        weights = run.resumed.weights
+        if not run.config.traits.averages:
+            names = [cluster_prefix(n) + name for n in range(run.num_clusters) for name in names]
+    return to_arrays({name: weights[name] for name in names})
 
 
 def finish(run: PreparedRun, models: GlobalModels, standing: RunStanding, clock: RoundClock) -> None:

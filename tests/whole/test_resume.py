@@ -5,6 +5,7 @@ So does a control unit alone, with what a run does not have here: adapters, and 
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,6 +116,25 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     assert [line["round"] for line in rounds(ours)] == [1, 2, 3, 4, 5]
     assert json.loads((ours / "summary.json").read_text())["rounds"] == 5
     assert "num-rounds = 5" in (ours / "config.toml").read_text()
+
+
+@pytest.mark.slow
+def test_clusters_with_a_model_each_go_on_with_their_own_models(tmp_path):
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    straight.mkdir()
+    settings = {"num-rounds": 2, "num-clusters": 2, "scenario": "two-clusters", "optimizer.name": "adamw"}
+    collapipe_here("run", *sets(strategy="pipeline", **settings), cwd=straight)
+
+    shutil.copytree(straight, stopped, symlinks=True)
+    ours, theirs = ((folder / "runs" / "latest").resolve() for folder in (stopped, straight))
+    # As if it had been stopped before its second round was committed.
+    shutil.rmtree(ours / "checkpoint" / "round-000002")
+    (ours / "summary.json").unlink()
+    collapipe_here("run", "--resume", ours, cwd=stopped)
+    weights, expected = (load_file(run / "checkpoint" / "round-000002" / "weights.safetensors") for run in (ours, theirs))
+    assert weights.keys() == expected.keys() and {name.split("/")[0] for name in weights} == {"cluster-0", "cluster-1"}
+    assert all(weights[name].equal(expected[name]) for name in expected)
+    assert [line["train_loss"] for line in rounds(ours)] == [line["train_loss"] for line in rounds(theirs)]
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2, dropout=0.1)], ids=["full", "adapters"])

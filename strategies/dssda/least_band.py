@@ -20,6 +20,9 @@ from strategies.dssda.instance import Instance
 from strategies.dssda.matching import match_channels
 
 
+_ROUNDING = 1e-9
+
+
 class DividedBand(NamedTuple):
     """The least deadline, and what it takes."""
 
@@ -54,7 +57,8 @@ def divide_for_delay(
     deadline : one that some division meets [s]
     """
     need = _Need(instance, offered, band_hz)
-    low, high = 0.0, deadline
+    # One cluster needs the whole band for it, and may seem to need more by what rounding leaves of a short upload.
+    low, high = 0.0, deadline * (1 + _ROUNDING)
     for _ in range(200):
         middle = low + (high - low) / 2
         if not low < middle < high or high - low <= 1e-12 * high:

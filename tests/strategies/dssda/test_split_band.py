@@ -100,6 +100,16 @@ def test_for_delay_alone_all_end_together_and_no_band_is_left():
     assert seen > 10
 
 
+def test_a_band_that_one_cluster_has_alone_is_its_own():
+    """The least deadline needs all of it: rounding must not leave too little."""
+    for seed in range(20):
+        scenario = load_scenario("table2", seed).first(1)
+        split = replace(scenario, planner=replace(scenario.planner, bandwidth="split"))
+        answer = RoundPlanner(split, make_policy("dssda"), power_control="exact").plan(1, [1.0]).answer
+        assert answer.status == "optimal"
+        assert answer.clusters[0].band_hz == pytest.approx(scenario.uplinks[0].bandwidth_hz)
+
+
 def divided_evenly(instance):
     band = instance.band_hz / instance.num_matched
     clusters = tuple(replace(c, B=(band,) * len(c.B)) for c in instance.clusters)

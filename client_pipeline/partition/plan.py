@@ -15,6 +15,13 @@ PLAN_FORMAT = "collapipe-plan/1"
 SCHEDULE_NAMES = ("gpipe", "1f1b", "zb-h1")
 MOST_TOKEN_SLICES = 64
 """Of a micro-batch."""
+FIT_TOLERANCE = 1e-9
+"""Relative: a constraint that is met with equality may fail by rounding."""
+
+
+def whole_blocks(memory: float, block_memory: float, most: int) -> int:
+    """TEBs of ``block_memory`` byte that a device with ``memory`` byte holds (C7), ``most`` at most."""
+    return most if block_memory <= 0 else int(min(most, memory / block_memory * (1 + FIT_TOLERANCE)))
 
 
 class Segment(NamedTuple):
@@ -120,7 +127,7 @@ class ClusterPlan:
                 f"{MOST_TOKEN_SLICES}"
             )
         for k, available in enumerate(memory or ()):
-            if self.delta[k] * block_memory > available:
+            if self.delta[k] > whole_blocks(available, block_memory, self.delta[k]):
                 raise ValueError(
                     f"{location}: device {k} holds {self.delta[k]} TEBs of {block_memory / 1e9:.3g} GB = "
                     f"{self.delta[k] * block_memory / 1e9:.3g} GB, but has {available / 1e9:.3g} GB (C7); "
@@ -260,7 +267,7 @@ def uniform_plan(
     """
     num_devices = len(speed)
     fastest = sorted(range(num_devices), key=lambda k: (-speed[k], k))
-    caps = [math.floor(memory[k] / block_memory) if block_memory > 0 else num_blocks for k in fastest]
+    caps = [whole_blocks(memory[k], block_memory, num_blocks) for k in fastest]
     wanted = max(caps, default=0)
     start = min(num_devices, num_blocks, math.ceil(num_blocks / wanted) + 1) if wanted else num_devices + 1
     for num_segments in range(start, min(num_devices, num_blocks) + 1):

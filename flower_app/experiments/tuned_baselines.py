@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.plan import ClusterPlan, whole_blocks
 from client_pipeline.system.channels import NetworkTrace
 from flower_app.experiments.experiment import Curve, Experiment, PaperFinding, Row, distinct, select
 from flower_app.experiments.planning import mean_spread, networks
@@ -113,11 +113,11 @@ def _tuned_plans(instance: Instance, n: int, choice: SegmentChoice) -> dict[str,
     devices = instance.device_arrays(n)
     speed = devices.phi * devices.f
     fastest = np.argsort(-speed, kind="stable")
-    caps = np.minimum(np.floor(devices.mem / instance.gamma0 + 1e-9), instance.L).astype(int)
+    caps = [whole_blocks(memory, instance.gamma0, instance.L) for memory in devices.mem]
 
     def by_speed(size: int) -> list[int] | None:
         chosen = fastest[:size]
-        return proportional_parts(instance.L, speed[chosen].tolist(), caps[chosen].tolist())
+        return proportional_parts(instance.L, speed[chosen].tolist(), [caps[k] for k in chosen])
 
     return {
         _OURS: ClusterPlan(delta=choice.delta, order=choice.order(speed), m=choice.m),

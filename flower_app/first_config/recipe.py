@@ -12,12 +12,15 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from client_pipeline.partition.plan import whole_blocks
 from client_pipeline.system.scenario import load_scenario
 from flower_app.first_config.guess import Guess
 
 _LOCAL_STEPS = 4
 _ALIKE = 10_000
 """Examples from which the larger recipe is taken."""
+_MOST_BLOCKS = 1000
+"""Of a device."""
 _EMBEDDED = 512
 """Most positions of a model that is made anew."""
 
@@ -47,7 +50,10 @@ def recipe(guess: Guess, scenario: str, pretrained: str = "") -> list[Setting]:
     """
     network = load_scenario(scenario)
     clusters = network.num_clusters
-    room = min(sum(int(device.memory // network.block_memory) for device in devices) for devices in network.clusters)
+    room = min(
+        sum(whole_blocks(device.memory, network.block_memory, _MOST_BLOCKS) for device in devices)
+        for devices in network.clusters
+    )
     batch = _batch(guess, clusters)
     passes = _passes(guess, bool(pretrained))
     rounds = max(10, 10 * math.ceil(passes * guess.num_examples / (_LOCAL_STEPS * clusters * batch) / 10))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from client_pipeline.partition.plan import ClusterPlan, uniform_plan
+from client_pipeline.partition.plan import ClusterPlan, uniform_plan, whole_blocks
 from client_pipeline.partition.spec import ModelSpec
 from client_pipeline.runtime.replanning import ProportionalReplan, Replan
 from flower_app.config.run_config import RunConfig
@@ -60,7 +59,9 @@ def replan_of_node(
             any_memory=any_memory,
         )
     # The run's scenario is the server's: what a node knows of its devices is what it was told.
-    holds = [num_blocks if any_memory else math.floor(memory / state.block_memory) for memory in state.memories]
+    holds = [
+        num_blocks if any_memory else whole_blocks(memory, state.block_memory, num_blocks) for memory in state.memories
+    ]
     return ProportionalReplan(speed=tuple(state.speeds), capacity=tuple(holds))
 
 

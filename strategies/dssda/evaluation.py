@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from client_pipeline.partition.plan import FIT_TOLERANCE
 from client_pipeline.system.energy import chunk_energy, num_chunks
 from client_pipeline.system.latency import (
     flow_shop_latency,
@@ -21,8 +22,7 @@ from client_pipeline.system.radio import Array, upload_energy, upload_time
 from strategies.dssda.answer import Answer, ClusterAnswer, SegmentChoice, Status
 from strategies.dssda.instance import Instance
 
-TOLERANCE = 1e-9
-"""Relative: a constraint that is met with equality may fail by rounding."""
+TOLERANCE = FIT_TOLERANCE
 _TIGHT = 1e-6
 """Relative distance within which a constraint is said to bind."""
 

@@ -19,7 +19,6 @@ from strategies.dssda.answer import SegmentChoice
 from strategies.dssda.instance import Instance
 from strategies.dssda.matching import match_channels
 
-
 _ROUNDING = 1e-9
 
 

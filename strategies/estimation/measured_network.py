@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
+from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes, whole_blocks
 from client_pipeline.runtime.event_simulator import simulate_pipeline
 from client_pipeline.system.radio import Array
 from strategies.dssda.instance import Cluster, Instance
@@ -169,7 +169,7 @@ class MeasuredNetwork:
         """Lost devices, as long as those that are left hold the TEBs: else all are waited for."""
         away = self.clusters[n].away
         left = [device.mem for k, device in enumerate(declared.clusters[n].devices) if k not in away]
-        held = sum(min(mem // declared.gamma0, declared.L) if declared.gamma0 > 0 else declared.L for mem in left)
+        held = sum(whole_blocks(memory, declared.gamma0, declared.L) for memory in left)
         return away if held >= declared.L else set()
 
     def _time(

@@ -6,9 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.plan import ClusterPlan, whole_blocks
 from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility, SegmentChoice, Status
 from strategies.dssda.instance import Instance
 from strategies.dssda.per_round_bound import PerRoundBound
@@ -123,6 +121,5 @@ def plan_with(instance: Instance, choices: Sequence[SegmentChoice | None]) -> An
 
 
 def _does_not_fit(instance: Instance, n: int) -> Infeasibility:
-    memory = instance.device_arrays(n).mem
-    fits = float(np.floor(memory / instance.gamma0).sum()) if instance.gamma0 > 0 else float(instance.L)
+    fits = sum(whole_blocks(memory, instance.gamma0, instance.L) for memory in instance.device_arrays(n).mem)
     return Infeasibility(n, "C7", instance.L, fits, "even segments do not fit; use more devices or more memory")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from client_pipeline.partition.plan import ClusterPlan
+from client_pipeline.partition.plan import ClusterPlan, whole_blocks
 from client_pipeline.runtime.replanning import ProportionalReplan
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario
@@ -68,4 +67,4 @@ class ScheduledReplan:
     def _capacity(self, instance: Instance, memory: float) -> int:
         if self.any_memory or instance.gamma0 <= 0:
             return instance.L if memory > 0 else 0
-        return math.floor(memory / instance.gamma0)
+        return whole_blocks(memory, instance.gamma0, instance.L)

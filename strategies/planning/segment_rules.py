@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from client_pipeline.partition.plan import ClusterPlan, uniform_plan
+from client_pipeline.partition.plan import ClusterPlan, uniform_plan, whole_blocks
 from strategies.dssda.answer import Answer, SegmentChoice
 from strategies.dssda.evaluation import pipeline_seconds
 from strategies.dssda.instance import Instance
@@ -126,6 +126,4 @@ def _fastest(instance: Instance, cluster: int) -> list[int]:
 def _capacities(instance: Instance, cluster: int) -> np.ndarray:
     """TEBs that each device's memory holds, (K,)."""
     memory = instance.device_arrays(cluster).mem
-    if instance.gamma0 <= 0:
-        return np.full(len(memory), instance.L)
-    return np.minimum(np.floor(memory / instance.gamma0), instance.L).astype(int)
+    return np.array([whole_blocks(each, instance.gamma0, instance.L) for each in memory])

@@ -131,8 +131,11 @@ def test_clusters_with_a_model_each_go_on_with_their_own_models(tmp_path):
     shutil.rmtree(ours / "checkpoint" / "round-000002")
     (ours / "summary.json").unlink()
     collapipe_here("run", "--resume", ours, cwd=stopped)
-    weights, expected = (load_file(run / "checkpoint" / "round-000002" / "weights.safetensors") for run in (ours, theirs))
-    assert weights.keys() == expected.keys() and {name.split("/")[0] for name in weights} == {"cluster-0", "cluster-1"}
+    weights, expected = (
+        load_file(run / "checkpoint" / "round-000002" / "weights.safetensors") for run in (ours, theirs)
+    )
+    assert weights.keys() == expected.keys()
+    assert {name.split("/")[0] for name in weights} == {"cluster-0", "cluster-1"}
     assert all(weights[name].equal(expected[name]) for name in expected)
     assert [line["train_loss"] for line in rounds(ours)] == [line["train_loss"] for line in rounds(theirs)]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from client_pipeline.partition.plan import micro_batch_sizes
+from client_pipeline.partition.plan import micro_batch_sizes, whole_blocks
 from client_pipeline.partition.spec import LoraConfig
 from client_pipeline.runtime.schedules import held_at_backward
 from client_pipeline.system.costs import model_costs, teb_costs
@@ -13,6 +13,16 @@ from client_pipeline.system.scenario import load_scenario
 from helpers.tiny_models import tiny_spec
 from strategies.planning.planner import RoundPlanner
 from strategies.planning.policies import make_policy
+
+
+@pytest.mark.parametrize(("memory", "block", "blocks"), [(0.201e9, 0.067e9, 3), (0.2009e9, 0.067e9, 2), (1e9, 0.0, 12)])
+def test_memory_holds_as_many_tebs_as_it_is_whole_multiples_of_one(memory, block, blocks):
+    assert whole_blocks(memory, block, 12) == blocks
+    # Sizes as files have them: in GB.
+    sizes = [size / 1e3 * 1e9 for size in range(1, 2000)]
+    assert all(whole_blocks(n * size / 1e9 * 1e9, size, 24) == n for size in sizes for n in (3, 7, 24))
+    assert whole_blocks(float("inf"), 1.0, 12) == 12
+
 
 MEMORY = TebMemory(
     held_bytes=1000.0,

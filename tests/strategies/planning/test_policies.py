@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,17 @@ def test_every_policy_meets_all_constraints_and_none_beats_the_certified_bound(s
         assert sum(c.selected for c in answer.clusters) == round_.instance.num_matched
         assert answer.objective >= best.lower_bound * (1 - 1e-12), policy.name
         assert json.loads(json.dumps(answer.to_dict()))["status"] in ("optimal", "feasible")
+
+
+def test_every_policy_fills_memory_that_holds_a_whole_number_of_tebs_exactly(tmp_path):
+    round_ = first_round("table2")
+    # In binary three times 0.067 is a little more than 0.201.
+    devices = [tuple(replace(device, mem=0.201e9) for device in c.devices) for c in round_.instance.clusters]
+    clusters = tuple(replace(c, devices=d) for c, d in zip(round_.instance.clusters, devices, strict=True))
+    full = replace(round_, instance=replace(round_.instance, L=18, gamma0=0.067 * 1e9, clusters=clusters))
+    for policy in policies(full, tmp_path):
+        answer = policy.plan(full)
+        assert [c.choice.delta for c in answer.clusters] == [(3,) * 6] * 3, policy.name
 
 
 def test_a_fixed_plan_repeats_what_was_written(tmp_path):

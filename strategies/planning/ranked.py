@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from client_pipeline.system.radio import Array
 from strategies.dssda.answer import Answer, Infeasibility, SegmentChoice
 from strategies.dssda.evaluation import Match, score
 from strategies.dssda.instance import Instance
-from strategies.dssda.matching import match_channels
+from strategies.dssda.matching import match_channels, most_matched
 from strategies.dssda.planner import plan_round
 from strategies.dssda.power import Uplinks
 from strategies.dssda.segments import segment_tables
@@ -71,9 +72,10 @@ class RankedSelection(RoundPolicy):
         is_able = np.isfinite(offers.upload_s).any(axis=1) & np.isfinite(offers.pipeline_s)
         rank = np.where(is_able, self._rank(round_, offers), np.inf)
         # Those that are able first: a rank may be infinite, too.
-        chosen = np.lexsort((rank, ~is_able))[: instance.num_matched]
+        order = np.lexsort((rank, ~is_able))[: int(is_able.sum())]
+        chosen = _matchable(order, np.isfinite(offers.upload_s), instance.num_matched)
         costs = np.full(offers.upload_s.shape, np.inf)
-        costs[chosen] = np.where(is_able[chosen, None], offers.upload_s[chosen], np.inf)
+        costs[chosen] = offers.upload_s[chosen]
         matching = match_channels(costs, np.zeros(instance.num_clusters))
         if matching is None:
             return _no_matching(instance, offers)
@@ -85,6 +87,17 @@ class RankedSelection(RoundPolicy):
             else:
                 matches.append(Match(choice, channel, float(offers.power_w[n, channel])))
         return score(instance, matches, "feasible")
+
+
+def _matchable(order: NDArray[np.intp], possible: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
+    """The first clusters that can have a channel each at once; one that those before leave none is passed over."""
+    if most_matched(possible[order[:most]]) == most:
+        return order[:most]
+    chosen: list[int] = []
+    for n in order:
+        if len(chosen) < most and most_matched(possible[[*chosen, n]]) > len(chosen):
+            chosen.append(n)
+    return np.array(chosen, dtype=np.intp)
 
 
 def uniform_segments(instance: Instance) -> list[SegmentChoice | None]:

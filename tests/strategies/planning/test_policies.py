@@ -161,3 +161,23 @@ def test_uniform_has_the_best_channels_for_its_segments():
     assert uniform.status == "feasible"
     assert {c.choice.m for c in uniform.clusters} == {8}
     assert math.isfinite(uniform.objective) and uniform.objective > best.objective
+
+
+@pytest.mark.parametrize("name", ["random", "loss-only", "delay-only"])
+def test_a_cluster_whose_only_channel_is_taken_is_passed_over_for_the_next_in_rank(name):
+    """Of the first by rank two may have the same channel alone: others can be selected all the same."""
+    scenario = load_scenario("table2-contended")
+    instance = round_instance(scenario, NetworkTrace(scenario).round(1), Queues.empty(scenario.num_clusters))
+    selections = []
+    for seed in range(6):
+        clusters = list(instance.clusters)
+        for n in np.random.default_rng(seed).permutation(len(clusters))[:5]:
+            # Nobody can send against so much interference, but on channel 0.
+            clusters[n] = replace(clusters[n], I=(clusters[n].I[0], *[1e3] * (len(clusters[n].I) - 1)))
+        blocked = replace(instance, clusters=tuple(clusters))
+        answer = make_policy(name, seed=seed).plan(Round(number=1, instance=blocked, losses=np.linspace(1.0, 2.0, 8)))
+        assert answer.status == "feasible"
+        matches = [Match(c.choice, c.channel, c.power_w) if c.selected else None for c in answer.clusters]
+        assert violations(blocked, matches) == [] and sum(c.selected for c in answer.clusters) == instance.num_matched
+        selections.append([c.selected for c in answer.clusters])
+    assert len({tuple(selected) for selected in selections}) > 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -187,7 +186,7 @@ class PlannedStrategy(Strategy):
                 compared.append(self._learn(decision, state.cluster, report))
         gamma = self.planner.settle(decision, trained)
         # Virtual time is the scenario's, whatever the plan was made by.
-        virtual = replace(decision, instance=decision.declared)
+        virtual = decision.as_declared()
         costs = round_costs(virtual, type(self).work, [s.cluster in trained for s in self.clusters])
         adaptation = self.planner.adaptation
         adapted = {} if adaptation is None else adaptation.record() | {"predictions": compared}

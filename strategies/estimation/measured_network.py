@@ -110,6 +110,9 @@ class MeasuredNetwork:
             return declared
         per_sample = 1.0 if declared.o_b_scaling == "sample" else 1.0 / declared.b
         bits = 1.0 if declared.act_scaling == "sample" else 1.0 / declared.b
+        # What a measured upload of a deployment takes is known as a whole; else a middle m stands for all.
+        uploads = bits * statistics.median(declared.m_set) if declared.m_decides_upload else 1.0
+        knows_uploads = not self.paced and any(cluster[UPLOAD, 0] for cluster in self.clusters)
         as_measured = replace(
             declared,
             o_b=declared.o_b * per_sample,
@@ -118,6 +121,7 @@ class MeasuredNetwork:
             z_bits=declared.z_bits * bits,
             g_bits=declared.g_bits * bits,
             act_scaling="sample",
+            z_enc_bits=0.0 if knows_uploads else declared.z_enc_bits * uploads,
             lat=0.0,
         )
         return replace(
@@ -150,20 +154,14 @@ class MeasuredNetwork:
             )
         return self._with_upload(replace(cluster, devices=tuple(devices)), as_measured, n)
 
-    def count_on_lost(self, clusters: Iterable[int]) -> bool:
+    def count_on_lost(self, clusters: Iterable[int]) -> None:
         """Count on the lost devices of clusters again that have no plan without them, as even or fixed segments have.
 
         Such a cluster would never train again, and so nobody would hear that its devices are back. Its control unit
         plans anew if they are not.
-
-        Returns
-        -------
-        Whether there was any.
         """
-        lost = [times for times in (self.clusters[n] for n in clusters) if times.away]
-        for times in lost:
-            times.away.clear()
-        return bool(lost)
+        for n in clusters:
+            self.clusters[n].away.clear()
 
     def _away(self, declared: Instance, n: int) -> set[int]:
         """Lost devices, as long as those that are left hold the TEBs: else all are waited for."""

@@ -12,7 +12,7 @@ import numpy as np
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.system.channels import NetworkState, NetworkTrace
 from client_pipeline.system.devices import DeviceProfile
-from client_pipeline.system.radio import Array, upload_time
+from client_pipeline.system.radio import Array, upload_energy, upload_time
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.answer import Answer, ClusterAnswer, Infeasibility
 from strategies.dssda.instance import Instance
@@ -20,11 +20,15 @@ from strategies.dssda.power_control import PowerControl, check_power_control, co
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import per_round_bound, round_bound, round_instance
 from strategies.dssda.split_band import divided
+from strategies.estimation.measured_network import MeasuredNetwork
 from strategies.planning.adaptation import Adaptation, SettledPolicy
 from strategies.planning.lookahead import WindowPrices, window_prices
 from strategies.planning.pipeline_choices import PipelineChoices
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all
 from strategies.planning.schedule_choice import ScheduledPolicy, scheduled_plans, simulated_seconds
+
+_OF_DEVICES = ("C1", "C2", "C7", "C9")
+"""Constraints that more devices may meet."""
 
 
 class InfeasibleRound(RuntimeError):
@@ -64,7 +68,19 @@ class Decision:
         if part.channel is None or part.power_w is None:
             return None
         rate = self.declared.uplink_rate(cluster, part.power_w, part.channel)
-        return float(upload_time(self.declared.clusters[cluster].up.t_bits, rate))
+        return float(upload_time(self.declared.upload_bits(cluster, self.plans[cluster].m), rate))
+
+    def as_declared(self) -> Decision:
+        """The same decision with uploads as long, and as costly, as the scenario says."""
+        if self.declared is self.instance:
+            return self
+        parts = list(self.answer.clusters)
+        for n, part in enumerate(parts):
+            if part.channel is not None and part.power_w is not None:
+                rate = self.declared.uplink_rate(n, part.power_w, part.channel)
+                energy_j = float(upload_energy(self.declared.clusters[n].up.e_bits, part.power_w, rate))
+                parts[n] = replace(part, uplink_s=self.declared_upload_s(n), uplink_energy_j=energy_j)
+        return replace(self, instance=self.declared, answer=replace(self.answer, clusters=tuple(parts)))
 
     @property
     def selected(self) -> list[bool]:
@@ -157,15 +173,13 @@ class RoundPlanner:
         window = self._window(policy, network, losses, absent)
         prices = self.queues if window is None else replace(self.queues, virtual=window.prices)
         declared = instance = round_instance(self.scenario, network, prices, drift=self.drift)
-        if self.adaptation is not None:
-            instance, policy = self.adaptation.network.instance(declared), SettledPolicy(policy, self.adaptation)
         round_ = Round(number=number, instance=instance, losses=losses, per_round=per_round_bound(self.scenario))
+        if self.adaptation is not None:
+            round_ = _measured(round_, self.adaptation.network, policy, absent)
+            instance, policy = round_.instance, SettledPolicy(policy, self.adaptation)
         answer, left_out = plan_whom_it_fits(policy, round_, absent)
-        if self.adaptation is not None and self.adaptation.network.count_on_lost(left_out.keys() - absent.keys()):
-            instance = self.adaptation.network.instance(declared)
-            round_ = replace(round_, instance=instance)
-            answer, left_out = plan_whom_it_fits(policy, round_, absent)
-        instance = divided(instance, answer)
+        is_declared, instance = instance is declared, divided(instance, answer)
+        declared = instance if is_declared else divided(declared, answer)
         controlled: PowerControl | None = None
         if self._by_programs:
             answer, controlled = control_power(instance, answer)
@@ -233,12 +247,13 @@ class RoundPlanner:
         -------
         Gamma_n of each cluster, Eq. (28), (N,).
         """
+        declared = decision.as_declared()
         parts = [
             c if trained is None or n in trained else ClusterAnswer(c.status, False)
-            for n, c in enumerate(decision.answer.clusters)
+            for n, c in enumerate(declared.answer.clusters)
         ]
-        happened = replace(decision.answer, clusters=tuple(parts))
-        gamma = round_bound(self.scenario, decision.network, decision.instance, happened)
+        happened = replace(declared.answer, clusters=tuple(parts))
+        gamma = round_bound(self.scenario, decision.network, declared.instance, happened)
         spent = np.array([(c.uplink_energy_j or 0.0) if c.selected else 0.0 for c in parts])
         self.queues = decision.queues.after_round(gamma, self.scenario.planner.gamma_max, spent, self._mean_energy)
         return gamma
@@ -293,11 +308,25 @@ def plan_whom_it_fits(
         reasons += for_all.infeasible
         blamed = {i.cluster for i in for_all.infeasible if i.cluster is not None}
         for reason in for_all.infeasible:
-            for n in candidates if reason.cluster is None else [reason.cluster]:
+            # One without a cluster ends the round for all; beside others it may be gone without these.
+            of_all = [] if blamed else candidates
+            for n in of_all if reason.cluster is None else [reason.cluster]:
                 left_out.setdefault(n, reason.reason)
         candidates = [n for n in candidates if n not in blamed] if blamed else []
     nobody = tuple(ClusterAnswer("infeasible", False, cost=c.skip) for c in instance.clusters)
     return Answer("infeasible", nobody, infeasible=tuple(reasons)), left_out
+
+
+def _measured(declared: Round, network: MeasuredNetwork, policy: RoundPolicy, absent: Mapping[int, str]) -> Round:
+    """A round as it is measured; lost devices of clusters that have no plan without them are counted on again."""
+    round_ = replace(declared, instance=network.instance(declared.instance))
+    if any(times.away for times in network.clusters):
+        # Without the plans that clusters have: nothing is changed by it.
+        answer, _ = plan_whom_it_fits(policy, round_, absent)
+        unfit = {reason.cluster for reason in answer.infeasible if reason.constraint in _OF_DEVICES}
+        network.count_on_lost(n for n in unfit if n is not None)
+        round_ = replace(declared, instance=network.instance(declared.instance))
+    return round_
 
 
 def _check_answer(policy: RoundPolicy, round_: Round, answer: Any) -> None:

@@ -8,7 +8,7 @@ order fails as soon as one of these is known:
 * its cluster has left the decoder's round, and its own error does not come within :data:`LAST_WORDS_S`, or
   :data:`LOST_S` if the cluster had been silent;
 * its cluster has said goodbye to the decoder, and its update does not come within ``reply_timeout_s``;
-* without a decoder: the others have answered, and it takes many times longer than they did.
+* without a decoder: it takes many times longer than the others did, or than any in the round before.
 
 A node that owes an answer hears of no further round until it has answered, was started again, or was away: a SuperNode
 takes one message after the other.
@@ -44,7 +44,8 @@ NOBODY_S = 180.0
 WORTH_TELLING_S = 5.0
 """How long after the first answer, or the first word to the decoder, another's may come until that is told [s]."""
 _SLOWER = 5.0
-"""Without a decoder, the next answer may take this many times as long as the slowest one before."""
+"""Without a decoder, the next answer may take this many times as long as the slowest one before, of this round or the
+last one."""
 _LOOK_S = 5.0
 """How often the SuperLink is asked which SuperNodes are gone, or were started again [s]."""
 _LATE_S = 2.0
@@ -103,6 +104,8 @@ class BoundedGrid(ForwardingGrid):
         self._answers_owed: list[AwaitedAnswer] = []
         """Of orders that were given up."""
         self._reported: list[Missing] = []
+        self._slowest_s: float | None = None
+        """Longest wait for an answer in the last round of training that had one [s]."""
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes that are connected and owe no answer; waits, with a bound, if none of the run is there.
@@ -134,7 +137,8 @@ class BoundedGrid(ForwardingGrid):
         orders = list(messages)
         if not orders:
             return
-        exchange = _Exchange(self._decoder, self._clusters, self._reply_timeout_s, orders[0].metadata.message_type)
+        kind = orders[0].metadata.message_type
+        exchange = _Exchange(self._decoder, self._clusters, self._reply_timeout_s, kind, self._slowest_s)
         awaited_orders, pending, refusals = self._push(orders)
         looked = time.monotonic()
         end = math.inf if timeout is None else time.monotonic() + timeout
@@ -166,6 +170,7 @@ class BoundedGrid(ForwardingGrid):
                 if pending:
                     self._ended.wait(min(self._poll_s, _NOTICE_S))
         finally:
+            self._slowest_s = exchange.slowest_s or self._slowest_s
             for awaited in pending.values():
                 awaited.give_up()
 
@@ -250,14 +255,16 @@ class _Exchange:
         clusters: Mapping[int, int],
         reply_timeout_s: float,
         message_type: str,
+        slowest_before_s: float | None = None,
     ) -> None:
         trains = message_type == MessageType.TRAIN
         self._decoder = decoder if trains else None
         self._clusters, self._reply_timeout_s = clusters, reply_timeout_s
         self._paced = trains and decoder is None
         self._started_at = self._last_answer_at = time.monotonic()
-        self._slowest_s: float | None = None
-        """Longest wait for an answer so far."""
+        self._slowest_before_s = slowest_before_s
+        self.slowest_s: float | None = None
+        """Longest wait for an answer of training so far [s]."""
         self._first_answer_at: float | None = None
         """When the first answered that did not fail."""
 
@@ -265,7 +272,8 @@ class _Exchange:
         """Note an answer; a cluster that failed has left the decoder's round."""
         now = time.monotonic()
         if not reply.has_error():
-            self._slowest_s = max(self._slowest_s or 0.0, now - self._last_answer_at)
+            if self._paced:
+                self.slowest_s = max(self.slowest_s or 0.0, now - self._last_answer_at)
             self._first_answer_at = self._first_answer_at or now
         elif self._decoder is not None:
             cluster = self._clusters.get(reply.metadata.src_node_id, -1)
@@ -278,8 +286,9 @@ class _Exchange:
         """Reason of each order whose answer is not waited for any more, by its id."""
         now = time.monotonic()
         reasons: dict[str, str] = {}
-        if self._paced and self._slowest_s is not None:
-            allowed_s = self._reply_timeout_s + _SLOWER * self._slowest_s
+        slowest_s = self.slowest_s or self._slowest_before_s
+        if self._paced and slowest_s is not None:
+            allowed_s = self._reply_timeout_s + _SLOWER * slowest_s
             if now > self._last_answer_at + allowed_s:
                 reasons = {m.metadata.message_id: f"no answer {allowed_s:.0f} s after the last one" for m in orders}
         if self._decoder is None:

@@ -159,6 +159,20 @@ def test_without_a_decoder_the_slowest_answer_so_far_says_how_long_the_next_may_
     assert "after the last one" in exchange.end()[1]
 
 
+def test_without_a_decoder_the_last_round_says_how_long_a_first_answer_may_take():
+    """Of one cluster, and of many of which all others fail, there is no other answer to go by."""
+    link = Link(2)
+    grid = link.bounded(reply_timeout_s=0.3)
+    whole = Exchange(grid, link.orders(0, 1))
+    for cluster in (0, 1):
+        link.answer(link.pull(cluster))
+    assert whole.end() == {0: None, 1: None}
+    next_round = Exchange(grid, link.orders(0, 1))
+    link.answer(link.pull(0), error="no data")
+    reasons = next_round.end()
+    assert "no data" in reasons[0] and "after the last one" in reasons[1]
+
+
 def test_a_cluster_that_does_not_begin_while_no_other_does_anything_is_left_out(monkeypatch):
     monkeypatch.setattr(bounded_grid, "BEGIN_S", 0.3)
     link = Link(2)

@@ -8,7 +8,7 @@ searched beyond the list, so nothing can be missed in it.
 Memory couples both. GPipe keeps the activations of a whole batch, as gamma_0 counts them; the others keep less, and so
 does GPipe where devices compute activations again. Where less may be kept, the plan is first made as if a TEB kept one
 micro-batch alone. Where no schedule then fits a cluster, its segments are those of least cost among the planner's
-choices for each S, with any m, that fit under some schedule; and where none does, the round is planned again with a
+choices for each S and m that fit under some schedule; and where none does, the round is planned again with a
 whole batch's activations, which every schedule fits.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.schedules import SCHEDULES
 from strategies.dssda.answer import Answer, SegmentChoice
-from strategies.dssda.evaluation import Match, score
+from strategies.dssda.evaluation import Match, choice_cost, score
 from strategies.dssda.instance import Instance
 from strategies.dssda.segments import segment_table
 from strategies.planning.pipeline_choices import AUTO_SLICES, PipelineChoices
@@ -140,7 +140,7 @@ class ScheduledPolicy(RoundPolicy):
         return score(lean, matches, "feasible")
 
     def _fitting(self, instance: Instance, lean: Instance, n: int, choice: SegmentChoice) -> SegmentChoice | None:
-        """Return a choice that fits: the planner's own, or else the cheapest of its choices for each S with any m."""
+        """Return a choice that fits: the planner's own, or else the cheapest of its choices for each S and m."""
         devices = instance.device_arrays(n)
         speed, seconds = devices.phi * devices.f, simulated_seconds(instance)
 
@@ -151,13 +151,13 @@ class ScheduledPolicy(RoundPolicy):
         if scheduled(choice) is not None:
             return choice
         best, least = None, float("inf")
-        for of_size in segment_table(lean, n).choices.values():
-            for m in instance.m_set:
-                plan = scheduled(replace(of_size, m=m))
+        for m in instance.m_set:
+            # The joules of C9 depend on m: so do the segments that it allows.
+            for tried in segment_table(replace(lean, m_set=(m,)), n).choices.values():
+                plan = scheduled(tried)
                 if plan is None:
                     continue
-                cost = instance.V * instance.steps * seconds(n, plan)
-                cost += instance.clusters[n].size_cost(of_size.num_segments)
+                cost = instance.V * instance.steps * seconds(n, plan) + choice_cost(lean, n, tried)
                 if cost < least:
                     best, least = choice_of(lean, n, plan), cost
         return best

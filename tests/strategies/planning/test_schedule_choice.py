@@ -10,6 +10,7 @@ from client_pipeline.runtime.schedules import SCHEDULES, actions, schedules_of
 from client_pipeline.system.scenario import load_scenario
 from helpers.instances import random_instance
 from helpers.oracles import makespan
+from strategies.dssda.evaluation import round_joules
 from strategies.dssda.instance_file import parse_instance
 from strategies.planning.dry_run import plan_rounds
 from strategies.planning.pipeline_choices import PipelineChoices
@@ -125,6 +126,49 @@ def test_without_room_under_any_schedule_the_round_is_planned_with_a_whole_batch
         [plan] = DSSDA().plans(round_, answer)
         assert best_schedule(instance, 0, plan, AUTO, simulated_seconds(instance)) is not None
     assert {"infeasible", "optimal"} <= outcomes
+
+
+@pytest.mark.parametrize("energy", ["c9", "exact"])
+def test_segments_planned_for_memory_stay_within_the_energy_budgets(energy):
+    """Each m took the segments that were planned, and checked, for another m: C9 was broken in every third round."""
+    num_trained = 0
+    for seed in (0, 7, 19):
+        scenario = load_scenario("table2", seed)
+        generator = np.random.default_rng(seed)
+        clusters = tuple(
+            tuple(
+                replace(d, memory=generator.uniform(0.5e9, 1e9), energy_budget_j=generator.uniform(1.0, 8.0))
+                for d in devices
+            )
+            for devices in scenario.clusters
+        )
+        scenario = replace(
+            scenario,
+            clusters=clusters,
+            costs=replace(scenario.costs, activation_memory=0.3e9),
+            planner=replace(scenario.planner, num_blocks=6, batch_size=16, max_micro_batches=16, energy=energy),
+        )
+        for schedule in ("1f1b", "auto"):
+            [planned] = plan_rounds(scenario, DSSDA(), 1, schedule=schedule)
+            assert planned.violations == []
+            num_trained += sum(planned.selected)
+    # With segments planned for each m nobody has to be left out.
+    assert num_trained == 3 * 2 * 3
+
+
+def test_segments_planned_for_memory_count_the_price_of_joules():
+    """The price was left out: the segments were the same at any price."""
+    generator, joules = np.random.default_rng(3), []
+    for _ in range(60):
+        instance, _ = drawn(generator)
+        instance = replace(instance, gamma_act=0.9 * instance.gamma0, energy="none", weight_share=0.5)
+        rounds = [Round(number=1, instance=replace(instance, wJ=price), losses=[1.0]) for price in (0.0, 100.0)]
+        answers = [ScheduledPolicy(DSSDA(), PipelineChoices.of("1f1b")).plan(round_) for round_ in rounds]
+        # Of the planner itself the answer is optimal.
+        if [answer.status for answer in answers] == ["feasible"] * 2:
+            joules.append([round_joules(instance, 0, answer.clusters[0].choice) for answer in answers])
+    assert all(priced <= free * (1 + 1e-9) for free, priced in joules)
+    assert any(priced < 0.9 * free for free, priced in joules)
 
 
 def test_the_least_memory_of_a_teb_is_that_with_one_micro_batch():

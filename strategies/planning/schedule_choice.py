@@ -24,6 +24,7 @@ from strategies.dssda.answer import Answer, SegmentChoice
 from strategies.dssda.evaluation import Match, choice_cost, score
 from strategies.dssda.instance import Instance
 from strategies.dssda.segments import segment_table
+from strategies.dssda.split_band import divided
 from strategies.planning.pipeline_choices import AUTO_SLICES, PipelineChoices
 from strategies.planning.plan_demands import device_memory, lean_instance, memory_violations, pipeline_of
 from strategies.planning.policy import Round, RoundPolicy
@@ -137,7 +138,13 @@ class ScheduledPolicy(RoundPolicy):
             else Match(choice, part.channel, part.power_w)
             for part, choice in zip(answer.clusters, choices, strict=True)
         ]
-        return score(lean, matches, "feasible")
+        scored = score(divided(lean, answer), matches, "feasible") if any(matches) else answer
+        # Who trains without a channel, as in a policy without uploads, has nothing to score.
+        parts = (
+            replace(of_match, band_hz=part.band_hz) if match or not part.selected else replace(part, choice=choice)
+            for part, of_match, match, choice in zip(answer.clusters, scored.clusters, matches, choices, strict=True)
+        )
+        return replace(scored, clusters=tuple(parts))
 
     def _fitting(self, instance: Instance, lean: Instance, n: int, choice: SegmentChoice) -> SegmentChoice | None:
         """Return a choice that fits: the planner's own, or else the cheapest of its choices for each S and m."""

@@ -10,6 +10,7 @@ from client_pipeline.runtime.schedules import SCHEDULES, actions, schedules_of
 from client_pipeline.system.scenario import load_scenario
 from helpers.instances import random_instance
 from helpers.oracles import makespan
+from strategies.baselines.pipeline import PipeLine
 from strategies.dssda.evaluation import round_joules
 from strategies.dssda.instance_file import parse_instance
 from strategies.planning.dry_run import plan_rounds
@@ -169,6 +170,35 @@ def test_segments_planned_for_memory_count_the_price_of_joules():
             joules.append([round_joules(instance, 0, answer.clusters[0].choice) for answer in answers])
     assert all(priced <= free * (1 + 1e-9) for free, priced in joules)
     assert any(priced < 0.9 * free for free, priced in joules)
+
+
+def test_clusters_without_uploads_train_on_segments_planned_for_memory():
+    """Where memory changed the segments of one of them, the baseline ``pipeline`` selected nobody."""
+    scenario, generator = load_scenario("table2"), np.random.default_rng(0)
+    clusters = tuple(
+        tuple(replace(device, memory=generator.uniform(0.3e9, 1e9)) for device in devices[:3])
+        for devices in scenario.clusters
+    )
+    costs, planner = replace(scenario.costs, activation_memory=0.3e9), replace(scenario.planner, num_blocks=4)
+    scenario = replace(scenario, clusters=clusters, costs=costs, planner=planner)
+    decision = RoundPlanner(scenario, PipeLine.own_policy(0), schedule="zb-h1").plan(1, [1.0] * 3)
+    assert decision.selected == [True] * 3
+    # Even segments would use all three devices.
+    assert min(len(plan.devices) for plan in decision.plans) < 3
+    for n, plan in enumerate(decision.plans):
+        assert sum(plan.delta) == 4 and memory_violations(decision.instance, n, plan) == []
+
+
+def test_segments_planned_for_memory_keep_the_band_that_was_divided():
+    scenario = tight()
+    scenario = replace(scenario, planner=replace(scenario.planner, bandwidth="split", energy="exact"))
+    decision = RoundPlanner(scenario, DSSDA(), power_control="exact", schedule="1f1b").plan(1, [1.0] * 3)
+    # Of the planner itself the answer would be optimal.
+    assert decision.answer.status == "feasible"
+    for n, part in enumerate(decision.answer.clusters):
+        assert part.band_hz == decision.instance.clusters[n].B[part.channel]
+        rate = decision.instance.uplink_rate(n, part.power_w, part.channel)
+        assert part.uplink_s == pytest.approx(decision.instance.upload_bits(n, part.choice.m) / rate)
 
 
 def test_the_least_memory_of_a_teb_is_that_with_one_micro_batch():

@@ -9,7 +9,7 @@ from client_pipeline.partition.plan import ClusterPlan, read_plans
 from strategies.dssda.answer import Answer
 from strategies.dssda.evaluation import Match, score
 from strategies.dssda.instance import Instance
-from strategies.planning.plan_demands import planned_block_memory
+from strategies.planning.plan_demands import memory_violations
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all, plan_with
 from strategies.planning.segment_rules import choice_of
 
@@ -50,7 +50,7 @@ class FixedPlans(RoundPolicy):
         plans = [self.file_plans[i] for i in round_.indices]
         for n, plan in enumerate(plans):
             if plan.selected:
-                self._check(instance, n, round_.indices[n])
+                self._check(round_, n)
         selected = [n for n, plan in enumerate(plans) if plan.selected]
         if any(plans[n].channel is None or plans[n].power_w is None for n in selected):
             return _matched_by_planner(instance, plans, selected)
@@ -66,17 +66,24 @@ class FixedPlans(RoundPolicy):
             for i, part in zip(round_.indices, answer.clusters, strict=True)
         ]
 
-    def _check(self, instance: Instance, n: int, index: int) -> None:
+    def _check(self, round_: Round, n: int) -> None:
+        instance, index = round_.instance, round_.indices[n]
         plan, devices = self.file_plans[index], instance.device_arrays(n)
         location = f"{self.path}: clusters[{index}]"
         plan.check(
             num_blocks=instance.L,
             batch_size=instance.b,
             num_devices=len(devices.phi),
-            memory=[float(m) for m in devices.mem],
-            block_memory=planned_block_memory(instance, plan.m),
             location=location,
         )
+        # How much a TEB takes depends on how the pipeline runs.
+        ways = round_.choices.plans(plan)
+        lacking = [memory_violations(instance, n, way) for way in ways]
+        if all(lacking):
+            raise ValueError(
+                f"{location}: delta {list(plan.delta)} does not fit under {ways[0].schedule}: {'; '.join(lacking[0])}; "
+                "give these devices fewer TEBs, or use more devices or another schedule"
+            )
         if plan.channel is not None and not 0 <= plan.channel < instance.num_channels:
             raise ValueError(
                 f"{location}: channel {plan.channel}: expected null or a channel from 0 to {instance.num_channels - 1}"

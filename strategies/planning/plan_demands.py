@@ -81,18 +81,6 @@ def _teb_memory(instance: Instance) -> TebMemory:
     )
 
 
-def planned_block_memory(instance: Instance, m: int) -> float:
-    """Memory of a TEB under a plan of m micro-batches with GPipe [byte].
-
-    It is gamma_0, but where devices compute again: then a TEB keeps the activations of one micro-batch. The inputs that
-    they keep of the others are less than what is taken off for the passes of a whole batch.
-    """
-    if not instance.recomputes:
-        return instance.gamma0
-    largest = micro_batch_sizes(instance.b, min(m, instance.b))[0]
-    return instance.gamma0 - instance.gamma_act * (1 - largest / instance.b)
-
-
 def lean_instance(instance: Instance) -> Instance:
     """Return the problem with the least memory that any schedule takes: of one micro-batch, as small as there are.
 

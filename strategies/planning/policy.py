@@ -12,6 +12,7 @@ from strategies.dssda.instance import Instance
 from strategies.dssda.per_round_bound import PerRoundBound
 from strategies.dssda.planner import plan_round
 from strategies.dssda.segments import SegmentTable
+from strategies.planning.pipeline_choices import PipelineChoices
 from strategies.planning.segment_rules import cluster_plans
 
 
@@ -30,6 +31,8 @@ class Round:
     """Which cluster of the run each of the instance's is; all of them if not given."""
     num_all: int = 0
     """Clusters of the run; the instance's if not given."""
+    choices: PipelineChoices = PipelineChoices()
+    """How the pipelines may run, for a policy with plans of its own."""
 
     def __post_init__(self) -> None:
         """Fill in what was not given."""

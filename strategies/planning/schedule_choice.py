@@ -120,7 +120,7 @@ class ScheduledPolicy(RoundPolicy):
         makes_own_plans = type(self._policy).plans is not RoundPolicy.plans
         keeps_all = self._choices.only_gpipe and not instance.recomputes
         if not instance.gamma_act or keeps_all or makes_own_plans:
-            return self._policy.plan(round_)
+            return self._policy.plan(replace(round_, choices=self._choices))
         lean = lean_instance(instance)
         answer = self._policy.plan(replace(round_, instance=lean))
         if answer.status == "infeasible":

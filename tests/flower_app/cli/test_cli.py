@@ -187,7 +187,8 @@ def test_a_task_of_ones_own_is_checked_with_all_that_it_generates(tmp_path, monk
         ),
         (
             {"delta": [5, 0, 0, 0, 0, 0], "encoder-layers": 5},
-            "device 0 holds 5 TEBs of 0.375 GB = 1.88 GB, but has 1.5 GB (C7); give it fewer TEBs or use more devices",
+            "delta [5, 0, 0, 0, 0, 0] does not fit under gpipe: C7: device 0 needs 1.875e+09 byte, has 1.5e+09; "
+            "give these devices fewer TEBs, or use more devices or another schedule",
         ),
     ],
     ids=["sum", "no m", "m over b", "short delta", "order", "S over K", "memory"],

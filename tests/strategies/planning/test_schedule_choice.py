@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes
+from client_pipeline.partition.plan import ClusterPlan, micro_batch_sizes, write_plans
 from client_pipeline.runtime.schedules import SCHEDULES, actions, schedules_of
 from client_pipeline.system.scenario import load_scenario
 from helpers.instances import random_instance
@@ -206,6 +206,32 @@ def test_the_least_memory_of_a_teb_is_that_with_one_micro_batch():
     instance = replace(instance, gamma_act=0.5 * instance.gamma0)
     smallest = micro_batch_sizes(instance.b, max(m for m in instance.m_set if m <= instance.b))[0]
     assert lean_instance(instance).gamma0 == pytest.approx(instance.gamma0 * (0.5 + 0.5 * smallest / instance.b))
+
+
+def test_a_plan_file_fits_under_the_schedules_that_it_runs_by(tmp_path):
+    """Plans for less memory under another schedule could not be replayed: they were checked as under GPipe."""
+    scenario = load_scenario("table2")
+    block = scenario.costs.block_memory
+    clusters = tuple(tuple(replace(d, memory=2.1 * block) for d in devices) for devices in scenario.clusters)
+    scenario = replace(scenario, clusters=clusters, costs=replace(scenario.costs, activation_memory=0.8 * block))
+    planned = RoundPlanner(scenario, DSSDA(), schedule="auto", power_control="exact").plan(1, [1.0] * 3)
+    assert max(max(plan.delta) for plan in planned.plans) > 2
+    path = tmp_path / "plan.json"
+
+    def replayed(schedule, plans):
+        write_plans(path, plans)
+        planner = RoundPlanner(scenario, make_policy("fixed", plan_file=str(path)), schedule=schedule)
+        return planner.plan(1, [1.0] * 3).plans
+
+    gpipe = [replace(plan, schedule="gpipe") for plan in planned.plans]
+    assert replayed("", planned.plans) == planned.plans
+    # What planner.schedule says runs, whatever the file names.
+    assert replayed("auto", gpipe) == planned.plans
+    for schedule, plans in (("", gpipe), ("gpipe", planned.plans)):
+        with pytest.raises(
+            ValueError, match=r"plan.json: clusters\[0\]: delta .* does not fit under gpipe: C7: device"
+        ):
+            replayed(schedule, plans)
 
 
 def test_a_rounds_plans_name_their_schedules_and_without_a_setting_they_stay():

@@ -282,7 +282,8 @@ def _train(message: Message, context: Context) -> Message:
         num_blocks=num_blocks,
         batch_size=config.batch_size,
         num_devices=len(state.devices),
-        memory=None if "C7" in order.waived else state.memories,
+        # The server knows what its plan's schedule keeps of activations; gamma_0 counts a whole batch's.
+        memory=state.memories if order.plan is None else None,
         block_memory=state.block_memory,
         location=f"round {order.round}: plan of cluster {node.cluster}",
     )

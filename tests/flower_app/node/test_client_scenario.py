@@ -17,7 +17,7 @@ from flower_app.training import network as training_network
 from helpers.tiny_models import CLASSIC, NUM_BLOCKS
 from strategies.clusters import ClusterState
 from strategies.planning.replan import ScheduledReplan
-from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays
+from strategies.records import ARRAYS, CONFIG, ROUND_KEY, to_arrays, train_config
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def calls(monkeypatch):
     return counted
 
 
-def train_rounds(monkeypatch, numbers, run_id=1, **run_config):
+def train_rounds(monkeypatch, numbers, run_id=1, plan=None, block_memory=1.0, plans="", **run_config):
     """Train messages of a simulated node, one after the other; returns the orders that its control unit got."""
     orders = []
 
@@ -46,11 +46,11 @@ def train_rounds(monkeypatch, numbers, run_id=1, **run_config):
     monkeypatch.setattr(client_app, "train_round", train_round)
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
     devices = load_scenario("default").clusters[0]
-    state = ClusterState(cluster=0, node_id=7, devices=devices, block_memory=1.0, num_examples=7)
+    state = ClusterState(cluster=0, node_id=7, devices=devices, block_memory=block_memory, num_examples=7)
     kept = {
         "spec": CLASSIC.to_json(),
         "num-blocks": NUM_BLOCKS,
-        "plans": "",
+        "plans": plans,
         "cluster": json.dumps(state.to_dict()),
         "folder": ".",
     }
@@ -62,7 +62,8 @@ def train_rounds(monkeypatch, numbers, run_id=1, **run_config):
         run_config=run_config,
     )
     for number in numbers:
-        content = RecordDict({CONFIG: ConfigRecord({ROUND_KEY: number}), ARRAYS: to_arrays({})})
+        config = ConfigRecord({ROUND_KEY: number}) if plan is None else train_config(number, plan)
+        content = RecordDict({CONFIG: config, ARRAYS: to_arrays({})})
         client_app._train(SimpleNamespace(content=content), context)
     return orders
 
@@ -100,3 +101,15 @@ def test_another_run_or_another_configuration_has_a_scenario_of_its_own(monkeypa
     assert calls["load_scenario"] == 3
     assert scenario_of_run(102, own.replan.config, own.replan.spec).planner.batch_size == 32
     assert scenario_of_run(102, other.replan.config, other.replan.spec).planner.batch_size == 16
+
+
+def test_a_plan_of_the_server_may_keep_fewer_activations_than_gamma_0_counts(monkeypatch):
+    """A node refused what was planned for another schedule: it counted a whole batch's activations, as GPipe does."""
+    devices = load_scenario("default").clusters[0]
+    delta = (NUM_BLOCKS, *[0] * (len(devices) - 1))
+    plan = ClusterPlan(delta=delta, order=(0,), m=4, schedule="1f1b")
+    too_large = 1.1 * devices[0].memory / NUM_BLOCKS
+    [order] = train_rounds(monkeypatch, [1], plan=plan, block_memory=too_large)
+    assert order.plan == plan
+    with pytest.raises(ValueError, match=r"round 1: plan of cluster 0: device 0 holds .* \(C7\)"):
+        train_rounds(monkeypatch, [1], plans=json.dumps([plan.to_dict()]), block_memory=too_large)

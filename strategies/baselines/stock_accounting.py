@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.system.channels import NetworkTrace
 from client_pipeline.system.scenario import Scenario
 from strategies.dssda.answer import Answer, ClusterAnswer
 from strategies.dssda.instance import Instance
-from strategies.dssda.matching import match_channels
+from strategies.dssda.matching import match_channels, most_matched
 from strategies.dssda.power import Uplinks
 from strategies.dssda.queues import Queues
 from strategies.dssda.round_problem import round_bound, round_instance
@@ -70,10 +71,19 @@ def _answer(instance: Instance, plans: list[ClusterPlan], channels: list[tuple[i
     return Answer("feasible", tuple(parts))
 
 
+def _first_matchable(possible: NDArray[np.bool_], waiting: list[int]) -> list[int]:
+    """As many of the clusters that wait as can have a channel each at once, earlier ones before later ones."""
+    batch: list[int] = []
+    for n in waiting:
+        if len(batch) < possible.shape[1] and most_matched(possible[[*batch, n]]) > len(batch):
+            batch.append(n)
+    return batch
+
+
 def queued_uploads(
     instance: Instance, plans: list[ClusterPlan], trained: list[int]
 ) -> tuple[list[tuple[int, float] | None], RoundCosts]:
-    """Upload min(N, J) clusters at a time, matched by upload time at all the power that C6 and C8 allow.
+    """Upload up to min(N, J) clusters at a time, matched by upload time at all the power that C6 and C8 allow.
 
     Returns
     -------
@@ -89,10 +99,10 @@ def queued_uploads(
     links_used: list[tuple[int, float] | None] = [None] * instance.num_clusters
     waiting = sorted((n for n in trained if np.isfinite(seconds[n]).any()), key=lambda n: (ready_s[n], n))
     while waiting:
-        batch, waiting = waiting[: instance.num_channels], waiting[instance.num_channels :]
+        batch = _first_matchable(np.isfinite(seconds), waiting)
+        waiting = [n for n in waiting if n not in batch]
         matching = match_channels(seconds[batch], np.zeros(len(batch)))
-        if matching is None:
-            break
+        assert matching is not None
         for n, channel in zip(batch, matching.channel_of, strict=True):
             if channel is None:
                 continue

@@ -64,6 +64,25 @@ def test_uploads_of_a_stock_strategy_queue_for_the_channels(decision):
     assert all(c.uplink_wait_s == 0 for c in apart.clusters)
 
 
+def test_uploads_whose_only_channel_is_the_same_queue_for_it(decision):
+    """Such a pair had no matching: it, and all that waited, never uploaded, and the round's latency was NaN."""
+    # With a gain of 1e-3 C8 allows no upload.
+    uplink = dataclasses.replace(decision.instance.clusters[0].up, Emax=10.0)
+    gains = [(1.0, 1e-3, 1e-3, 1e-3), (1.0, 1e-3, 1e-3, 1e-3), (1.0, 1.0, 1e-3, 1e-3)]
+    clusters = [
+        dataclasses.replace(c, up=uplink, h=h, I=(0.07,) * 4)
+        for c, h in zip(decision.instance.clusters, gains, strict=True)
+    ]
+    instance = dataclasses.replace(decision.instance, clusters=tuple(clusters))
+    used, costs = queued_uploads(instance, decision.plans, [0, 1, 2])
+    assert [link[0] for link in used] == [0, 0, 1]
+    first, second = sorted(costs.clusters[:2], key=lambda c: c.uplink_wait_s)
+    assert first.uplink_wait_s == 0 == costs.clusters[2].uplink_wait_s
+    end_s = first.train_s + first.uplink_s
+    assert second.train_s + second.uplink_wait_s == pytest.approx(max(second.train_s, end_s))
+    assert costs.latency_s == max(c.train_s + c.uplink_wait_s + c.uplink_s for c in costs.clusters)
+
+
 def test_a_stock_round_is_recorded_for_those_that_trained():
     scenario = load_scenario("table2")
     plan = uniform_plan(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from client_pipeline.partition.plan import ClusterPlan, read_plans
 from strategies.dssda.answer import Answer
-from strategies.dssda.evaluation import Match, score
+from strategies.dssda.evaluation import Match, exceeds, score
 from strategies.dssda.instance import Instance
 from strategies.planning.plan_demands import memory_violations
 from strategies.planning.policy import Round, RoundPolicy, answer_for_all, plan_with
@@ -47,16 +47,26 @@ class FixedPlans(RoundPolicy):
                 f"{self.path}: has plans for {len(self.file_plans)} clusters, the problem has {round_.num_all}; "
                 "expected one for each"
             )
+        self._check_channels(round_.num_all)
         plans = [self.file_plans[i] for i in round_.indices]
-        for n, plan in enumerate(plans):
-            if plan.selected:
-                self._check(round_, n)
         selected = [n for n, plan in enumerate(plans) if plan.selected]
-        if any(plans[n].channel is None or plans[n].power_w is None for n in selected):
+        for n in selected:
+            self._check(round_, n)
+        if all(plans[n].channel is None and plans[n].power_w is None for n in selected):
             return _matched_by_planner(instance, plans, selected)
         matches: list[Match | None] = [None] * len(plans)
-        for n in selected:
-            matches[n] = Match(choice_of(instance, n, plans[n]), plans[n].channel or 0, plans[n].power_w or 0.0)
+        for n, plan in enumerate(plans):
+            if plan.selected and plan.channel is not None and plan.power_w is not None:
+                matches[n] = Match(choice_of(instance, n, plan), plan.channel, plan.power_w)
+        for group, channels in _open_groups(instance, plans, selected):
+            answer = _matched_by_planner(_restricted(instance, plans, channels), plans, group)
+            if answer.status == "infeasible":
+                return answer
+            for n in group:
+                part, power_w = answer.clusters[n], plans[n].power_w
+                if part.choice is not None and part.channel is not None and part.power_w is not None:
+                    power_w = part.power_w if power_w is None else power_w
+                    matches[n] = Match(part.choice, channels[part.channel], power_w)
         return score(instance, matches, "feasible")
 
     def plans(self, round_: Round, answer: Answer) -> list[ClusterPlan]:
@@ -88,6 +98,59 @@ class FixedPlans(RoundPolicy):
             raise ValueError(
                 f"{location}: channel {plan.channel}: expected null or a channel from 0 to {instance.num_channels - 1}"
             )
+        limit, sends = instance.clusters[n].up.Pmax, instance.upload_bits(n, plan.m) > 0
+        if plan.power_w is not None and (exceeds(plan.power_w, limit) or (sends and plan.power_w == 0)):
+            raise ValueError(
+                f"{location}: power_w {plan.power_w:g}: expected null or a power above 0 and at most the uplink's "
+                f"{limit:g} W (C6)"
+            )
+
+    def _check_channels(self, num_clusters: int) -> None:
+        users: dict[int, int] = {}
+        for index, plan in enumerate(self.file_plans[:num_clusters]):
+            if not plan.selected or plan.channel is None:
+                continue
+            if plan.channel in users:
+                raise ValueError(
+                    f"{self.path}: clusters[{index}]: channel {plan.channel}: clusters[{users[plan.channel]}] has it, "
+                    "too, expected another channel for each cluster (C4); change one of them, or make it null"
+                )
+            users[plan.channel] = index
+
+
+def _open_groups(
+    instance: Instance, file_plans: list[ClusterPlan], selected: list[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Clusters whose channel or power is open, each group with the channels it may have.
+
+    A cluster whose file names the channel alone has it for itself; those without one share what the file leaves.
+    """
+    taken = {file_plans[n].channel for n in selected}
+    free = [j for j in range(instance.num_channels) if j not in taken]
+    groups = [
+        ([n], [j]) for n in selected if (j := file_plans[n].channel) is not None and file_plans[n].power_w is None
+    ]
+    without = [n for n in selected if file_plans[n].channel is None]
+    return [*groups, (without, free)] if without and free else groups
+
+
+def _restricted(instance: Instance, file_plans: list[ClusterPlan], channels: list[int]) -> Instance:
+    """The problem with some of its channels, and no more power than the file names."""
+
+    def picked(values: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(values[j] for j in channels)
+
+    clusters = tuple(
+        replace(
+            cluster,
+            up=cluster.up if plan.power_w is None else replace(cluster.up, Pmax=plan.power_w),
+            h=picked(cluster.h),
+            I=picked(cluster.I),
+            B=picked(cluster.B),
+        )
+        for cluster, plan in zip(instance.clusters, file_plans, strict=True)
+    )
+    return replace(instance, clusters=clusters, band_hz=None)
 
 
 def _matched_by_planner(instance: Instance, file_plans: list[ClusterPlan], selected: list[int]) -> Answer:

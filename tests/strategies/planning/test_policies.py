@@ -86,6 +86,54 @@ def test_a_fixed_plan_without_channels_gets_them_as_dssda_would(tmp_path):
     assert answer.objective == pytest.approx(plan_round(round_.instance).objective, rel=1e-6)
 
 
+def test_what_a_fixed_plan_names_stays_where_others_are_open(tmp_path):
+    """One open channel was enough, and all clusters were matched anew."""
+    round_ = first_round("table2")
+    plans = [plan.to_dict() for plan in cluster_plans(round_.instance, plan_round(round_.instance))]
+    path = tmp_path / "plan.json"
+
+    def answered(*links):
+        clusters = [
+            plan | {"channel": channel, "power_w": power} for plan, (channel, power) in zip(plans, links, strict=True)
+        ]
+        path.write_text(json.dumps({"format": "collapipe-plan/1", "clusters": clusters}))
+        answer = make_policy("fixed", plan_file=str(path)).plan(round_)
+        matches = [Match(c.choice, c.channel, c.power_w) for c in answer.clusters]
+        assert violations(round_.instance, matches) == [] and answer.status == "feasible"
+        return [(c.channel, c.power_w) for c in answer.clusters], answer.objective
+
+    for channel in range(4):
+        [first, *others], _ = answered((channel, 0.1), (None, None), (None, None))
+        assert first == (channel, 0.1) and channel not in dict(others)
+    best = plan_round(round_.instance)
+    named = best.clusters[0].channel, best.clusters[0].power_w
+    links, objective = answered(named, (None, None), (None, None))
+    assert links[0] == named and objective == pytest.approx(best.objective, rel=0.02)
+    # A channel without a power, and a power without a channel.
+    [(kept, power), (other, limit), last], _ = answered((2, None), (None, 0.2), (1, 0.1))
+    assert (kept, limit, last) == (2, 0.2, (1, 0.1)) and power > 0 and other in (0, 3)
+
+
+def test_a_fixed_plan_keeps_to_channels_and_powers_that_there_are(tmp_path):
+    """Clusters on one channel were planned as feasible, and so were 9 W, or 0 W, with which no upload ends."""
+    round_ = first_round("table2")
+    plans = [plan.to_dict() for plan in cluster_plans(round_.instance, plan_round(round_.instance))]
+    path = tmp_path / "plan.json"
+
+    def refused(**keys):
+        path.write_text(json.dumps({"format": "collapipe-plan/1", "clusters": [plans[0], plans[1] | keys, plans[2]]}))
+        with pytest.raises(ValueError) as error:
+            make_policy("fixed", plan_file=str(path)).plan(round_)
+        return str(error.value)
+
+    message = refused(channel=plans[0]["channel"])
+    assert message.startswith(f"{path}: clusters[1]: channel {plans[0]['channel']}: clusters[0] has it, too, expected")
+    limit = round_.instance.clusters[1].up.Pmax
+    for power, text in ((9.0, "9"), (0.0, "0")):
+        expected = f"clusters[1]: power_w {text}: expected null or a power above 0 and at most the uplink's {limit:g} W"
+        assert expected in refused(power_w=power)
+
+
 def test_a_fixed_plan_that_does_not_fit_is_refused(tmp_path):
     round_ = first_round("table2")
     plans = [plan.to_dict() for plan in cluster_plans(round_.instance, plan_round(round_.instance))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from typing import Any
 
 from client_pipeline import durable
 from client_pipeline.near_names import did_you_mean
-from flower_app.tasks.tables import read_table_rows
+from flower_app.tasks.tables import csv_line, read_table_rows
 from flower_app.tasks.texts import lines
 
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".txt")
@@ -27,8 +25,8 @@ class TextRows:
 
     rows: list[dict[str, Any]]
     """Columns by name, those without a header by number; of a text file the column ``text`` alone."""
-    texts: list[str]
-    """What the model is given of each row."""
+    inputs: list[str | list[str]]
+    """What the model is given of each row: a text, or its words where the file has them one by one."""
     header: bool
     """Whether the file names its columns."""
 
@@ -54,18 +52,21 @@ def read_text_rows(path: Path, column: str = "") -> TextRows:
     rows = _rows_of(path, header)
     if not rows:
         raise ValueError(f"--file: {path}: expected rows of texts, found none")
-    names = list(rows[0])
+    names = list(dict.fromkeys(name for row in rows for name in row))
     chosen = column or next((name for name in _USUAL if name in names), names[0] if len(names) == 1 else "")
     if chosen not in names:
         raise ValueError(
             f"--file: {path}: expected the column {chosen or 'text'!r} of texts, found {', '.join(names)}"
             f"{did_you_mean(chosen, names)}; name it with --column"
         )
-    texts = [" ".join(row[chosen]) if isinstance(row[chosen], list) else str(row[chosen] or "") for row in rows]
-    for number, text in enumerate(texts, 1):
-        if not text.strip():
+    values = [row.get(chosen) for row in rows]
+    inputs = [
+        [str(v) for v in value] if isinstance(value, list) else "" if value is None else str(value) for value in values
+    ]
+    for number, given in enumerate(inputs, 1):
+        if not "".join(given).strip():
             raise ValueError(f"--file: {path}, row {number}: expected a text in the column {chosen!r}, found none")
-    return TextRows(rows=rows, texts=texts, header=header)
+    return TextRows(rows=rows, inputs=inputs, header=header)
 
 
 def _rows_of(path: Path, header: bool) -> list[dict[str, Any]]:
@@ -88,18 +89,18 @@ def write_predictions(path: Path, rows: TextRows, predictions: Sequence[str]) ->
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in filled)
     elif path.suffix == ".txt":
-        text = "".join(f"{prediction}\n" for prediction in predictions)
+        # A line for each row, so that they can be laid side by side.
+        text = "".join(f"{' '.join(prediction.splitlines())}\n" for prediction in predictions)
     else:
-        table = [list(filled[0])] * rows.header + [list(row.values()) for row in filled]
+        names = [*dict.fromkeys(name for row in rows.rows for name in row if name != PREDICTION), PREDICTION]
+        table = [names] * rows.header + [[row.get(name, "") for name in names] for row in filled]
         text = _table_text(path, table)
     durable.write_text(path, text, lasting=False)
 
 
 def _table_text(path: Path, table: list[list[Any]]) -> str:
     if path.suffix == ".csv":
-        buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows(table)
-        return buffer.getvalue()
+        return "".join(map(csv_line, table))
     for number, row in enumerate(table, 1):
         if any(mark in str(cell) for cell in row for mark in "\t\n"):
             raise ValueError(f"--out: {path}, row {number}: a tab or line feed fits no .tsv; write a .csv or .jsonl")

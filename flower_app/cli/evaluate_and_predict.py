@@ -98,6 +98,7 @@ def _predict_file(
 ) -> None:
     from flower_app.prediction_file import read_text_rows, write_predictions
     from flower_app.tasks.base import task
+    from flower_app.tasks.tagging import TaggingTask
 
     if texts or out is None:
         raise ValueError(
@@ -106,7 +107,11 @@ def _predict_file(
         )
     _, config, model = _saved(run, sets)
     rows = read_text_rows(file, column or config.data.source_column)
-    predictions = task(config.task).predict(model.parts, model.tokenizer_json, rows.texts)
+    used = task(config.task)
+    # A label for each word of the file, as in training; of everything else the words make a text.
+    takes_words = isinstance(used, TaggingTask)
+    inputs: list[Any] = [v if isinstance(v, str) or takes_words else " ".join(v) for v in rows.inputs]
+    predictions = used.predict(model.parts, model.tokenizer_json, inputs)
     write_predictions(out, rows, predictions)
     say(f"{len(predictions)} rows of {file} with a column prediction: {out}")
     if as_json:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import random
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from flower_app.first_config.own_text import OwnText
-from flower_app.tasks.tables import read_cells
+from flower_app.tasks.tables import csv_line, read_cells
 from flower_app.tasks.texts import lines
 
 _SHARE, _MOST = 10, 2000
@@ -64,18 +63,13 @@ def set_aside(text: OwnText, folder: Path) -> dict[str, tuple[Path, ...]]:
 def _units(text: OwnText, path: Path) -> tuple[str, Sequence[str]]:
     """Header of a file, and the text of each of its examples, line feeds included."""
     if path.suffix == ".csv":
-        rows = [_csv_line(row) for _, row in read_cells(path, "init")]
+        rows = [csv_line(row) for _, row in read_cells(path, "init")]
         return (rows[0], rows[1:]) if text.header else ("", rows)
     all_lines = [f"{line}\n" for line in lines(path, "init")]
     if text.kind == "tagged":
-        return "", [f"{block.strip(chr(10))}\n\n" for block in "".join(all_lines).split("\n\n") if block.strip()]
+        sentences = [list(group) for filled, group in groupby(all_lines, lambda line: bool(line.strip())) if filled]
+        return "", ["".join([*sentence, "\n"]) for sentence in sentences]
     if text.kind != "parallel":
         all_lines = [line for line in all_lines if line.strip(" \r\n")]
     has_header = text.kind == "table" and path.suffix == ".tsv" and text.header
     return (all_lines[0], all_lines[1:]) if has_header else ("", all_lines)
-
-
-def _csv_line(cells: Sequence[str]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(cells)
-    return line.getvalue()

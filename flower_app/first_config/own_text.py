@@ -191,8 +191,10 @@ def _flat(columns: Columns) -> Columns:
     """Make columns of the keys within a column, as ``data.source-column`` names them: ``translation.en``."""
     flat: Columns = {}
     for name, values in columns.items():
-        if values and isinstance(values[0], dict):
-            flat |= {f"{name}.{key}": [value.get(key) for value in values] for key in values[0]}
+        first = next((value for value in values if value is not None), None)
+        if isinstance(first, dict):
+            inner = [value if isinstance(value, dict) else {} for value in values]
+            flat |= {f"{name}.{key}": [value.get(key) for value in inner] for key in first}
         else:
             flat[name] = values
     return flat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from client_pipeline.partition.hub_reach import offline_remedy
 from flower_app.tasks.texts import lines
 
 TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
+_LONGEST_CELL = 2**31 - 1
+"""Characters; Python's own limit of 131,072 is less than a long document."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,10 @@ def read_table_rows(path: Path, key: str, has_header: bool = True) -> list[tuple
         return _jsonl([(i, line) for i, line in enumerate(lines(path, key), 1) if line.strip()], location)
     cells = read_cells(path, key)
     header = cells.pop(0)[1] if has_header else [str(i) for i in range(len(cells[0][1]))]
+    if twice := [name for i, name in enumerate(header) if name and name in header[:i]]:
+        raise ValueError(
+            f"{location}: expected a name of its own for each column, found {twice[0]!r} twice; rename one"
+        )
     for number, row in cells:
         if len(row) != len(header):
             raise ValueError(f"{location}, line {number}: expected {len(header)} columns, found {len(row)}")
@@ -170,9 +177,10 @@ def columns_of(table: Any, columns: Mapping[str, str], key: str, name: str) -> T
         if not values:
             raise ValueError(f"{location} has no row; expected examples")
         if inner:
-            if not isinstance(values[0], dict) or inner not in values[0]:
+            first = next((value for value in values if value is not None), {inner: None})
+            if not isinstance(first, dict) or inner not in first:
                 raise ValueError(f"{column_key}: {location} has no key {inner!r} in column {outer!r}")
-            values = [value[inner] for value in values]
+            values = [None if value is None else value.get(inner) for value in values]
         elif names := _class_names(table, outer):
             class_names[column_key] = names
         result[column_key] = values
@@ -218,6 +226,7 @@ def _jsonl(lines: list[tuple[int, str]], location: str) -> list[tuple[int, dict[
     for number, line in lines:
         try:
             row = json.loads(line)
+            row = _whole(row) if "\\u" in line else row
         except ValueError as error:
             raise ValueError(
                 f"{location}, line {number}: expected a JSON object ({error}), found {line[:60]!r}"
@@ -228,11 +237,29 @@ def _jsonl(lines: list[tuple[int, str]], location: str) -> list[tuple[int, dict[
     return rows
 
 
+def _whole(value: Any) -> Any:
+    """Put U+FFFD for each half of a character: texts that were cut by their length end in such, and are no UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    return {_whole(key): _whole(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def csv_line(cells: Sequence[Any]) -> str:
+    """Write a row of a ``.csv`` file, line feed included, so that it is read as it was."""
+    line = io.StringIO()
+    # Python quotes a cell with the mark of a line's end; within a cell a carriage return is one, too.
+    csv.writer(line, lineterminator="\r\n").writerow(cells)
+    return line.getvalue().removesuffix("\r\n") + "\n"
+
+
 def _csv(path: Path, key: str) -> list[tuple[int, list[str]]]:
     """Cells of each row, and the line on which the row ends."""
     # For its errors: a cell may hold line feeds.
     for _ in lines(path, key):
         pass
+    csv.field_size_limit(_LONGEST_CELL)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
@@ -246,7 +273,7 @@ def _value(row: Mapping[str, Any], name: str, location: str) -> Any:
     outer, _, inner = (name, "", "") if name in row else name.partition(".")
     if outer not in row:
         raise ValueError(f"{location}: no column {name!r}, found {', '.join(row)}")
-    if not inner:
+    if not inner or row[outer] is None:
         return row[outer]
     if not isinstance(row[outer], dict) or inner not in row[outer]:
         raise ValueError(f"{location}: no key {inner!r} in column {outer!r}")

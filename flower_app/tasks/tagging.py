@@ -101,9 +101,9 @@ class TaggingTask(LabelledTask[list[str]]):
         """Precision, recall and F1 of whole spans, and the accuracy of tags."""
         return span_scores(references, predictions)
 
-    def from_text(self, text: str, tokenizer: TextTokenizer) -> list[str]:
-        """Split a text into words where the tokenizer does."""
-        return tokenizer.words(text)
+    def from_text(self, text: str | list[str], tokenizer: TextTokenizer) -> list[str]:
+        """Split a text into words where the tokenizer does; words of a table are what they are."""
+        return tokenizer.words(text) if isinstance(text, str) else text
 
     def to_text(self, inputs: list[str], label: list[str]) -> str:
         """Write ``word/TAG word/TAG ...``."""

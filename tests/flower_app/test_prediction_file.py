@@ -46,10 +46,56 @@ def test_every_row_of_a_table_gets_a_prediction():
 def test_formats_keep_their_other_columns(name, text, column):
     Path(name).write_text(text)
     rows = read_text_rows(Path(name), column)
-    assert rows.texts == ["a dog", "a cat"]
+    assert [given if isinstance(given, str) else " ".join(given) for given in rows.inputs] == ["a dog", "a cat"]
     for ending in (".csv", ".tsv", ".jsonl", ".txt"):
         write_predictions(Path(f"out{ending}"), rows, ["D", "C"])
     assert Path("out.txt").read_text() == "D\nC\n"
     assert [json.loads(line)["prediction"] for line in Path("out.jsonl").read_text().splitlines()] == ["D", "C"]
     lines = Path("out.tsv").read_text().splitlines()
     assert len(lines) == 2 + rows.header and lines[-1].endswith("\tC")
+
+
+def test_cells_stay_below_their_names_whatever_keys_a_row_has_and_in_which_order():
+    Path("in.jsonl").write_text('{"text": "a dog", "id": 1}\n{"id": 2, "text": "a cat"}\n{"text": "b", "more": "m"}\n')
+    rows = read_text_rows(Path("in.jsonl"))
+    for ending, delimiter in ((".csv", ","), (".tsv", "\t")):
+        write_predictions(Path(f"out{ending}"), rows, ["D", "C", "B"])
+        assert list(csv.reader(open(f"out{ending}"), delimiter=delimiter)) == [
+            ["text", "id", "more", "prediction"],
+            ["a dog", "1", "", "D"],
+            ["a cat", "2", "", "C"],
+            ["b", "", "m", "B"],
+        ]
+
+
+def test_a_row_without_a_text_is_named_and_numbers_are_texts():
+    Path("in.jsonl").write_text('{"text": "a dog"}\n{"id": 3}\n')
+    with pytest.raises(ValueError, match=r"--file: in\.jsonl, row 2: expected a text in the column 'text', found none"):
+        read_text_rows(Path("in.jsonl"))
+    Path("in.jsonl").write_text('{"text": 0}\n{"text": [1, "two"]}\n')
+    assert read_text_rows(Path("in.jsonl")).inputs == ["0", ["1", "two"]]
+
+
+def test_a_text_file_has_a_line_for_each_row():
+    Path("in.txt").write_text("a\nb\n")
+    write_predictions(Path("out.txt"), read_text_rows(Path("in.txt")), ["A\nB", "C"])
+    assert Path("out.txt").read_text() == "A B\nC\n"
+
+
+def test_a_cell_with_a_carriage_return_is_read_as_it_was_written():
+    Path("in.csv").write_bytes(b'id,text\n1,"a\rdog, ""so"""\n')
+    rows = read_text_rows(Path("in.csv"))
+    write_predictions(Path("out.csv"), rows, ["D"])
+    again = read_text_rows(Path("out.csv"), "text")
+    assert again.rows == [{"id": "1", "text": 'a\rdog, "so"', "prediction": "D"}]
+    assert Path("out.csv").read_bytes().count(b"\n") == 2
+
+
+def test_words_of_a_table_are_tagged_as_they_stand():
+    run = saved_run({**SMALL, "model.family": "bert", "task.name": "token-classification"})
+    Path("in.jsonl").write_text('{"tokens": ["The", "U.S.", "can\'t", "e-mail"]}\n{"tokens": "U.S. e-mail"}\n')
+    result = call("predict", run, "--file", "in.jsonl", "--out", "out.jsonl")
+    assert result.exit_code == 0, result.stderr
+    words, text = (json.loads(line)["prediction"].split(" ") for line in Path("out.jsonl").read_text().splitlines())
+    assert [word.rpartition("/")[0] for word in words] == ["The", "U.S.", "can't", "e-mail"]
+    assert len(text) > 2

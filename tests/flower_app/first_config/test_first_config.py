@@ -100,10 +100,10 @@ def test_objects_lists_and_pairs_are_told_apart():
     assert guess_task(read_own_text(["texts.csv"])).task == "masked-lm"
 
 
-@pytest.mark.parametrize("name", ["train.conll", "train.txt"])
-def test_tagged_words_become_a_tagging_run(name):
+@pytest.mark.parametrize(("name", "end", "blank"), [("train.conll", "\n", "\n"), ("train.txt", "\r\n", " \r\n")])
+def test_tagged_words_become_a_tagging_run(name, end, blank):
     sentences = ["Ada\tB-PER\nsleeps\tO\n\n", "Bonn\tB-LOC\nis\tO\nold\tO\n\n"] * 20
-    Path(name).write_text("".join(sentences))
+    Path(name).write_bytes("".join(s.strip().replace("\n", end) + end + blank for s in sentences).encode())
     config = load_config(str(made(name, out=Path("tags.toml")).file))
     assert config.task.name == "token-classification" and config.data.labels == "LOC,PER"
     written = "".join(Path(f"tags-data/{split}{Path(name).suffix}").read_text() for split in ("train", "validation"))

@@ -29,6 +29,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import re
 import time
 import traceback
 from collections.abc import Mapping
@@ -59,6 +61,8 @@ INFEASIBLE = "infeasible"
 INTERRUPTED = "interrupted"
 STATUSES = (FINISHED, FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED)
 """Values of the summary's ``status``."""
+PLAIN_NAME = re.compile(r"\w[\w.-]{0,200}")
+"""A run's name as nodes take it: it becomes part of a path there."""
 
 
 def create_run_directory(runs_dir: str | Path, name: str, *, latest: bool = True) -> Path:
@@ -132,6 +136,18 @@ def find_run(run: str | Path, runs_dir: str | Path = "runs") -> Path:
     raise FileNotFoundError(
         f"run {str(run)!r}: found no run directory (a folder with {CONFIG}) there nor in {Path(runs_dir).resolve()}"
     )
+
+
+def plain_name(run_dir: Path) -> str:
+    """Return the name by which nodes know a run: its directory's, made plain where that has a space or the like.
+
+    A digest of the directory's name keeps two apart that are made plain alike.
+    """
+    name = run_dir.name
+    if PLAIN_NAME.fullmatch(name):
+        return name
+    letters = re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:100].lstrip("-.")
+    return f"{letters or 'run'}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
 
 
 def write_config(run_dir: Path, config: RunConfig) -> Path:

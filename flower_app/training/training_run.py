@@ -109,7 +109,7 @@ def set_up(run: PreparedRun, grid: Grid, nodes: Sequence[int], service: DecoderS
         "tokenizer": run.prepared_task.tokenizer_json,
         BASE_KEY: "" if base is None else base.to_json(),
         "num-clusters": run.num_clusters,
-        "run-name": run.run_dir.name,
+        "run-name": run_directory.plain_name(run.run_dir),
         "resume-round": run.completed,
         **{f"{key}-identity": value for key, value in run.identity._asdict().items()},
         "device-actors": arrangement.device_actors,
@@ -228,7 +228,7 @@ def _train_rounds(
             initial_arrays=initial_arrays,
             num_rounds=config.num_rounds - run.completed,
             timeout=MESSAGE_TIMEOUT_S,
-            train_config=ConfigRecord({RUN_KEY: run.run_dir.name}),
+            train_config=ConfigRecord({RUN_KEY: run_directory.plain_name(run.run_dir)}),
             evaluate_fn=close,
         )
     except PatienceEnded:

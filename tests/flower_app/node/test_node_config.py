@@ -7,6 +7,7 @@ from client_pipeline.system.scenario import load_scenario
 from flower_app.client_app import node_folder
 from flower_app.config.run_config import RunConfig
 from flower_app.node.config import NodeConfig
+from flower_app.runs.run_directory import plain_name
 from helpers.repository import ROOT
 
 FULL = NodeConfig(
@@ -94,6 +95,10 @@ def test_a_node_on_another_machine_keeps_its_files_below_its_own_folder(tmp_path
     assert node_folder(config, simulated, "x") == tmp_path / "runs" / "x" / "clusters" / "cluster-2"
     elsewhere = NodeConfig(cluster=2, state_dir=str(tmp_path / "state"))
     assert node_folder(config, elsewhere, "x") == tmp_path / "state" / "x" / "cluster-2"
+    # Once, a run of a directory with a space or an umlaut was refused when all of it had started.
+    for name in ("größe", "my run", ".hidden", "-", "x" * 250, "\udcff"):
+        folder = node_folder(config, elsewhere, plain_name(tmp_path / name))
+        assert folder.parent.parent == tmp_path / "state"
     for name in ("../x", "", ".", "a/b"):
         with pytest.raises(ValueError, match="expected a run's plain name"):
             node_folder(config, elsewhere, name)

@@ -18,6 +18,7 @@ from flower_app.runs.run_directory import (
     claim_run_directory,
     create_run_directory,
     find_run,
+    plain_name,
     read_rounds,
     read_run_config,
     read_summary,
@@ -229,3 +230,10 @@ def test_a_run_that_goes_on_cannot_be_resumed(tmp_path):
     assert leftover.is_dir()
     with pytest.raises((ValueError, FileNotFoundError), match="checkpoint"):
         continued_run(str(run_dir))
+
+
+def test_a_plain_name_stays_and_others_made_plain_stay_apart(tmp_path):
+    for name in ("20260101-120000-default", "größe", "x_1.2"):
+        assert plain_name(tmp_path / name) == name
+    names = {plain_name(tmp_path / name) for name in ("my run", "my+run", " my run")}
+    assert len(names) == 3 and {name[:-9] for name in names} == {"my-run"}

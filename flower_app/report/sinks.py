@@ -7,12 +7,15 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from logging import WARNING
 from pathlib import Path
 from typing import Any, Protocol
 
 from client_pipeline import durable
 from flower_app.report.tensorboard_log import TensorBoardLog, scalars
+from strategies.flower_internals import log
 
 SINKS = ("tensorboard", "mlflow", "wandb")
 _RUN_ID = "mlflow-run"
@@ -68,30 +71,44 @@ def open_sinks(
     start_round : the first round that will be written
     settings : flat keys of the configuration
     """
-    made: list[RoundSink] = []
+    made: dict[str, RoundSink] = {}
     for name in sink_names(report_to, tensorboard):
         if name == "tensorboard":
-            made.append(TensorBoardLog(run_dir, start_round))
+            made[name] = TensorBoardLog(run_dir, start_round)
         else:
-            made.append((MlflowSink if name == "mlflow" else WandbSink)(run_dir, settings))
+            made[name] = (MlflowSink if name == "mlflow" else WandbSink)(run_dir, settings)
     return RoundSinks(made) if made else None
 
 
 class RoundSinks:
-    """Several sinks as one."""
+    """Several sinks as one; a training goes on where one of them fails, which is logged once for each.
 
-    def __init__(self, sinks: list[RoundSink]) -> None:
+    Parameters
+    ----------
+    sinks : by name
+    """
+
+    def __init__(self, sinks: Mapping[str, RoundSink]) -> None:
         self._sinks = sinks
+        self._failed: set[str] = set()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Hand a round's line to each."""
-        for sink in self._sinks:
-            sink.write(record)
+        for name, sink in self._sinks.items():
+            self._tried(name, partial(sink.write, record))
 
     def close(self) -> None:
         """Close each."""
-        for sink in self._sinks:
-            sink.close()
+        for name, sink in self._sinks.items():
+            self._tried(name, sink.close)
+
+    def _tried(self, name: str, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            if name not in self._failed:
+                log(WARNING, "report-to: %s failed, the training goes on: %s: %s", name, type(error).__name__, error)
+            self._failed.add(name)
 
 
 class MlflowSink:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flower_app.report.sinks import open_sinks, sink_names
+from flower_app.report.sinks import RoundSinks, open_sinks, sink_names
 
 LINE = {"round": 3, "train_loss": 0.5, "lr": 0.1, "metrics": {"bleu": 12.0}, "clusters": [], "virtual": {}}
 
@@ -27,6 +27,31 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
 def test_nothing_named_is_nothing_opened(tmp_path):
     assert open_sinks("", False, tmp_path, 1, {}) is None
     assert sink_names("tensorboard, tensorboard", tensorboard=True) == ["tensorboard"]
+
+
+def test_a_store_that_fails_is_warned_of_once_and_ends_neither_a_round_nor_the_others(monkeypatch):
+    class Locked:
+        def write(self, record):
+            raise OSError("database is locked")
+
+        def close(self):
+            raise RuntimeError("no such run")
+
+    class Whole:
+        def write(self, record):
+            calls.append(record["round"])
+
+        def close(self):
+            calls.append("close")
+
+    calls, warnings = [], []
+    monkeypatch.setattr("flower_app.report.sinks.log", lambda level, text, *values: warnings.append(text % values))
+    sinks = RoundSinks({"mlflow": Locked(), "tensorboard": Whole()})
+    for number in (1, 2):
+        sinks.write(LINE | {"round": number})
+    sinks.close()
+    assert calls == [1, 2, "close"]
+    assert warnings == ["report-to: mlflow failed, the training goes on: OSError: database is locked"]
 
 
 @pytest.mark.slow

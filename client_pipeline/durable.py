@@ -84,8 +84,11 @@ def write_file(path: Path, write: FileWriter, *, lasting: bool = True, mode: int
         if lasting:
             disk.sync(temporary_file)
         disk.rename(temporary_file, path)
-    except BaseException:
+    except BaseException as error:
         disk.remove(temporary_file)
+        if isinstance(error, OSError) and str(error.filename) == str(temporary_file):
+            # What lies aside is a name that nobody has given.
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if lasting:
         disk.sync(path.parent)
@@ -128,6 +131,23 @@ def make_folders(folder: Path) -> Path:
             continue
         disk.sync(path.parent)
     return folder
+
+
+def check_new_folder(folder: Path) -> None:
+    """Refuse a folder that :func:`adopt_folder` cannot put in its place.
+
+    Raises
+    ------
+    ValueError
+        If it holds something, or cannot be replaced by another one.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder}: is there already; give a folder that does not exist or is empty")
+    if os.path.ismount(folder) or folder.resolve() == Path.cwd():
+        raise ValueError(
+            f"{folder}: is the working directory or a mounted disk, which no other folder can replace; give one that "
+            "does not exist"
+        )
 
 
 def adopt_folder(temporary_folder: Path, folder: Path) -> Path:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from pathlib import Path
 
 _PACKAGES = ("client_pipeline", "strategies", "flower_app")
+_PATH_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
+_PATH_ERRNOS = (errno.ENAMETOOLONG, errno.EROFS)
 
 
 def error_text(error: BaseException, log: Path | str = "") -> str:
@@ -31,6 +34,19 @@ def error_text(error: BaseException, log: Path | str = "") -> str:
     if places:
         text += f", in {_package_path(places[-1].filename)}, line {places[-1].lineno}"
     return f"{text}; see {log}" if log else text
+
+
+def mistake_text(error: Exception) -> str:
+    """Describe a user's mistake in one line; empty for an error that is none.
+
+    A path that cannot be read or written is one; a disk that is full or broken is none.
+    """
+    if not isinstance(error, ValueError | OSError):
+        return ""
+    if isinstance(error, OSError) and error.filename is not None:
+        is_path = isinstance(error, _PATH_ERRORS) or error.errno in _PATH_ERRNOS
+        return f"{error.filename}: {error.strerror}; check the path, or give another" if is_path else ""
+    return str(error) if isinstance(error, ValueError | FileNotFoundError) else ""
 
 
 def _is_deliberate(frames: traceback.StackSummary) -> bool:

@@ -48,8 +48,7 @@ def export_run(run_dir: Path, folder: Path) -> Exported:
     ValueError
         If the library does not know its architecture, or the folder is in use.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder}: is there already; give a folder that does not exist or is empty")
+    durable.check_new_folder(folder)
     saved_model = load_model(run_dir)
     model: Any = merged(saved_model.parts).reference
     if model is None:

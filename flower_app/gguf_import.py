@@ -59,8 +59,7 @@ def import_gguf(file: Path, folder: Path) -> ImportedModel:
     with file.open("rb") as content:
         if (start := content.read(len(_MAGIC))) != _MAGIC:
             raise ValueError(f"{file}: expected a GGUF file, which begins with {_MAGIC!r}; found {start!r}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder}: is there already; give a folder that does not exist or is empty")
+    durable.check_new_folder(folder)
     if importlib.util.find_spec("gguf") is None:
         raise ValueError(
             f"{file}: the package gguf, which reads it, is missing; install it: pip install 'collapipe[gguf]'"

@@ -75,6 +75,22 @@ def _rows_of(path: Path, header: bool) -> list[dict[str, Any]]:
     return [row for _, row in read_table_rows(path, "--file", header)]
 
 
+def check_out(path: Path) -> None:
+    """Refuse a file that predictions cannot be written to, before any is made.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        For an ending that is no format, a folder that is not there, or one in the file's place.
+    """
+    if path.suffix not in _ENDINGS:
+        raise ValueError(f"--out: {path}: expected one of {', '.join(_ENDINGS)}, found {path.suffix or 'no ending'}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"--out: {path}: no folder {path.parent}; make it, or name another file")
+    if path.is_dir():
+        raise ValueError(f"--out: {path}: expected a file, found a folder; name another file")
+
+
 def write_predictions(path: Path, rows: TextRows, predictions: Sequence[str]) -> None:
     """Write the rows, each with its prediction in a column of its own; the ending decides the format.
 
@@ -83,8 +99,7 @@ def write_predictions(path: Path, rows: TextRows, predictions: Sequence[str]) ->
     ValueError
         For an ending that is no format, or a tab or line feed where the format has no place for one.
     """
-    if path.suffix not in _ENDINGS:
-        raise ValueError(f"--out: {path}: expected one of {', '.join(_ENDINGS)}, found {path.suffix or 'no ending'}")
+    check_out(path)
     filled = [row | {PREDICTION: text} for row, text in zip(rows.rows, predictions, strict=True)]
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in filled)

@@ -17,6 +17,7 @@ from client_pipeline.partition.families import (
     build_parts,
     head_of,
     library_adapter,
+    max_length,
     read_library_config,
 )
 from client_pipeline.partition.fresh_base import FreshBase
@@ -63,8 +64,14 @@ def verify(
     ValueError, FileNotFoundError
         For a model that cannot be split or a plan that does not fit.
     """
+    for name, value in (("length", length), ("batch-size", batch_size)):
+        if value < 1:
+            raise ValueError(f"--{name}: expected at least 1, found {value}")
     build = adapted_builder(model, seed, base_dtype) if base_dtype else model_builder(model, seed)
     spec = build().spec
+    longest = max_length(spec) or length
+    if length > longest:
+        raise ValueError(f"--length: expected at most the model's {longest} positions, found {length}")
     num_blocks = adapter(spec.family).num_blocks(spec)
     plan = _plan(plan_file, segments, micro_batches, schedule, num_blocks, batch_size, token_slices)
     plan.check(num_blocks=num_blocks, batch_size=batch_size, location=str(plan_file or "plan"))

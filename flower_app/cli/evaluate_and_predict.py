@@ -96,7 +96,7 @@ def _predict_file(
     sets: list[str] | None,
     as_json: bool,
 ) -> None:
-    from flower_app.prediction_file import read_text_rows, write_predictions
+    from flower_app.prediction_file import check_out, read_text_rows, write_predictions
     from flower_app.tasks.base import task
     from flower_app.tasks.tagging import TaggingTask
 
@@ -105,6 +105,7 @@ def _predict_file(
             f"--file: expected --out FILE and no texts beside it, found {'texts' if texts else 'no --out'}; write "
             f"collapipe predict {run} --file {file} --out predicted{file.suffix}"
         )
+    check_out(out)
     _, config, model = _saved(run, sets)
     rows = read_text_rows(file, column or config.data.source_column)
     used = task(config.task)

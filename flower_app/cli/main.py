@@ -30,6 +30,7 @@ from flower_app.cli import (
 )
 from flower_app.cli.options import Config, ExitCode, Json, Run, Sets
 from flower_app.console import print_json, say
+from flower_app.error_text import mistake_text
 
 
 class _Commands(TyperGroup):
@@ -37,10 +38,12 @@ class _Commands(TyperGroup):
         """Tell users of their mistakes in a line, without a traceback."""
         try:
             return super().invoke(ctx)
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, OSError) as error:
+            if not (mistake := mistake_text(error)):
+                raise
             if os.environ.get("COLLAPIPE_TRACEBACK") == "1":
                 say(traceback.format_exc())
-            say(f"error: {error}")
+            say(f"error: {mistake}")
             raise typer.Exit(ExitCode.BAD_INPUT) from error
         except RuntimeError as error:
             # Looked at by name: the planner's modules would slow down every command.

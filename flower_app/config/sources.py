@@ -96,7 +96,7 @@ def config_of(table: Mapping[str, Any], folder: Path, sets: Sequence[str] = ()) 
 
 def find_config(name: str) -> Path:
     """Find a configuration file by path, or by name in the packaged ``configs``."""
-    path = Path(name).expanduser()
+    path = expanded_path("--config", name)
     if path.is_file():
         return path.resolve()
     packaged = Path(str(resources.files("configs")))
@@ -108,6 +108,25 @@ def find_config(name: str) -> Path:
     raise FileNotFoundError(
         f"--config: expected a TOML file or one of {', '.join(known)}; found no {name!r}{did_you_mean(name, known)}"
     )
+
+
+def expanded_path(name: str, path: str | Path) -> Path:
+    """Return a path that may begin with ``~`` or ``~user``.
+
+    Parameters
+    ----------
+    name : of the key or option that it comes from
+    path : as it is given
+
+    Raises
+    ------
+    ValueError
+        If there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{name}: no home directory is known for {path}; write the whole path") from error
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -190,13 +209,13 @@ def _absolute(flat: Mapping[str, Any], base: Path) -> dict[str, Any]:
     for key in (*_PATHS, *_NAMES_OR_PATHS, "scenario"):
         value = result.get(key)
         if isinstance(value, str) and value:
-            path = (base / Path(value).expanduser()).resolve()
+            path = (base / expanded_path(key, value)).resolve()
             if key in _PATHS or (key in _NAMES_OR_PATHS and path.exists()) or value.endswith(".toml"):
                 result[key] = str(path)
     for key in _TEXT_FILES:
         value = result.get(key)
         if isinstance(value, str) and value.startswith("~"):
-            result[key] = str(Path(value).expanduser())
+            result[key] = str(expanded_path(key, value))
     return result
 
 

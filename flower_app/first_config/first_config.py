@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_pipeline import durable
-from flower_app.config.sources import load_config
+from flower_app.config.sources import expanded_path, load_config
 from flower_app.first_config.guess import Guess, guess_task
 from flower_app.first_config.held_out import set_aside
 from flower_app.first_config.own_text import OwnText, read_own_text
@@ -57,9 +57,11 @@ def make_first_config(request: FirstConfigRequest, say: Callable[[str], None]) -
     ValueError, FileNotFoundError
         Naming the file or option, what was found and what was expected; nothing is written then.
     """
-    out = request.out.expanduser().absolute()
+    out = expanded_path("--out", request.out).absolute()
     if out.exists():
         raise ValueError(f"--out: {out} is there already; remove it, or name another file")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"--out: no folder {out.parent}; make it, or name another file")
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", out.stem).lstrip(".") or "mine"
     text = read_own_text(request.sources, request.validation, request.test)
     guess = guess_task(text, request.task, request.text_column, request.label_column)

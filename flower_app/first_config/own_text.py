@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flower_app.config.sources import expanded_path
 from flower_app.tasks.corpus import DataConfig
 from flower_app.tasks.tables import read_cells, read_hub, read_table_rows
 from flower_app.tasks.tagging import read_conll
@@ -54,10 +55,10 @@ def read_own_text(sources: Sequence[str], validation: Sequence[str] = (), test: 
     """
     if len(sources) == 1 and not Path(sources[0]).exists() and not _looks_like_file(sources[0]):
         return _of_hub(sources[0])
-    files = _split_files([Path(source).expanduser().absolute() for source in sources])
+    files = _split_files([expanded_path("TEXT", source).absolute() for source in sources])
     for split, names in (("validation", validation), ("test", test)):
         if names:
-            files[split] = tuple(Path(name).expanduser().absolute() for name in names)
+            files[split] = tuple(expanded_path(f"--{split}", name).absolute() for name in names)
     for split, paths in files.items():
         for path in paths:
             if not path.is_file():

@@ -22,6 +22,7 @@ from typing import Any
 from client_pipeline.quick_imports import quick_imports
 from flower_app.config.run_config import RunConfig
 from flower_app.config.sources import read_config
+from flower_app.error_text import mistake_text
 
 _MISTAKES = (FileNotFoundError, ValueError)
 """A user's; who launches the run tells of them in a line."""
@@ -167,12 +168,12 @@ def check_and_tell(config: RunConfig | Path, sending_end: Connection) -> None:
 
 def _description(error: Exception) -> dict[str, Any]:
     """Say of an error what another process makes it of again; its traceback in words, as it stays behind."""
-    kinds = (kind for kind in _MISTAKES if isinstance(error, kind))
-    mistake = next((kind.__name__ for kind in kinds), "")
+    text = mistake_text(error)
+    mistake = (FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError).__name__ if text else ""
     reasons = getattr(error, "left_out", None) if type(error).__name__ == _INFEASIBLE else None
     return {
         "mistake": mistake,
-        "text": str(error) if mistake else f"{type(error).__name__}: {error}",
+        "text": text or f"{type(error).__name__}: {error}",
         "round_and_reasons": None if reasons is None else [getattr(error, "number", 0), list(reasons.items())],
         "note": traceback.format_exc(),
     }

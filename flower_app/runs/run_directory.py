@@ -42,7 +42,7 @@ import tomli_w
 
 from client_pipeline import durable
 from flower_app.config.run_config import RunConfig, nested
-from flower_app.config.sources import read_config
+from flower_app.config.sources import expanded_path, read_config
 from flower_app.error_text import error_text
 
 SUMMARY = "summary.json"
@@ -130,7 +130,7 @@ def find_run(run: str | Path, runs_dir: str | Path = "runs") -> Path:
     FileNotFoundError
         If there is none; the message says where it was looked for.
     """
-    for candidate in (Path(run).expanduser(), Path(runs_dir).expanduser() / run):
+    for candidate in (expanded_path("RUN", run), expanded_path("runs-dir", runs_dir) / run):
         if candidate.is_dir() and (candidate / CONFIG).is_file():
             return candidate.resolve()
     raise FileNotFoundError(

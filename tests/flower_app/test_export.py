@@ -176,6 +176,20 @@ def test_nothing_is_written_over(tmp_path):
     export_run(tmp_path / "run", tmp_path / "out")
 
 
+def test_a_folder_that_no_other_can_replace_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    save_run(tmp_path / "run", tiny_spec("bert", "token-classification"), "", {})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path / "empty")
+    for folder, reason in (
+        (".", ".: is the working directory or a mounted disk, which no other folder can replace; give one that does "),
+        ("../file/x", "../file: File exists; check the path, or give another"),
+    ):
+        done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), folder])
+        assert done.exit_code == 2 and done.stderr.startswith(f"error: {reason}"), done.stderr
+    assert not any((tmp_path / "empty").iterdir())
+
+
 def test_a_run_that_saved_no_model_is_told(tmp_path):
     (tmp_path / CONFIG).write_text("")
     with pytest.raises(FileNotFoundError, match="the run has not saved a model"):

@@ -64,10 +64,13 @@ def runs(
 ) -> None:
     """List the runs of a folder, the newest first: status, rounds, metric and the round it is of, size."""
     from flower_app.plain_console import PlainConsole
-    from flower_app.runs.listing import listed_runs, runs_table
+    from flower_app.runs.listing import UNREADABLE, listed_runs, runs_table
 
     found = listed_runs(runs_dir)
     if as_json:
         print_json({"runs": [asdict(run) for run in found]})
     else:
         PlainConsole(width=160).print(runs_table(found))
+        for run in found:
+            if run.reason:
+                say(f"{run.name}: {UNREADABLE}: {run.reason}")

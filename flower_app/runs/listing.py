@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from flower_app.error_text import error_text
 from flower_app.runs.run_directory import CONFIG, LATEST, read_rounds, read_run_config, read_summary
 from flower_app.runs.run_lock import is_served
 
+UNREADABLE = "unreadable"
 _MEGA = 1e6
 
 
@@ -21,24 +26,26 @@ class ListedRun:
 
     name: str
     status: str
-    """As in its summary; ``running``, or ``stopped`` where it was killed."""
-    task: str
-    rounds: int
-    """Rounds that are done."""
-    num_rounds: int
-    metric: str
-    """Name of the task's metric on the test set; else of the last evaluation; empty without any."""
-    value: float | None
-    metric_round: int | None
-    """Round of the model that it is of."""
+    """As in its summary; ``running``, ``stopped`` where it was killed, or ``unreadable``."""
     size: int
     """Of all files [byte]."""
     modified: float
     """When it was written to last [s since 1970]."""
+    task: str = ""
+    rounds: int = 0
+    """Rounds that are done."""
+    num_rounds: int = 0
+    metric: str = ""
+    """Name of the task's metric on the test set; else of the last evaluation; empty without any."""
+    value: float | None = None
+    metric_round: int | None = None
+    """Round of the model that it is of."""
+    reason: str = ""
+    """Why it is unreadable."""
 
 
 def listed_runs(runs_dir: Path) -> list[ListedRun]:
-    """Read the runs of a folder, the newest first.
+    """Read the runs of a folder, the newest first; one that cannot be read does not hide the others.
 
     Raises
     ------
@@ -47,11 +54,35 @@ def listed_runs(runs_dir: Path) -> list[ListedRun]:
     """
     if not runs_dir.is_dir():
         raise FileNotFoundError(f"--runs-dir: no folder {runs_dir.absolute()}; collapipe run makes one")
-    folders = [path for path in runs_dir.iterdir() if path.name != LATEST and (path / CONFIG).is_file()]
+    folders = [path for path in runs_dir.iterdir() if path.name != LATEST and os.path.isfile(path / CONFIG)]
     return sorted(map(_listed, folders), key=lambda run: run.modified, reverse=True)
 
 
 def _listed(run_dir: Path) -> ListedRun:
+    files = list(_files(run_dir))
+    size = sum(file.st_size for file in files)
+    modified = max((file.st_mtime for file in files), default=0.0)
+    try:
+        return ListedRun(name=run_dir.name, size=size, modified=modified, **_contents(run_dir))
+    except (ValueError, OSError, LookupError, TypeError) as error:
+        # Of another release, or damaged.
+        reason = error_text(error)
+        return ListedRun(name=run_dir.name, status=UNREADABLE, size=size, modified=modified, reason=reason)
+
+
+def _files(run_dir: Path) -> Iterator[os.stat_result]:
+    for folder, _, names in os.walk(run_dir):
+        for name in names:
+            try:
+                file = os.lstat(os.path.join(folder, name))
+            except OSError:
+                # What a run that goes on writes aside has its name for a moment.
+                continue
+            if stat.S_ISREG(file.st_mode):
+                yield file
+
+
+def _contents(run_dir: Path) -> dict[str, Any]:
     config, rounds, summary = read_run_config(run_dir), read_rounds(run_dir)[0], read_summary(run_dir)
     status = str(summary["status"]) if summary else "running" if is_served(run_dir) else "stopped"
     end = summary or {}
@@ -60,26 +91,23 @@ def _listed(run_dir: Path) -> ListedRun:
         evaluated = next((line for line in reversed(rounds) if line.get("metrics")), None)
         metrics, round_ = (dict(evaluated["metrics"]), evaluated["round"]) if evaluated else ({}, None)
     metric = next((name for name in metrics if name != "loss"), next(iter(metrics), ""))
-    files = [path for path in run_dir.rglob("*") if path.is_file() and not path.is_symlink()]
-    return ListedRun(
-        name=run_dir.name,
-        status=status,
-        task=config.task.name,
-        rounds=int(rounds[-1]["round"]) if rounds else 0,
-        num_rounds=config.num_rounds,
-        metric=metric,
-        value=metrics.get(metric),
-        metric_round=round_,
-        size=sum(path.stat().st_size for path in files),
-        modified=max((path.stat().st_mtime for path in files), default=0.0),
-    )
+    return {
+        "status": status,
+        "task": config.task.name,
+        "rounds": int(rounds[-1]["round"]) if rounds else 0,
+        "num_rounds": config.num_rounds,
+        "metric": metric,
+        "value": metrics.get(metric),
+        "metric_round": round_,
+    }
 
 
 def runs_table(runs: list[ListedRun]) -> Table:
     """Show runs as a table."""
     table = Table("run", "status", "task", "rounds", "metric", "MB", "written", box=None, pad_edge=False)
     for run in runs:
-        table.add_row(run.name, run.status, run.task, f"{run.rounds}/{run.num_rounds}", *_cells(run))
+        rounds = "-" if run.status == UNREADABLE else f"{run.rounds}/{run.num_rounds}"
+        table.add_row(run.name, run.status, run.task or "-", rounds, *_cells(run))
     return table
 
 

@@ -43,6 +43,43 @@ def test_runs_are_listed_with_status_metric_and_size():
     assert len(shown.splitlines()) == 4 and "bleu 41 (round 3)" in shown and "4/9" in shown and "2.0" in shown
 
 
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason_and_hides_no_other(monkeypatch):
+    broken = {
+        "of-another-release": ("config.toml", "new-key = 1\n"),
+        "cut": ("summary.json", '{"status": "fin'),
+        "bad-line": ("rounds.jsonl", "no json\n"),
+        "no-status": ("summary.json", '{"error": ""}'),
+    }
+    for name in ("whole", *broken):
+        folder = create_run_directory("runs", name)
+        write_config(folder, RunConfig())
+        if name in broken:
+            file, text = broken[name]
+            (folder / file).write_text(text)
+    lstat = os.lstat
+
+    def vanishing(path):
+        if str(path).endswith("whole/gone"):
+            raise FileNotFoundError(path)
+        return lstat(path)
+
+    # A run that goes on has renamed it since its name was read.
+    (next(Path("runs").glob("*-whole")) / "gone").write_text("")
+    monkeypatch.setattr(os, "lstat", vanishing)
+    runs = {run["name"].partition("-")[2].partition("-")[2]: run for run in listed()}
+    assert runs["whole"]["status"] == "stopped" and runs["whole"]["reason"] == ""
+    assert {runs[name]["status"] for name in broken} == {"unreadable"}
+    shown = CliRunner().invoke(app, ["runs"])
+    assert shown.exit_code == 0
+    for name, reason in (
+        ("of-another-release", "unknown configuration key 'new-key'"),
+        ("cut", "summary.json: expected JSON"),
+        ("bad-line", "rounds.jsonl: expected JSON"),
+        ("no-status", "KeyError: 'status'"),
+    ):
+        assert reason in runs[name]["reason"] and f"-{name}: unreadable: {runs[name]['reason']}" in shown.stderr
+
+
 def test_a_folder_without_runs_and_none_at_all():
     missing = CliRunner().invoke(app, ["runs"])
     assert missing.exit_code == 2 and "--runs-dir: no folder" in missing.stderr

@@ -382,6 +382,9 @@ def _checked(key: str, value: Any, kind: type) -> Scalar:
         )
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{key}: expected a finite number, found {value}")
+    if kind is int and not -(2**63) <= value < 2**63:
+        # Flower sends whole numbers in 64 bits.
+        raise ValueError(f"{key}: expected a whole number from -2^63 to 2^63 - 1, found {value}")
     return cast(Scalar, value)
 
 

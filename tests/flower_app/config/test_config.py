@@ -71,6 +71,7 @@ def test_what_follows_from_other_keys_is_no_key():
         ("name", 3, "name: expected a text, found a whole number: 3"),
         ("data.path", ["a"], "data.path: expected a text, found a list: ['a']"),
         ("optimizer.lr", float("nan"), "optimizer.lr: expected a finite number, found nan"),
+        ("seed", 2**63, "seed: expected a whole number from -2^63 to 2^63 - 1, found 9223372036854775808"),
     ],
 )
 def test_a_value_of_another_type_is_refused(key, value, message):

@@ -108,9 +108,10 @@ def run_command(
 
         deployment = Deployment.of(superlink, certs, control_port)
         overrides += [] if resume else deployment.settings(config, overrides)
-    run = continued_run(resume, overrides) if resume else new_run(config, overrides, say, simulated=not superlink)
-    with watch_command.page_of(run.run_dir, run.config, watch_port) if watch else nullcontext():
-        outcome = launch_run(run, say, deployment)
+    with watch_command.run_page(watch_port) if watch else nullcontext() as page:
+        run = continued_run(resume, overrides) if resume else new_run(config, overrides, say, simulated=not superlink)
+        with page.of(run.run_dir, run.config) if page else nullcontext():
+            outcome = launch_run(run, say, deployment)
     if as_json:
         print_json({"run_dir": str(run.run_dir), "status": outcome.status, "error": outcome.error} | outcome.summary)
     raise typer.Exit(outcome.exit_code)

@@ -103,8 +103,13 @@ def _refusal(request: Request, token: str) -> Response | None:
     return PlainTextResponse("the address needs the token that collapipe watch printed\n", 403)
 
 
-def open_port(port: int) -> socket.socket:
+def open_port(port: int, option: str = "--port") -> socket.socket:
     """Listen on the loopback; 0: any free port.
+
+    Parameters
+    ----------
+    port : to listen on
+    option : that it comes from
 
     Raises
     ------
@@ -117,30 +122,25 @@ def open_port(port: int) -> socket.socket:
         listener.bind((LOOPBACK, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise ValueError(f"--port: {port} on {LOOPBACK} cannot be had: {error}; give another, or 0 for any") from error
+        raise ValueError(
+            f"{option}: {port} on {LOOPBACK} cannot be had: {error}; give another, or 0 for any"
+        ) from error
     listener.listen()
     return listener
 
 
 def serve_watch(run_dir: Path, port: int, token: str, say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C."""
-    server_of(watch_app(run_dir, token)).run(sockets=[_announced(port, token, say)])
+    server_of(watch_app(run_dir, token)).run(sockets=[_announced(open_port(port), token, say)])
 
 
 @contextmanager
-def watched(run_dir: Path, port: int, token: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Serve the page beside what this process does, until that is done.
-
-    Raises
-    ------
-    ValueError
-        If another program has the port.
-    """
-    with running_beside(server_of(watch_app(run_dir, token)), _announced(port, token, say), "watch"):
+def watched(run_dir: Path, listener: socket.socket, token: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Serve the page beside what this process does, until that is done; ``listener`` is of :func:`open_port`."""
+    with running_beside(server_of(watch_app(run_dir, token)), _announced(listener, token, say), "watch"):
         yield
 
 
-def _announced(port: int, token: str, say: Callable[[str], None]) -> socket.socket:
-    listener = open_port(port)
+def _announced(listener: socket.socket, token: str, say: Callable[[str], None]) -> socket.socket:
     say(f"watch: http://{LOOPBACK}:{listener.getsockname()[1]}/?token={token}")
     return listener

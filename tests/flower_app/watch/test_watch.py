@@ -222,6 +222,18 @@ def test_a_port_in_use_is_said(run_dir):
         open_port(listener.getsockname()[1])
 
 
+@pytest.mark.parametrize("mistake", ["port", "token"])
+def test_a_watched_run_whose_page_cannot_be_served_leaves_no_directory(tmp_path, monkeypatch, mistake):
+    monkeypatch.setenv("COLLAPIPE_WATCH_TOKEN", "short" if mistake == "token" else "")
+    message = {"port": "--watch-port: .*give another", "token": "COLLAPIPE_WATCH_TOKEN: .* found 5"}[mistake]
+    with open_port(0) as listener:
+        port = listener.getsockname()[1] if mistake == "port" else 0
+        runs = f"runs-dir={tmp_path / 'runs'}"
+        done = CliRunner().invoke(app, ["run", "--watch", "--watch-port", str(port), "--set", runs])
+    assert done.exit_code == 2 and re.search(message, done.stderr)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_every_metric_of_the_dashboard_is_one_that_a_run_or_a_control_unit_has(run_dir):
     line = json.loads((run_dir / ROUNDS).read_text().splitlines()[-1])
     predicted = {"cluster": 0, "predicted_train_s": 3.0, "measured_train_s": 3.1}

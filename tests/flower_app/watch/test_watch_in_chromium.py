@@ -13,7 +13,7 @@ from client_pipeline.system.scenario import load_scenario
 from flower_app.config.run_config import RunConfig
 from flower_app.runs.run_directory import ROUNDS, append_round, write_config
 from flower_app.training.live_news import LiveNews
-from flower_app.watch.server import watched
+from flower_app.watch.server import open_port, watched
 from helpers.planned_run import planned_run
 from helpers.watched_page import BROWSER, VISIBLE_S, ShownPage, chromium, seconds_until
 
@@ -56,7 +56,7 @@ def opened(browser, tmp_path):
 
     def open_page(scenario="unequal", rounds=4, width=1280):
         run_dir, line = run_of(tmp_path / "run", scenario, rounds)
-        serving = watched(run_dir, 0, TOKEN, told.append)
+        serving = watched(run_dir, open_port(0), TOKEN, told.append)
         serving.__enter__()
         ends.append(serving)
         page = browser.new_page(viewport={"width": width, "height": 900})

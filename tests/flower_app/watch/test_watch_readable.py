@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from flower_app.watch.server import watched
+from flower_app.watch.server import open_port, watched
 from helpers.busy_run import LOST, REASON, busy_run, trouble
 from helpers.seen_text import CANVAS_BOXES, RECORD_CANVAS_TEXT, SIDEWAYS, TEXT_BOXES, contrast, overlaps
 from helpers.watched_page import BROWSER, ShownPage, chromium, seconds_until
@@ -26,7 +26,7 @@ LEAST_CONTRAST = 4.5
 def address(tmp_path_factory):
     """A run in whose round under way three clusters are in trouble."""
     run_dir, lines = busy_run(tmp_path_factory.mktemp("runs") / "2026-11-23-busy"), []
-    with contextlib.contextmanager(trouble)(run_dir), watched(run_dir, 0, TOKEN, lines.append):
+    with contextlib.contextmanager(trouble)(run_dir), watched(run_dir, open_port(0), TOKEN, lines.append):
         yield lines[0].removeprefix("watch: ")
 
 

@@ -113,7 +113,7 @@ def approve(
     out: Root = _ROOT,
     as_json: Json = False,
 ) -> None:
-    """Let a box in that has asked: its key is signed, and its SuperNode may connect."""
+    """Let a box in that has asked: its key is signed, and its SuperNode may connect; exit 1 if --all leaves one out."""
     from flower_app.joining.approval import approve_box
     from flower_app.joining.join_folder import WAITING, JoinFolder
 
@@ -123,8 +123,20 @@ def approve(
         raise ValueError("approve: expected the id of a box, or --all; collapipe boxes shows them")
     waiting = [other for other in folder.boxes() if other.status == WAITING]
     chosen = sorted(waiting, key=lambda other: not other.is_control_unit) if all_waiting else [folder.find(box)]
-    approved = [approve_box(folder, other.box_id) for other in chosen]
-    for other in approved:
-        say(f"{other.box_id} is {other.name}")
+    approved: list[dict[str, str]] = []
+    refused: list[dict[str, str]] = []
+    for other in chosen:
+        try:
+            name = approve_box(folder, other.box_id).name
+        except ValueError as error:
+            if not all_waiting:
+                raise
+            refused.append({"box": other.box_id, "reason": str(error)})
+            say(f"{other.box_id} is not let in: {error}")
+        else:
+            approved.append({"box": other.box_id, "name": name})
+            say(f"{other.box_id} is {name}")
     if as_json:
-        print_json({"approved": [{"box": other.box_id, "name": other.name} for other in approved]})
+        print_json({"approved": approved, "refused": refused})
+    if refused:
+        raise typer.Exit(1)

@@ -161,12 +161,28 @@ def load_model(run_dir: Path, family: str = "") -> SavedModel:
         If a file is damaged, the weights have another shape, or the family is a class that was not asked for; the
         message names the file.
     """
+    link = run_dir / MODEL_FOLDER
+    folder = _version_of(link)
+    while True:
+        try:
+            return _load_version(link, folder, family)
+        except FileNotFoundError:
+            newer = _version_of(link)
+            if newer == folder:
+                raise
+            # A run that goes on has saved another one, and removed this one.
+            folder = newer
+
+
+def _version_of(link: Path) -> Path:
+    """The folder with all files of one version: a run may save another one meanwhile."""
+    return link.parent / link.readlink() if link.is_symlink() else link
+
+
+def _load_version(link: Path, folder: Path, family: str) -> SavedModel:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    link = run_dir / MODEL_FOLDER
-    # All files of one version: a run may save another one meanwhile.
-    folder = link.parent / link.readlink() if link.is_symlink() else link
     for name in (WEIGHTS, SPEC, TOKENIZER, TASK):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{link / name}: no such file; the run has not saved a model (did it finish?)")

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.pretrained import load_pretrained_weights
 from client_pipeline.partition.spec import LoraConfig, ModelSpec
+from flower_app import saved_model
 from flower_app.config.run_config import RunConfig
 from flower_app.launch.single_run import continued_run
 from flower_app.runs.run_directory import (
@@ -139,6 +140,21 @@ def test_a_saved_model_reads_back_equal_and_replaces_the_one_before(tmp_path):
     assert found.spec == SMALL_TRANSFORMER
     assert (found.tokenizer_json, found.task) == ('{"tokens": "ä"}', {"name": "translation"})
     assert all(torch.equal(value, weights[name]) for name, value in found.parts.weights().items())
+
+
+def test_a_version_that_a_run_removes_while_it_is_read_gives_way_to_the_newer_one(tmp_path, monkeypatch):
+    weights = build_parts(SMALL_TRANSFORMER, 1).weights()
+    save_model(tmp_path, SMALL_TRANSFORMER, weights, "", {"round": 1}, 1)
+
+    def build_slowly(spec, seed):
+        monkeypatch.undo()
+        save_model(tmp_path, SMALL_TRANSFORMER, weights, "", {"round": 2}, 2)
+        keep_versions(tmp_path, [])
+        assert [path.name for path in (tmp_path / "models").iterdir()] == ["round-000002"]
+        return build_parts(spec, seed)
+
+    monkeypatch.setattr(saved_model, "build_parts", build_slowly)
+    assert load_model(tmp_path).task == {"round": 2}
 
 
 def test_a_model_with_adapters_over_files_names_them_and_does_not_copy_them(tmp_path):

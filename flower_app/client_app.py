@@ -44,7 +44,7 @@ from flower_app.node.config import NodeConfig
 from flower_app.node.own_plans import own_plan, replan_of_node
 from flower_app.node.round_notes import noted_round
 from flower_app.node.simulated_clients import let_all_clients_run
-from flower_app.runs.run_directory import CLUSTERS, PLAIN_NAME
+from flower_app.runs.run_directory import CLUSTERS, RUN_NAME
 from flower_app.runs.run_inputs import data_digest
 from flower_app.training.cluster_data import load_cluster_data
 from strategies.clusters import ClusterState
@@ -240,7 +240,7 @@ def node_folder(config: RunConfig, node: NodeConfig, run_name: str) -> Path:
     ValueError
         If the server names a run by something that is no plain name: it becomes part of a path here.
     """
-    if not PLAIN_NAME.fullmatch(run_name):
+    if not RUN_NAME.fullmatch(run_name):
         raise ValueError(f"set-up: expected a run's plain name, found {run_name!r}")
     cluster_name = f"cluster-{node.cluster}"
     if not node.state_dir and (config.run_dir or node.simulated):

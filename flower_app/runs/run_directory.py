@@ -61,7 +61,7 @@ INFEASIBLE = "infeasible"
 INTERRUPTED = "interrupted"
 STATUSES = (FINISHED, FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED)
 """Values of the summary's ``status``."""
-PLAIN_NAME = re.compile(r"\w[\w.-]{0,200}")
+RUN_NAME = re.compile(r"\w[\w.-]{0,200}")
 """A run's name as nodes take it: it becomes part of a path there."""
 
 
@@ -144,7 +144,7 @@ def plain_name(run_dir: Path) -> str:
     A digest of the directory's name keeps two apart that are made plain alike.
     """
     name = run_dir.name
-    if PLAIN_NAME.fullmatch(name):
+    if RUN_NAME.fullmatch(name):
         return name
     letters = re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:100].lstrip("-.")
     return f"{letters or 'run'}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"

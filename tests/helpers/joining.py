@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 
 from client_pipeline.link.hosts import HostPort
 from flower_app.joining.edge_joining import EdgeJoining
@@ -106,3 +107,12 @@ class JoiningThread:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive()
         return self
+
+
+def waiting(server, number=1):
+    """Return the boxes that wait for an approval, once there are ``number``."""
+    deadline = time.monotonic() + 60
+    while len(boxes := [box for box in server.folder.boxes() if box.status == "waiting"]) < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return boxes

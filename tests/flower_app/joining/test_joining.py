@@ -11,16 +11,14 @@ import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
-from typer.testing import CliRunner
 
 from client_pipeline.link.hosts import HostPort
-from flower_app.cli.main import app
 from flower_app.deployment.certs import CertsRequest, make_certificates
 from flower_app.deployment.credentials import CuFiles
 from flower_app.deployment.supernodes import trusted_keys
 from flower_app.joining import newcomer
 from flower_app.joining.approval import approve_box, revoke_box
-from flower_app.joining.edge_joining import EdgeJoining, invite
+from flower_app.joining.edge_joining import EdgeJoining
 from flower_app.joining.join_call import JoinRefused
 from flower_app.joining.join_code import JoinCode
 from flower_app.joining.join_service import JoinService
@@ -28,7 +26,7 @@ from flower_app.joining.joined_box import JoiningBox, machine_of
 from flower_app.joining.newcomer import BoxFolder, join_deployment
 from flower_app.joining.registrar import approve_waiting, trusted_state
 from flower_app.joining.renewal import MembershipWatch
-from helpers.joining import HOST, JoiningThread, edge_server, wish
+from helpers.joining import HOST, JoiningThread, edge_server, waiting, wish
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +39,6 @@ def impatient(monkeypatch):
 def server(tmp_path):
     with edge_server(tmp_path / "certs") as server:
         yield server
-
-
-def waiting(server, number=1):
-    deadline = time.monotonic() + 60
-    while len(boxes := [box for box in server.folder.boxes() if box.status == "waiting"]) < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return boxes
 
 
 def joined(server, folder, wanted):
@@ -359,59 +349,3 @@ def test_an_attempt_that_fails_leaves_what_the_box_had(server, tmp_path):
     with pytest.raises(JoinRefused):
         JoiningBox(code=str(server.code(minutes=-1)), state=state, control_unit=True).join(print)
     assert {path.name: path.read_bytes() for path in first.folder.folder.iterdir()} == before
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def test_the_commands_of_the_edge_server(server, tmp_path):
-    out = ("--out", server.root)
-    (code,) = json.loads(run("invite", "--json", *out).stdout)["codes"]
-    made = JoinCode.read(code)
-    assert made.address.port == 9095 and str(made) == code
-    thread = JoiningThread(
-        tmp_path / "box", JoinCode(address=server.address, token=made.token, fingerprint=made.fingerprint), wish()
-    )
-    (box,) = waiting(server)
-    shown = json.loads(run("boxes", "--json", *out).stdout)
-    assert [(b["box"], b["status"], b["host"]) for b in shown["boxes"]] == [(box.box_id, "waiting", "10.0.0.2")]
-    assert shown["unused_codes"] == 0 and box.box_id in run("boxes", *out).output
-    assert json.loads(run("approve", box.box_id, "--json", *out).stdout) == {
-        "approved": [{"box": box.box_id, "name": "cu-0"}],
-        "refused": [],
-    }
-    assert thread.done().error is None
-    assert json.loads(run("revoke", "--box", box.box_id, "--json", *out).stdout)["revoked"] == "cu-0"
-    assert json.loads(run("boxes", "--json", *out).stdout)["boxes"][0]["status"] == "revoked"
-    assert run("approve", box.box_id, *out).exit_code == 2 and run("approve", *out).exit_code == 2
-    assert run("approve", "--all", *out).exit_code == 0 and run("revoke", *out).exit_code == 2
-
-
-def test_a_box_that_cannot_be_approved_hides_none_that_is(server, tmp_path):
-    out = ("--out", server.root)
-    for cluster in (0, 3):
-        JoiningThread(tmp_path / f"device-{cluster}", server.code(), wish("device", cluster))
-    JoiningThread(tmp_path / "cu", server.code(), wish())
-    waiting(server, 3)
-    done = run("approve", "--all", "--json", *out)
-    answer = json.loads(done.stdout)
-    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
-    assert [box["name"] for box in answer["approved"]] == ["cu-0", "device-0-0"]
-    ((box,), (refused,)) = waiting(server), answer["refused"]
-    assert refused["box"] == box.box_id and "cluster 3 has no control unit" in refused["reason"]
-    assert f"{box.box_id} is not let in: {refused['reason']}" in done.stderr
-    assert run("approve", "--all", *out).exit_code == 1 and run("approve", box.box_id, *out).exit_code == 2
-
-
-def test_codes_are_made_where_boxes_can_join_alone(tmp_path):
-    make_certificates(CertsRequest(servers=[HOST], clusters=1, out=tmp_path))
-    for command in (["invite"], ["boxes"], ["approve", "--all"]):
-        done = run(*command, "--out", tmp_path)
-        assert done.exit_code == 2 and "collapipe up edge-server --name HOST" in done.output
-
-
-def test_numbers_of_an_invitation_that_are_none(server):
-    for options in ({"codes": 0}, {"codes": 1001}, {"minutes": 0}, {"minutes": 20_000}):
-        with pytest.raises(ValueError, match="--codes|--minutes"):
-            invite(server.folder, **options)

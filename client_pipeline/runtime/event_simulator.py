@@ -128,8 +128,11 @@ def simulate_pipeline(
         raise ValueError(f"links: expected one of {', '.join(LINK_MODES)}, found {links!r}")
     if len(modes) != num_stages - 1:
         raise ValueError(f"links: expected one for each of {num_stages - 1} links, found {len(modes)}")
-    if weight_s is not None and (weight_s.shape != backward_s.shape or (weight_s > backward_s).any()):
-        raise ValueError("weight_s: expected a part of each backward pass, of the shape (S, m) of backward_s")
+    if weight_s is not None:
+        # All of a pass may be, but for rounding.
+        if weight_s.shape != backward_s.shape or (weight_s > backward_s * (1 + 1e-9)).any():
+            raise ValueError("weight_s: expected a part of each backward pass, of the shape (S, m) of backward_s")
+        weight_s = np.minimum(weight_s, backward_s)
     shapes = (backward_s.shape, forward_link_s.shape, backward_link_s.shape)
     expected = ((num_stages, num_numbers), *2 * ((num_stages - 1, num_numbers),))
     if shapes != expected:

@@ -238,6 +238,14 @@ def test_equal_micro_batches_take_what_the_planner_says(scaling):
     assert simulate_pipeline("fused", *times).makespan == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_backward_pass_may_be_weight_gradients_alone():
+    forward, nothing = np.ones((2, 3)), np.zeros((1, 3))
+    # By rounding the part may be more than the whole.
+    parts = [0.3 * 7 / 3 * np.ones((2, 3)), np.nextafter(0.3 * 7 / 3, 2) * np.ones((2, 3))]
+    whole, more = (simulate_pipeline("zb-h1", forward, parts[0], nothing, nothing, weight_s) for weight_s in parts)
+    assert whole.makespan == more.makespan
+
+
 def test_mistakes_are_named():
     times = own_times(np.random.default_rng(6), 2, 3)
     with pytest.raises(ValueError, match="links: expected one of blocking, overlapping, shared, found 'fast'"):

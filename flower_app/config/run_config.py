@@ -374,7 +374,7 @@ def _flatten(config: Any, prefix: str) -> Iterator[tuple[str, Scalar]]:
 def _checked(key: str, value: Any, kind: type) -> Scalar:
     """Return the value in the key's type; only a whole number may stand for a number."""
     value_type = type(value)
-    if kind is float and value_type is int:
+    if kind is float and value_type is int and abs(value) < 2**1023:
         return float(value)
     if value_type is not kind:
         raise ValueError(

@@ -14,6 +14,7 @@ the devices and joins what comes from them.
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,10 @@ class BatchAnswer:
     """Of each micro-batch."""
 
 
+_PASS_S = 120.0
+"""How long an embedding's backward pass of a batch that was given up may still take [s]."""
+
+
 class BatchRun:
     """The three threads of one batch.
 
@@ -104,6 +109,9 @@ class BatchRun:
         self._answered: list[float] = []
         self._threads = threads
         self._futures: list[Any] = []
+        self._adding = threading.Lock()
+        """Held while a thread adds to the embedding's gradients."""
+        self._is_abandoned = False
 
     def start(self) -> None:
         """Begin; the devices have their orders."""
@@ -139,11 +147,15 @@ class BatchRun:
 
     def abandon(self) -> None:
         """Let the threads go that work for a batch which will not complete."""
+        self._is_abandoned = True
         self._link.drop_step()
-        # The embedding's gradients are the caller's again: no thread may add to them from here on.
         concurrent.futures.wait(self._futures, timeout=GRACE_S)
         for future in self._futures:
             future.cancel()
+        # The embedding's gradients are the caller's again: no thread may add to them from here on.
+        if not self._adding.acquire(timeout=_PASS_S):
+            raise PipelineError(f"the embedding's backward pass has not ended in {_PASS_S:g} s")
+        self._adding.release()
 
     # Receives are posted before anything moves, for the reason that run_actions gives.
 
@@ -196,6 +208,9 @@ class BatchRun:
         for i in range(len(order.sizes)):
             gradient = joined_slices([received[n].wait() for n in order.numbers(i)])
             # Only now is the embedding's output sure to be there: its gradient cannot arrive before it left.
-            if self._embedded[i].requires_grad:
-                backward_from(self._embedded[i], gradient)
+            with self._adding:
+                if self._is_abandoned:
+                    return
+                if self._embedded[i].requires_grad:
+                    backward_from(self._embedded[i], gradient)
             self._progress("B", i)

@@ -16,6 +16,7 @@ from client_pipeline.partition.base_weights import BaseWeights, FrozenBase, cut_
 from client_pipeline.partition.parts import block_weights
 from client_pipeline.partition.plan import Segment
 from client_pipeline.runtime.device_pool import DevicePool
+from client_pipeline.runtime.faults import PipelineError
 from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.snapshots import Snapshots
 
@@ -54,6 +55,8 @@ class BlockPlacement:
         self._frozen = frozen
         self._lacking: set[int] = set()
         """Devices whose machines have not the files of the frozen weights."""
+        self._asked: set[int] = set()
+        """Devices that hold what they were given, and nothing else, since the last time that nothing was sure."""
         # Two control units of a cluster, one after the other, count steps alike and mean other weights.
         self._lineage = uuid.uuid4().hex
 
@@ -66,6 +69,16 @@ class BlockPlacement:
     def committed(self) -> int:
         """Optimizer step of the last commit; 0 before the first."""
         return self.snapshots.version
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the TEBs can be put back to where they are."""
+        return self._version == self.snapshots.version
+
+    @property
+    def can_move(self) -> bool:
+        """Whether another plan leaves the TEBs after the step that they are after."""
+        return self.is_committed or (self._sure and not self._lacking)
 
     def doubt(self) -> None:
         """Note a reason not to be sure any more: the next plan asks the devices what they hold."""
@@ -107,11 +120,13 @@ class BlockPlacement:
         """Have the devices hold the segments of a plan, and start those that are needed."""
         owners = {index: segment.device for segment in segments for index in segment.blocks}
         self._pool.start([segment.device for segment in segments], set(self._owner.values()))
+        is_sure, self._sure = self._sure, False
         # A TEB that goes to a device without its files, or comes from one, is put there with them.
-        if self._sure and not self._lacking:
+        if is_sure and not self._lacking and self._files_are_on(sorted(set(owners.values()) - self._asked)):
             # A failure here must not leave a wrong owner.
-            self._sure = False
             self._move(owners)
+        elif is_sure and not self.is_committed:
+            raise PipelineError(f"{self._pool.name}: no TEB moves in a round to a machine without its files")
         else:
             self._put_back(owners)
         self._owner, self._sure = owners, True
@@ -139,11 +154,18 @@ class BlockPlacement:
                 frozen[device][index] = part.base
         return frozen
 
+    def _files_are_on(self, devices: list[int]) -> bool:
+        """Whether devices have the files of the frozen weights, or need none."""
+        if not self._pool.is_spread or not isinstance(self._frozen, BaseWeights):
+            return True
+        return all(self._has_files(device, self._frozen.part("-")) for device in devices)
+
     def _has_files(self, device: int, base: BaseWeights) -> bool:
         reference = self._pool[device].has_files.remote(base)
         return bool(self._pool.answers({device: reference}, "looking for the model's files")[device])
 
     def _move(self, owners: Mapping[int, int]) -> None:
+        self._empty({device for index, device in owners.items() if self._owner[index] != device} - self._asked)
         begun, arriving = time.monotonic(), dict[int, list[tuple[int, Any]]]()
         for index, device in sorted(owners.items()):
             owner = self._owner[index]
@@ -160,6 +182,13 @@ class BlockPlacement:
         self.moved_blocks += sum(map(len, arriving.values()))
         self.moved_bytes += sum(sum(sizes) for sizes in brought.values())
         self.move_s += time.monotonic() - begun
+
+    def _empty(self, devices: set[int]) -> None:
+        """Have devices drop what they hold: no plan has used them since it was sure who holds what."""
+        for device in sorted(devices):
+            self._pool.call([device], lambda actor, _: actor.settle.remote(self._lineage), "settling")
+            self._pool.call([device], lambda actor, _: actor.put_back.remote([], [], self._version, {}), "settling")
+        self._asked |= devices
 
     def seconds_of_move(self, num_blocks: int) -> float:
         """How long so many TEBs take to change owner: as those did that have, or a guess by their copies' bytes [s]."""
@@ -186,4 +215,4 @@ class BlockPlacement:
             )
         brought = self._pool.answers(references, "putting TEBs back")
         self.restored_bytes += sum(sum(sizes) for sizes in brought.values())
-        self._version = version
+        self._version, self._asked = version, set(devices)

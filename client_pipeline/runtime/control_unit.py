@@ -45,7 +45,7 @@ from client_pipeline.runtime.faults import NotFinite, PipelineError
 from client_pipeline.runtime.life_signs import LifeSigns
 from client_pipeline.runtime.local_decoder import LocalDecoder
 from client_pipeline.runtime.moved_block import MovedBlock
-from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale
+from client_pipeline.runtime.optimizer import PartOptimizer, clip_scale, copied_states, put_back_states
 from client_pipeline.runtime.pipeline import Pipeline
 from client_pipeline.runtime.recovery import Recovery
 from client_pipeline.runtime.replanning import equal_devices
@@ -155,7 +155,8 @@ class ControlUnit:
         with self.watch:
             self.prepare()
             start = time.perf_counter()
-            optimizer = self._optimizer_state()
+            # With one copy a round the TEBs can only be put back to its beginning.
+            states = [] if self.setup.runtime.snapshots == "step" else copied_states(self._optimizers)
             link: DecoderLink | None = None
             self.faults.begin_round(order.round)
             if self.feedback is not None:
@@ -171,7 +172,7 @@ class ControlUnit:
                     # The pipeline's threads may wait on the link: break it off.
                     self.faults.tell_end()
                     link.abort()
-                self._go_back(optimizer)
+                self._go_back(states)
                 if isinstance(error, PipelineError | LinkError):
                     raise self.faults.failed_round(order.round, error) from error
                 raise
@@ -217,6 +218,8 @@ class ControlUnit:
             weights = private_update(order.weights, weights, self.setup.privacy, self.noise, *place)
         if self.feedback is not None:
             weights = self.feedback.compress(order.weights, weights, order.round)
+        # All steps are committed: nothing of them is lost with a device.
+        recovery.begin_step(self.setup.local_steps, replayable=True)
         memory = recovery.run(pipeline.memory)
         self._checkpoint(order.round, blocks)
         if order.pace is not None:
@@ -240,22 +243,19 @@ class ControlUnit:
             weights=weights, weight=weight, loss=loss, steps=len(outcomes), wall_s=end - start, report=report
         )
 
+    @property
+    def _optimizers(self) -> list[PartOptimizer]:
+        return [self.optimizer] if self._own_head is None else [self.optimizer, self._own_head.optimizer]
+
     def _load(self, order: RoundOrder) -> None:
         """Give the devices the round's weights."""
         self.pipeline.load({i: block_weights(order.weights, i) for i in range(self.num_blocks)})
 
-    def _optimizer_state(self) -> dict[str, Tensor]:
-        """The embedding's optimizer state before the round, where the TEBs can only be put back to that."""
-        if self.setup.runtime.snapshots == "step":
-            return {}
-        return {name: value.clone() for name, value in self.optimizer.state().items()}
-
-    def _go_back(self, optimizer: dict[str, Tensor]) -> None:
+    def _go_back(self, states: list[dict[str, Tensor]]) -> None:
         """Forget the step in progress; with one copy a round, the whole round."""
         self.optimizer.discard()
         if self.setup.runtime.snapshots != "step":
-            self.optimizer = PartOptimizer(self.parameters, self.setup.optimizer)
-            self.optimizer.load_state(optimizer)
+            put_back_states(self._optimizers, states)
             self.pipeline.placement.doubt()
 
     def _arrived(self, kind: str, micro_batch: int) -> None:
@@ -369,7 +369,7 @@ class ControlUnit:
                 link,
                 apply_step=None if clip > 0 else global_step,
                 commits=commits,
-                pace=order.pace,
+                pace=order.pace and order.pace.moved(order.plan, self.recovery.plan),
                 progress=self._arrived,
             )
             norm_sq = self.optimizer.gradient_norm_sq() + (outcome.decoder_norm_sq or 0.0)
@@ -382,6 +382,8 @@ class ControlUnit:
         except BaseException:
             link.drop_step()
             self.optimizer.discard()
+            # Devices may have gradients that nobody takes, or have taken a step that others have not.
+            self.pipeline.placement.doubt()
             raise
         return outcome, scale
 

@@ -130,6 +130,22 @@ class PartOptimizer:
             states.setdefault(name, {})[quantity] = value.to(home, copy=True)
         self._state |= states
 
+    def forget_state(self) -> None:
+        """Be as before the first step."""
+        self._state.clear()
+
+
+def copied_states(optimizers: Sequence[PartOptimizer]) -> list[dict[str, Tensor]]:
+    """Copy what each would have to go on from here."""
+    return [{name: value.clone() for name, value in optimizer.state().items()} for optimizer in optimizers]
+
+
+def put_back_states(optimizers: Sequence[PartOptimizer], states: Sequence[Mapping[str, Tensor]]) -> None:
+    """Go on from copies; one without a copy is as before its first step."""
+    for place, optimizer in enumerate(optimizers):
+        optimizer.forget_state()
+        optimizer.load_state(states[place] if place < len(states) else {})
+
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:
     """Squared norm of all tensors as one vector."""

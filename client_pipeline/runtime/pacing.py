@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.event_simulator import StageTimes
 
 
@@ -52,6 +54,30 @@ class Pace:
             ],
             scale * uplink_s,
         )
+
+    def moved(self, before: ClusterPlan, after: ClusterPlan) -> Pace:
+        """Return the pace of other segments: a TEB takes on its device what each took there.
+
+        A device that had none takes the mean of those that had, and so does a link that nothing went over.
+        """
+        if (before.devices, before.delta) == (after.devices, after.delta):
+            return self
+        old = list(zip(before.devices, self.stages, strict=True))
+        teb_s = {k: np.array([s.forward_s, s.backward_s, s.weight_s]) / before.delta[k] for k, s in old}
+        typical: NDArray[np.float64] = np.mean(list(teb_s.values()), axis=0)
+        on_s, back_s = {k: s.forward_link_s for k, s in old[:-1]}, {k: s.backward_link_s for k, s in old[1:]}
+        nothing = [0.0] * typical.shape[1]
+
+        def link(known_s: dict[int, list[float]], device: int) -> list[float]:
+            mean_s = np.mean(list(known_s.values()), axis=0).tolist() if known_s else nothing
+            return known_s.get(device, mean_s)
+
+        stages = []
+        for place, k in enumerate(after.devices):
+            forward, backward, weights = ((teb_s[k] if k in teb_s else typical) * after.delta[k]).tolist()
+            sent_on = link(on_s, k) if place < len(after.devices) - 1 else nothing
+            stages.append(StagePace(forward, backward, sent_on, link(back_s, k) if place else nothing, weights))
+        return Pace(stages, self.uplink_s)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""

@@ -25,7 +25,7 @@ from client_pipeline.runtime.block_moves import BlockPlacement
 from client_pipeline.runtime.config import RuntimeConfig
 from client_pipeline.runtime.deadline import LEAST_S, ProgressDeadline
 from client_pipeline.runtime.device_pool import DevicePool
-from client_pipeline.runtime.faults import PipelineError
+from client_pipeline.runtime.faults import PARTED, DeviceFault, PipelineError
 from client_pipeline.runtime.group import Group
 from client_pipeline.runtime.moved_block import MovedBlock
 from client_pipeline.runtime.optimizer_config import OptimizerConfig
@@ -33,6 +33,7 @@ from client_pipeline.runtime.pacing import Pace
 from client_pipeline.runtime.placement import Placement
 from client_pipeline.runtime.stage import StepOrder
 from client_pipeline.runtime.step_outcome import StepOutcome
+from client_pipeline.runtime.transport import TransportError
 
 T = TypeVar("T")
 
@@ -323,7 +324,11 @@ class Pipeline:
         try:
             answer = run.watch(self.pool, reports, self.deadline)
             devices = self.pool.answers(reports, "ending the step")
-            transport.flush()
+            try:
+                transport.flush()
+            except TransportError as error:
+                # It has answered, and is gone since.
+                raise DeviceFault(f"{self.pool.name}: ending the step: {error}", PARTED) from error
         except BaseException:
             self.placement.doubt()
             self.disconnect()

@@ -107,6 +107,8 @@ class Recovery:
         outcome : of the last step
         steps_left : local steps of the round
         """
+        if not self._pipeline.placement.can_move:
+            return False
         try:
             relieved = self._fitting(self.plan, self._not_lost(), slow)
         except LostRound:
@@ -133,6 +135,8 @@ class Recovery:
                 began = self._fault_began(device)
                 self._open.append((record, time.monotonic() if began is None else began))
         before = self._pipeline.placement.moved_bytes
+        # Without a copy of the steps so far none of them can be played again.
+        self._replayable = self._pipeline.placement.is_committed
         self.use(self._fitting(self.plan, self._not_lost(), slow))
         moved = self._pipeline.placement.moved_bytes - before
         self._open = [(replace(record, bytes=record.bytes + moved), began) for record, began in self._open]

@@ -19,7 +19,7 @@ class FakePipeline:
         self.restored_by_plan = 0
         self.moved_by_plan = 0
         self.pool = SimpleNamespace(lost={}, patience_s=0.05, runtime=SimpleNamespace(timeout=5.0))
-        self.placement = SimpleNamespace(restored_bytes=0, moved_bytes=0)
+        self.placement = SimpleNamespace(restored_bytes=0, moved_bytes=0, can_move=True, is_committed=True)
         self.deadline = SimpleNamespace(waited_s=0.0, begin=lambda: self.asked.append("deadline"))
         self._num_devices = num_devices
 

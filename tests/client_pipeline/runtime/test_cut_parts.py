@@ -117,6 +117,25 @@ def test_a_device_gets_the_files_of_its_own_tebs_and_no_other(model, cache, devi
         pool.close()
 
 
+def test_a_device_without_the_files_that_comes_into_a_plan_later_gets_them(model, cache, devices, monkeypatch):
+    spec, base = model
+    pool, placement = placement_of(spec, base, replace(ON_MACHINES, num_devices=3))
+    far = []
+    monkeypatch.setattr(placement, "_has_files", lambda device, base: device != 2 or far.append(base) is not None)
+    try:
+        placement.place(segments(2, 3))
+        assert not far
+        placement.place(segments(2, 2, 1))
+        assert [len(device.parts) for device in devices] == [0, 0, 1] and placement.sure
+        # Steps without a copy would be lost by it.
+        placement.stepped(1)
+        assert not placement.can_move
+        with pytest.raises(PipelineError, match="no TEB moves in a round to a machine without its files"):
+            placement.place(segments(1, 2, 2))
+    finally:
+        pool.close()
+
+
 def test_a_device_that_starts_again_has_its_parts(model, cache, devices):
     spec, base = model
     for _ in range(2):

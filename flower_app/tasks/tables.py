@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,13 @@ from client_pipeline.partition.hub_ids import check_source
 from client_pipeline.partition.hub_reach import offline_remedy
 from flower_app.tasks.texts import lines
 
+logger = logging.getLogger("flwr.collapipe.text")
+
 TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
 _LONGEST_CELL = 2**31 - 1
 """Characters; Python's own limit of 131,072 is less than a long document."""
+_LOST = "\ufffd"
+"""What Unicode puts in place of a character that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Table:
         Raises
         ------
         ValueError
-            For a number without a name, an empty label, a list or a dictionary.
+            For a number without a name, an empty label, one with a character that is lost, a list or a dictionary.
         """
         names = self.class_names.get(key)
         if names is None:
@@ -66,6 +71,11 @@ class Table:
             raise ValueError(f"{key}: {place}: expected the number of one of {len(names)} classes, found {value!r}")
         if not name:
             raise ValueError(f"{key}: {place}: the label is empty")
+        if _LOST in name:
+            # Two labels that differ in what they have lost would be one class.
+            raise ValueError(
+                f"{key}: {place}: expected a whole label, found {name!r} with a lost character (U+FFFD); correct it"
+            )
         return name
 
 
@@ -222,18 +232,21 @@ def read_hub(hub_id: str, hub_config: str) -> Mapping[str, Any]:
 
 
 def _jsonl(lines: list[tuple[int, str]], location: str) -> list[tuple[int, dict[str, Any]]]:
-    rows = []
+    rows, num_halved = [], 0
     for number, line in lines:
         try:
             row = json.loads(line)
-            row = _whole(row) if "\\u" in line else row
         except ValueError as error:
             raise ValueError(
                 f"{location}, line {number}: expected a JSON object ({error}), found {line[:60]!r}"
             ) from error
         if not isinstance(row, dict):
             raise ValueError(f"{location}, line {number}: expected a JSON object, found {line[:60]!r}")
-        rows.append((number, row))
+        whole = _whole(row) if "\\u" in line else row
+        num_halved += whole != row
+        rows.append((number, whole))
+    if num_halved:
+        logger.warning("%s: %d of %d rows have half a character; it is read as U+FFFD", location, num_halved, len(rows))
     return rows
 
 

@@ -42,14 +42,15 @@ def read_text_rows(path: Path, column: str = "") -> TextRows:
     Raises
     ------
     ValueError, FileNotFoundError
-        Naming file and row, what was found and what was expected.
+        Naming file and line, what was found and what was expected.
     """
     if not path.is_file():
         raise FileNotFoundError(f"--file: {path}: no such file; check the name")
     if path.suffix not in _ENDINGS:
         raise ValueError(f"--file: {path}: expected one of {', '.join(_ENDINGS)}, found {path.suffix or 'no ending'}")
     header = not column.isdecimal()
-    rows = _rows_of(path, header)
+    numbered_rows = _numbered_rows(path, header)
+    rows = [row for _, row in numbered_rows]
     if not rows:
         raise ValueError(f"--file: {path}: expected rows of texts, found none")
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -59,20 +60,32 @@ def read_text_rows(path: Path, column: str = "") -> TextRows:
             f"--file: {path}: expected the column {chosen or 'text'!r} of texts, found {', '.join(names)}"
             f"{did_you_mean(chosen, names)}; name it with --column"
         )
-    values = [row.get(chosen) for row in rows]
     inputs = [
-        [str(v) for v in value] if isinstance(value, list) else "" if value is None else str(value) for value in values
+        _input(row.get(chosen), f"--file: {path}, line {number}: expected a text in the column {chosen!r}, found")
+        for number, row in numbered_rows
     ]
-    for number, given in enumerate(inputs, 1):
-        if not "".join(given).strip():
-            raise ValueError(f"--file: {path}, row {number}: expected a text in the column {chosen!r}, found none")
     return TextRows(rows=rows, inputs=inputs, header=header)
 
 
-def _rows_of(path: Path, header: bool) -> list[dict[str, Any]]:
+def _numbered_rows(path: Path, header: bool) -> list[tuple[int, dict[str, Any]]]:
+    """Rows with their lines, from 1."""
     if path.suffix == ".txt":
-        return [{"text": line} for line in lines(path, "--file") if line.strip()]
-    return [row for _, row in read_table_rows(path, "--file", header)]
+        return [(number, {"text": line}) for number, line in enumerate(lines(path, "--file"), 1) if line.strip()]
+    return read_table_rows(path, "--file", header)
+
+
+def _input(value: Any, expected: str) -> str | list[str]:
+    """Return a text, or the words of a list; a number is a text or a word, too."""
+    words = value if isinstance(value, list) else [value]
+    for word in words:
+        if isinstance(word, (list, dict)):
+            raise ValueError(f"{expected} {str(word)[:60]}; name a column of texts with --column")
+    texts = ["" if word is None else str(word) for word in words]
+    if not "".join(texts).strip():
+        raise ValueError(f"{expected} none; write one, or remove the row")
+    if not all(text.strip() for text in texts):
+        raise ValueError(f"{expected} a list with an empty word; remove the word")
+    return texts if isinstance(value, list) else texts[0]
 
 
 def check_out(path: Path) -> None:

@@ -68,10 +68,24 @@ def test_cells_stay_below_their_names_whatever_keys_a_row_has_and_in_which_order
         ]
 
 
-def test_a_row_without_a_text_is_named_and_numbers_are_texts():
-    Path("in.jsonl").write_text('{"text": "a dog"}\n{"id": 3}\n')
-    with pytest.raises(ValueError, match=r"--file: in\.jsonl, row 2: expected a text in the column 'text', found none"):
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ('{"id": 3}', "none; write one, or remove the row"),
+        ('{"text": [null, ""]}', "none; write one, or remove the row"),
+        ('{"text": ["a", null]}', "a list with an empty word; remove the word"),
+        ('{"text": ["a", ["b"]]}', r"\['b'\]; name a column of texts with --column"),
+        ('{"text": {"en": "a"}}', r"\{'en': 'a'\}; name a column of texts with --column"),
+    ],
+)
+def test_a_row_without_a_text_is_named_by_its_line(row, problem):
+    Path("in.jsonl").write_text(f'{{"text": "a dog"}}\n\n{row}\n')
+    expected = rf"--file: in\.jsonl, line 3: expected a text in the column 'text', found {problem}$"
+    with pytest.raises(ValueError, match=expected):
         read_text_rows(Path("in.jsonl"))
+
+
+def test_numbers_are_texts_and_words():
     Path("in.jsonl").write_text('{"text": 0}\n{"text": [1, "two"]}\n')
     assert read_text_rows(Path("in.jsonl")).inputs == ["0", ["1", "two"]]
 

@@ -8,6 +8,7 @@ import time
 
 import torch
 
+from client_pipeline.link.base import LinkError
 from client_pipeline.partition import transformer
 from client_pipeline.partition.families import build_parts
 from client_pipeline.partition.plan import ClusterPlan
@@ -89,6 +90,31 @@ def once(unit, *, round_, step, kind, micro_batch, act):
 
     unit.pipeline.run_step = watched
     return done
+
+
+@contextlib.contextmanager
+def decoder_refuses(unit):
+    """Rounds whose decoder refuses the third micro-batch of a step."""
+    opened = unit._open_link
+
+    def failing(order):
+        link = opened(order)
+        receive = link.receive
+
+        def broken():
+            gradient = receive()
+            if gradient.micro_batch == 2:
+                raise LinkError("the decoder said no")
+            return gradient
+
+        link.receive = broken
+        return link
+
+    unit._open_link = failing
+    try:
+        yield
+    finally:
+        unit._open_link = opened
 
 
 def kill(unit, device):

@@ -18,6 +18,7 @@ from helpers.recovery_cases import (
     THREE,
     assert_equal,
     control_unit,
+    decoder_refuses,
     faults,
     initial as initial_of,
     once,
@@ -330,29 +331,10 @@ def test_a_device_that_does_not_start_is_named(units, threads):
     assert_equal(weights, train(units(), [1])[0])
 
 
-def test_a_link_that_fails_ends_the_round_and_not_the_cluster(units, monkeypatch):
-    from client_pipeline.link.base import LinkError
-
+def test_a_link_that_fails_ends_the_round_and_not_the_cluster(units):
     unit = units()
-    opened = unit._open_link
-
-    def failing(order):
-        link = opened(order)
-        receive = link.receive
-
-        def broken():
-            gradient = receive()
-            if gradient.micro_batch == 2:
-                raise LinkError("the decoder said no")
-            return gradient
-
-        link.receive = broken
-        return link
-
-    unit._open_link = failing
-    with pytest.raises(FailedRound, match="the decoder said no"):
+    with decoder_refuses(unit), pytest.raises(FailedRound, match="the decoder said no"):
         train(unit, [1])
-    unit._open_link = opened
     expected = units()
     expected.prepare()
     expected.order.go_to(unit.order.drawn)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client_pipeline.link.base import LinkError
 from client_pipeline.partition.plan import ClusterPlan
 from client_pipeline.runtime.faults import FailedRound
 from client_pipeline.runtime.pacing import Pace, StagePace
@@ -18,6 +17,7 @@ from helpers.recovery_cases import (
     THREE,
     assert_equal,
     control_unit,
+    decoder_refuses,
     faults,
     initial,
     once,
@@ -55,25 +55,8 @@ def plan_of(*delta):
 
 def fail(unit, number, weights, plan):
     """A round whose decoder refuses the third micro-batch."""
-    opened = unit._open_link
-
-    def failing(order):
-        link = opened(order)
-        receive = link.receive
-
-        def broken():
-            gradient = receive()
-            if gradient.micro_batch == 2:
-                raise LinkError("the decoder said no")
-            return gradient
-
-        link.receive = broken
-        return link
-
-    unit._open_link = failing
-    with pytest.raises(FailedRound, match="the decoder said no"):
+    with decoder_refuses(unit), pytest.raises(FailedRound, match="the decoder said no"):
         train(unit, [number], plan, weights)
-    unit._open_link = opened
 
 
 def rounds_with_a_failure(unit, plans):
